@@ -1,4 +1,4 @@
-"""The agent of each node: its state, version, and newest sample."""
+"""The agent of each node: its state, version, prober, number of probes, and newest sample."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def build_agents(snapshot: ClusterSnapshot) -> tuple[AgentView, ...]:
 
 
 def _find_newest_times(snapshot: ClusterSnapshot) -> dict[str, float]:
-    """Time of the newest sample of each node, as origin or destination, by name of the node."""
+    """Name of a node -> time of its newest sample, as origin or destination, at most the snapshot's time."""
     locations = build_zone_map(snapshot.nodes).location_by_node
     newest_at_by_node: dict[str, float] = {}
     for data in snapshot.results.values():

@@ -41,12 +41,13 @@ class PairView(View, frozen=True):
         origin, destination: names of the zones.
         cost: cost in the weight that `NetworkView.weight_name` names; null if that has none.
         basis: source of the cost.
-        p50_us, p90_us, p99_us, jitter_us, loss_ratio: round trips of the pair's representative sample, as they count for costs.
-        measured_at: time of that sample, unix seconds by this machine's clock.
+        p50_us, p90_us, p99_us, jitter_us, loss_ratio: round trips of a sample of the pair in any direction, as they count for costs: of
+            the node pair from which the cost comes, else the newest.
+        measured_at: time of that sample, unix seconds; at most this machine's time.
         quality_flags: why that sample is not trusted; empty if it is.
         prober: source of the round trips: ``netperf``, ``datagrams`` or ``external``.
         origin_node, destination_node: nodes of that sample.
-        bandwidth_capacity_bps, bandwidth_allocated_bps: as the NetworkTopology has them.
+        bandwidth_capacity_bps, bandwidth_allocated_bps: bandwidthCapacity and bandwidthAllocated of the NetworkTopology.
     """
 
     origin: str
@@ -74,10 +75,8 @@ class PairView(View, frozen=True):
     @property
     def is_overcommitted(self) -> bool:
         """Whether dependencies have allocated more than the capacity; False if the capacity is unknown."""
-        return (
-            self.bandwidth_capacity_bps is not None
-            and (self.bandwidth_allocated_bps or 0) > self.bandwidth_capacity_bps
-        )
+        capacity_bps, allocated_bps = self.bandwidth_capacity_bps, self.bandwidth_allocated_bps or 0
+        return capacity_bps is not None and allocated_bps > capacity_bps
 
     @property
     def percentiles_us(self) -> dict[str, float | None]:
@@ -90,9 +89,9 @@ class NetworkView(View, frozen=True):
 
     Attributes:
         topology: ``namespace/name`` of the NetworkTopology; null when there is none.
-        weight_name: name of the weight shown; null if there is none.
-        unit_us: latency that one unit of a cost in NetperfCosts stands for.
-        percentile: percentile of the latency from which these costs are computed.
+        weight_name: name of the weight from which costs are shown; null if there is none.
+        unit_us: latency for one unit of a cost in NetperfCosts.
+        percentile: percentile of the latency from which NetperfCosts are computed.
         zones: sorted by region and name.
         pairs: every ordered pair of zones, by origin and then by destination, both in the order of ``zones``.
         interval_s: length of a probing round; null without a probe plan.
@@ -124,7 +123,7 @@ class AgentView(View, frozen=True):
         state: ``up``; ``down`` if the node should be measured but its agent does not work; ``excluded`` from measurement if the
             node is not Ready, cordoned or without a zone.
         reason: why the agent is not up, or the problem that it reports.
-        version, prober: as the agent announces them; empty if it does not.
+        version, prober: what the agent announces; empty if it announces nothing.
         probes: number of node pairs that it measures as origin.
         newest_at: time of the newest sample with this node, unix seconds; null without samples.
     """
@@ -143,7 +142,7 @@ class PodBandwidthView(View, frozen=True):
     """Bandwidth of one pod, bits per second.
 
     Attributes:
-        namespace, name, node: of the pod; ``node`` is empty before the pod has one.
+        namespace, name, node: the pod's; ``node`` is empty before the pod has one.
         requested_bps: sum of its containers' requests for ``network.aware.com/bandwidth``.
         ingress_limit, egress_limit: text of the annotation; null without one.
         ingress_limit_bps, egress_limit_bps: value of the annotation; null if it is absent or invalid.

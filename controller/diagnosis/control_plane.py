@@ -27,11 +27,11 @@ class ProgramPod(msgspec.Struct, frozen=True):
 
     Attributes:
         program: the one of its containers that the other fields describe.
-        name, node, phase: of the pod; ``node`` is empty before the pod has one.
+        name, node, phase: the pod's name, node and phase; ``node`` is empty before the pod has one.
         is_ready: whether the program's containers are ready, and the pod is not being deleted.
         reason: why a container does not run, such as ``ImagePullBackOff`` or ``Error``; the scheduler's message for a pod without a
             node; empty otherwise.
-        since: time of the last change of its readiness, unix seconds.
+        since: time of the last change of its condition Ready, unix seconds; None if unknown.
         template_hash: hash of its pod template; empty if unknown.
     """
 
@@ -50,7 +50,7 @@ class LeaseFact(msgspec.Struct, frozen=True):
 
     Attributes:
         holder: identity of the leader; empty if released.
-        renewed_s: time of the last renewal, unix seconds; None without one.
+        renewed_s: time of the last renewal, unix seconds; None if there is none, as after netaware's own release.
         duration_s: time from a renewal to the expiry.
     """
 
@@ -66,8 +66,8 @@ class ControlPlaneStatus(msgspec.Struct, frozen=True):
         is_installed: whether the cluster has netaware's CustomResourceDefinitions.
         can_list_topologies: whether NetworkTopologies could be listed.
         pods: pods of the programs; None if they cannot be listed, or the programs do not run as pods.
-        lease: the leader's Lease; None without one.
-        can_read_lease: whether the Lease could be read.
+        lease: the leader's Lease; None if there is none or it cannot be read.
+        can_read_lease: whether the Lease could be read, or does not exist; False also if no replica needs it.
         failed_checks: failed checks of /readyz of the controller's replicas, a line each.
     """
 
@@ -108,7 +108,7 @@ async def read_control_plane(
     can_list_topologies: bool = True,
     failed_checks: Iterable[str] = (),
 ) -> ControlPlaneStatus:
-    """The state of netaware's programs in ``netaware_namespace``; ``lease`` or ``pods`` are None if they cannot be read."""
+    """Read Lease and pods of netaware's programs; the keyword arguments, which are known from other reads, are copied."""
     lease, pods = None, None
     try:
         spec = (await client.get(LEASES, CONTROLLER, Lease, namespace=netaware_namespace)).spec

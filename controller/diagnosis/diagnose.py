@@ -13,7 +13,7 @@ from controller.diagnosis.program_findings import find_program_findings
 
 
 def diagnose(facts: Facts) -> tuple[Finding, ...]:
-    """All findings, worst first."""
+    """All findings, worst first; only one if netaware is not installed."""
     if not facts.control_plane.is_installed:
         fix = "look at docs/install.md: make overlay writes dist/overlay", "kubectl apply --server-side -k dist/overlay"
         return (Finding("not-installed", "critical", "netaware is not installed in this cluster", fix=fix),)

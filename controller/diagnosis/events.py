@@ -44,14 +44,14 @@ class FindingEvent(NamedTuple):
 
 
 class FindingEventFilter:
-    """Selects the findings that need an event: they are in two consecutive diagnoses and have no event yet.
+    """Selects the findings that need an event: warnings and worse that are in two consecutive diagnoses and have no event yet.
 
     While netaware starts, many findings vanish before the second diagnosis. A finding that returns gets another event.
     """
 
     def __init__(self) -> None:
-        # The findings of the previous diagnosis.
         self._has_event: dict[FindingKey, bool] = {}
+        """Finding of the previous diagnosis -> whether it has an event."""
 
     def select_events(self, findings: Iterable[Finding], facts: Facts) -> list[FindingEvent]:
         """The events that are due after a diagnosis, whose ``findings`` are sorted, worst first; counts them as written."""
@@ -74,13 +74,7 @@ class FindingEventFilter:
 
 
 class EventReporter:
-    """Writes events about new findings while this replica leads.
-
-    Args:
-        read_snapshot: returns the current snapshot.
-        recorder: writes events while this replica leads.
-        clock: monotonic seconds.
-    """
+    """Diagnoses ``read_snapshot`` regularly, and writes events about new findings by ``recorder``, while this replica leads."""
 
     def __init__(
         self,
@@ -93,7 +87,7 @@ class EventReporter:
         self._filter = FindingEventFilter()
 
     async def run(self) -> None:
-        """Diagnose and write events until cancelled."""
+        """Diagnose and write events until cancelled; a new leader begins without a previous diagnosis."""
         self._filter = FindingEventFilter()
         while True:
             started = self._clock()

@@ -72,13 +72,7 @@ class PodFact(Pod, frozen=True):
 
 
 class NodeFact(msgspec.Struct, frozen=True, gc=False):
-    """A node.
-
-    Attributes:
-        labels: the node's labels.
-        taints: its taints that keep pods away, such as that of a cordon.
-        zone: value of its zone label; empty without one.
-    """
+    """A node, with the taints that keep pods away, such as that of a cordon; ``zone`` is empty without a zone label."""
 
     labels: Mapping[str, str] = {}
     taints: tuple[Taint, ...] = ()

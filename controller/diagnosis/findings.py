@@ -1,4 +1,4 @@
-"""Types of findings, and their order."""
+"""Types of findings, their order and limits, and the fix that several of them share."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Finding(msgspec.Struct, frozen=True):
 
     Attributes:
         code: short and stable, for programs.
-        severity: ``critical`` (netaware does not work), ``warning`` (netaware works less well) or ``info``.
+        severity: ``critical`` (netaware does not work), ``warning`` (netaware works less well) or ``info`` (worth a look).
         summary: the problem in one sentence.
         cause: the causes, in sentences; if one causes another, the root cause is last.
         since: start of the problem, unix seconds; None if unknown.
-        affects: affected objects, as ``namespace/name`` or names of nodes and zones.
+        affects: affected objects, as ``namespace/name``, names of nodes and zones, or pairs of zones as ``z1 to z2``.
         fix: commands or instructions, the last of which fixes the problem. Words in capitals (``ZONE``) are placeholders.
         alert: name of the alert about the same problem, which is also a section of the runbook; empty without an alert.
     """
@@ -96,7 +96,7 @@ class ConditionFinding(Finding, frozen=True):
 
 
 def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Sorted by severity, worst first; then those about netaware's programs, then those that affect most objects."""
+    """Sorted by severity, worst first; then outages of netaware's programs, then those that affect most objects, then by code and summary."""
 
     def sort_key(finding: Finding) -> tuple[int, bool, int, str, str]:
         is_about_program = finding.code in _PROGRAM_CODES

@@ -22,12 +22,7 @@ CREATION_TIMEOUT_S = 300.0
 
 
 def find_group_findings(facts: Facts, unreachable_zones: Collection[str]) -> Iterator[Finding]:
-    """Findings about all AppGroups.
-
-    Args:
-        facts: facts of the cluster.
-        unreachable_zones: zones that another finding names; if the message about violated dependencies names one too, it is left out.
-    """
+    """Findings about all AppGroups; violated dependencies are left out if their message names a zone of ``unreachable_zones``."""
     pod_counts: Counter[str] = Counter()
     pending_counts: Counter[str] = Counter()
     for pod in facts.pods:

@@ -62,11 +62,9 @@ _FAILED_CONDITIONS = {("InputValid", "False"), ("OutlierNodes", "True")}
 
 
 def find_network_findings(facts: Facts, silent_zones: Collection[str]) -> Iterator[Finding]:
-    """Findings about paths between zones, and about costs.
+    """Findings about NetworkTopologies, the probe plan, paths between zones, and costs.
 
-    Args:
-        facts: facts of the cluster.
-        silent_zones: zones without a working agent, which another finding reports; pairs with them are left out, and all stale pairs.
+    ``silent_zones`` have no working agent, which another finding reports: pairs with them are left out, and all stale pairs.
     """
     if not facts.topology_conditions and facts.control_plane.can_list_topologies:
         yield _no_topology_finding(facts)

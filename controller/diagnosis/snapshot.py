@@ -30,11 +30,11 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         nodes, topologies: all nodes and NetworkTopologies.
         groups: of all namespaces, because membership of pods depends on all groups with one name.
         namespaces: with the labels by which they admit AppGroups of other namespaces.
-        pods: at least those of AppGroups; others are ignored.
+        pods: pods with the label of an AppGroup.
         bandwidth_pods: at least those that request bandwidth or have a limit; others are ignored.
         agent_pods: pods of the agent's DaemonSet; empty where agents run outside pods.
         results: ``data`` of the results ConfigMaps by ``namespace/name``, shards included.
-        plans: the probe plan, one part per origin zone.
+        plans: the probe plan, one part per origin zone; without malformed parts.
         services: at least those of the groups' pods; they decide which replica answers a call.
         policy: the controller's default cost policy.
         scheduler: the scheduler's configuration.

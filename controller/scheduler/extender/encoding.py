@@ -1,4 +1,4 @@
-"""Encodes the extender's answers (docs/contracts.md, section 7) from JSON that is prepared once.
+"""Decodes the extender's node names, and encodes its answers (docs/contracts.md, section 7) from JSON that is prepared once.
 
 With 10,000 nodes, requests and answers of one pod have half a megabyte. Node names are therefore grouped by location, the JSON of whole
 locations is copied, and a prioritize request with the list that filter returned is not decoded again.
@@ -33,7 +33,7 @@ MAX_NODE_REASONS = 50
 """Refused nodes with a reason of their own; kube-scheduler writes every different reason into the pod's status."""
 _NO_FAILURES = b',"failedNodes":{},"failedAndUnresolvableNodes":{},"error":""}'
 _PLANNED_ZONE_BASE, _PLANNED_ZONE_DIVISOR, _OTHER_ZONES_DIVISOR = 70, 5, 2
-"""The planned node scores 100, other nodes of its zone 70 to 90 by the rule, nodes of other zones 0 to 50."""
+"""Before the weight, the planned node scores 100, other nodes of its zone 70 to 90 by the rule, nodes of other zones 0 to 50."""
 
 _encode = msgspec.json.Encoder().encode
 _decode_names = msgspec.json.Decoder(list[str]).decode
@@ -54,7 +54,7 @@ class NodeNames(msgspec.Struct, frozen=True):
 
 
 class _LocationScores(NamedTuple):
-    """The score of a location's nodes, and node -> score of the nodes with a score of their own."""
+    """The weighted score of a location's nodes, and node -> weighted score of the nodes with a score of their own."""
 
     score: int
     by_node: Mapping[str, int]
@@ -191,7 +191,7 @@ class AnswerEncoder:
         self._last_filtered = self._state.node_version, filtered
 
     def _join_and_remember(self, passed: Mapping[int, Sequence[str]]) -> NodeNames:
-        """The passed nodes of all locations in one list."""
+        """The passed nodes of all locations, index of a location -> nodes, in one list, which is remembered."""
         names_json = b"[" + b",".join(self._index.join_names(index, names) for index, names in passed.items()) + b"]"
         filtered = NodeNames(names_json, passed, sum(map(len, passed.values())))
         self._remember_filtered(filtered)
@@ -220,7 +220,7 @@ class AnswerEncoder:
         return answer, names.count - filtered.count
 
     def encode_planned_filter(self, names_json: bytes, score_table: ScoreTable, target: Target) -> bytes | None:
-        """The answer to a filter request by the plan: its node, or the nodes of its zone that pass; None if none of them passes.
+        """The answer to a filter request by the plan: its node, or the nodes of its zone that pass; None if the request has none that passes.
 
         Prioritize would score these nodes highest anyway, and the scheduler is faster with a short list.
 
@@ -281,7 +281,7 @@ class AnswerEncoder:
     ) -> bytes:
         """The answer to a prioritize request: nodes with a lower accumulated cost have higher scores, the plan's target the highest.
 
-        ``with_allocatable`` adds NodeResourcesAllocatable's score, if it has a weight.
+        A neutral table gives all nodes the same cost. ``with_allocatable`` adds NodeResourcesAllocatable's score, if it has a weight.
         """
         if not names.count:
             return b"[]"
@@ -303,7 +303,7 @@ class AnswerEncoder:
     def _score_locations(
         self, names: NodeNames, score_table: ScoreTable, target: Target | None
     ) -> dict[int, _LocationScores]:
-        """Index of a location -> scores of its nodes, normalised over the nodes of the request."""
+        """Index of a location -> scores of its nodes, normalised over the nodes of the request and weighted."""
         by_node: dict[int, dict[str, NodeScore]] = {}
         for node, node_score in score_table.by_node.items():
             index = self._state.location_index.get(node)
@@ -344,7 +344,7 @@ class AnswerEncoder:
         return _LocationScores(weigh(score), weighted)
 
     def _encode_with_allocatable(self, names: NodeNames, scores: Mapping[int, _LocationScores]) -> bytes:
-        """Encode the sums with NodeResourcesAllocatable's scores, which differ from node to node."""
+        """Encode the sums of these scores and NodeResourcesAllocatable's weighted scores, which differ from node to node."""
         raw = {name: self._index.raw_score(name) for nodes in names.by_location.values() for name in nodes}
         low, high = min(raw.values()), max(raw.values())
         weight = self._allocatable.weight

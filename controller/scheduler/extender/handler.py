@@ -30,6 +30,7 @@ Verb = Literal["filter", "prioritize", "preempt"]
 
 MAX_REQUEST_BYTES = 16 << 20
 REQUEST_TIMEOUT_S = 5.0
+"""Time in which the whole body of a request must arrive."""
 FOREIGN_SCHEDULER = "the pod belongs to a scheduler that this extender does not serve"
 PLACED_BY_AFFINITY = "the pod is placed by its node affinity"
 _REASONS_WITHOUT_PLAN = frozenset({FOREIGN_SCHEDULER, PLACED_BY_AFFINITY, NO_GROUP_LABEL})
@@ -83,15 +84,12 @@ decode_preemption = msgspec.json.Decoder(PreemptionArgs).decode
 
 
 class Extender:
-    """Serves ``POST /filter``, ``POST /prioritize`` and ``POST /preempt``.
-
-    ``not_ready_reason`` returns the reason for which requests cannot be answered yet; empty if they can.
-    """
+    """Serves ``POST /filter``, ``POST /prioritize`` and ``POST /preempt``; ``describe_unready`` returns why they cannot be answered yet, or ""."""
 
     def __init__(
-        self, state: State, config: SchedulerConfig, metrics: ExtenderMetrics, not_ready_reason: Callable[[], str]
+        self, state: State, config: SchedulerConfig, metrics: ExtenderMetrics, describe_unready: Callable[[], str]
     ) -> None:
-        self._state, self._config, self._metrics, self._not_ready_reason = state, config, metrics, not_ready_reason
+        self._state, self._config, self._metrics, self._describe_unready = state, config, metrics, describe_unready
         self._scheduler_names = frozenset(config.scheduler_names)
         self._encoder = AnswerEncoder(state, config.network_overhead_args, config.allocatable)
 
@@ -125,7 +123,7 @@ class Extender:
         return web.Response(status=status, body=body, content_type="application/json")
 
     async def _read_request_body(self, request: web.Request) -> bytes:
-        reason = self._not_ready_reason()
+        reason = self._describe_unready()
         if reason:
             raise BadRequestError(f"not ready: {reason}", 503)
         try:
@@ -136,7 +134,7 @@ class Extender:
             raise BadRequestError(f"the request is larger than {MAX_REQUEST_BYTES} bytes", 413) from None
 
     def answer_filter(self, body: bytes) -> bytes:
-        """ExtenderFilterResult for ExtenderArgs, both as JSON.
+        """ExtenderFilterResult for ExtenderArgs, both as JSON; a `DeletedNodeError` becomes the result's error.
 
         Raises:
             BadRequestError: the arguments cannot be read.
@@ -150,12 +148,11 @@ class Extender:
             return msgspec.json.encode({"nodenames": [], "failedNodes": {}, "error": str(error)})
         # A pod for which the scheduler found no node with the plan is filtered by the rule.
         target = None if args.pod.status.scheduling_failed else self._target_of(args.pod, score_table)
-        planned = (
-            self._encoder.encode_planned_filter(args.names_json, score_table, target) if target is not None else None
-        )
-        if planned is not None:
-            self._metrics.decisions.labels("filter", "planned").inc()
-            return planned
+        if target is not None:
+            planned = self._encoder.encode_planned_filter(args.names_json, score_table, target)
+            if planned is not None:
+                self._metrics.decisions.labels("filter", "planned").inc()
+                return planned
         if score_table.neutral_reason:
             self._metrics.decisions.labels("filter", "neutral").inc()
             return encode_pass_all(args.names_json)
@@ -169,6 +166,7 @@ class Extender:
 
         Raises:
             BadRequestError: the arguments cannot be read.
+            DeletedNodeError: in upstream parity, if a pod of a dependency is on a deleted node.
             kubekit.wire.DECODE_ERRORS: ``nodenames`` is no list of strings.
         """
         args = decode_args(body)
@@ -185,11 +183,12 @@ class Extender:
     def answer_preempt(self, body: bytes) -> bytes:
         """ExtenderPreemptionResult for ExtenderPreemptionArgs, both as JSON.
 
-        Only the planned node remains, unless another node violates fewer PodDisruptionBudgets. Without a plan, nodes that filter would
-        refuse after the eviction are removed.
+        Nodes that filter would refuse after the eviction are removed. If the planned node remains, the others are removed too, unless one
+        of them violates fewer PodDisruptionBudgets.
 
         Raises:
             BadRequestError: the arguments cannot be read.
+            DeletedNodeError: in upstream parity, if a pod of a dependency is on a deleted node.
         """
         try:
             args = decode_preemption(body)
@@ -240,7 +239,7 @@ class Extender:
         return self._state.score(pod.metadata.namespace, group, labels.get(WORKLOAD_LABEL, ""))
 
     def _target_of(self, pod: ExtenderPod, score_table: ScoreTable) -> Target | None:
-        """The target of the pod's plan; None if it has none, or its plan does not count."""
+        """The target of the pod's plan; None if it has none, or its plan does not count, as in upstream parity."""
         return None if self._config.is_parity or score_table.neutral_reason in _REASONS_WITHOUT_PLAN else target_of(pod)
 
 

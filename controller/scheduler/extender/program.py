@@ -42,7 +42,7 @@ async def run_extender(
     metrics_listen: str | None = None,
     netaware_namespace: str = NETAWARE_NAMESPACE,
 ) -> None:
-    """Serve until cancelled.
+    """Run the extender until cancelled.
 
     Args:
         cluster: which API server to watch.

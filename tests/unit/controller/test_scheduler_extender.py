@@ -41,7 +41,7 @@ def arguments(pod: dict[str, Any], names: list[str] | None) -> dict[str, Any]:
 class Service:
     def __init__(self, session: aiohttp.ClientSession, url: str, state: State, registry: CollectorRegistry) -> None:
         self.session, self.url, self.state, self.registry = session, url, state, registry
-        self.not_ready_reason = ""
+        self.unready_reason = ""
 
     async def post(self, verb: str, body: Any) -> tuple[int, Any]:
         data = body if isinstance(body, bytes) else msgspec.json.encode(body)
@@ -65,7 +65,7 @@ async def serve_extender(config: SchedulerConfig | None = None, state: State | N
     state = state or example(config)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(10)) as session:
         service = Service(session, "", state, registry)
-        Extender(state, config, ExtenderMetrics(registry), lambda: service.not_ready_reason).add_routes(server.app)
+        Extender(state, config, ExtenderMetrics(registry), lambda: service.unready_reason).add_routes(server.app)
         async with server.running() as address:
             service.url = f"http://{address}"
             yield service
@@ -190,7 +190,7 @@ async def test_a_body_of_unknown_length_is_refused_beyond_the_limit(monkeypatch:
 
 async def test_requests_are_refused_before_the_stores_are_listed() -> None:
     async with serve_extender() as service:
-        service.not_ready_reason = "not listed yet: pods"
+        service.unready_reason = "not listed yet: pods"
         status, answer = await service.post("filter", arguments(group_pod(), ALL))
         assert status == 503
         assert "not listed yet: pods" in answer["error"]
