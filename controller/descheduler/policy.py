@@ -108,14 +108,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_policy(document: object, field: str = "") -> Policy:
-    """Read and check LowNodeLoadArgs, a DeschedulerConfiguration, or a ConfigMap with one.
-
-    Args:
-        document: parsed YAML.
-        field: path of the document, for errors; may be empty.
+    """Read and check LowNodeLoadArgs, a DeschedulerConfiguration, or a ConfigMap with one, from parsed YAML.
 
     Raises:
-        ConfigError: names a field that is unknown or invalid.
+        ConfigError: names a field that is unknown or invalid, by its path; ``field`` is that of the document.
     """
     if not isinstance(document, dict):
         raise ConfigError(field or "the document", "is not a mapping", f"give a {ARGS_KIND} or a {CONFIGURATION_KIND}")

@@ -73,11 +73,5 @@ def take_snapshot(
     inputs: PlanInputs, pods: Mapping[str, PodInfo], budgets: Iterable[PodDisruptionBudget], netaware_namespace: str
 ) -> DeschedulerSnapshot:
     """Copy the current cluster, without usage; ``inputs`` are the planner's, ``pods`` are all pods by key."""
-    return DeschedulerSnapshot(
-        inputs.node_cache.hosts.copy(),
-        PodIndex({**pods}),
-        inputs.state.copy(),
-        inputs.volumes.copy(),
-        tuple(budgets),
-        netaware_namespace,
-    )
+    nodes, network, volumes = inputs.node_cache.hosts.copy(), inputs.state.copy(), inputs.volumes.copy()
+    return DeschedulerSnapshot(nodes, PodIndex({**pods}), network, volumes, tuple(budgets), netaware_namespace)
