@@ -1,4 +1,4 @@
-"""``python -m lab``: the command line. Exit codes: 0 done, 1 failed, 2 wrong usage or topology, 3 `status` of no lab."""
+"""``python -m lab``: the command line. Exit codes: 0 done, 1 failed, 2 wrong usage or topology, 3 `status`: the lab does not run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kubekit.errors import ConfigError, KubekitError
 from kubekit.runtime import EXIT_FAILED, EXIT_USAGE
 from lab.commands import demo, down, status, up, wan
 
-_INTERRUPTED = 130
+_EXIT_INTERRUPTED = 130
 # Addresses of labs (lab.network, lab.controlplane), which no proxy reaches.
-_LAB_RANGES = "198.18.0.0/15,100.64.0.0/10,10.96.0.0/16"
+_LAB_ADDRESS_RANGES = "198.18.0.0/15,100.64.0.0/10,10.96.0.0/16"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """All subcommands."""
+    """Return the parser with all subcommands."""
     parser = argparse.ArgumentParser(
         prog="python -m lab",
         description="A Kubernetes cluster on one machine: a real control plane, nodes as network namespaces, and an"
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     logs.configure()
     no_proxy = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
-    os.environ["NO_PROXY"] = ",".join(filter(None, (no_proxy, _LAB_RANGES)))
+    os.environ["NO_PROXY"] = ",".join(filter(None, (no_proxy, _LAB_ADDRESS_RANGES)))
     try:
         return int(args.run(args))
     except ConfigError as error:
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return _EXIT_INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The demo's application: the Online Boutique of manifests/examples.
+"""Loads the demo's application, the Online Boutique of manifests/examples.
 
-Only requests, scheduler and algorithm differ from the example. The algorithm is ReverseKahn, dependencies first, because in KahnSort
-order a first replica sees no cost (docs/adr/0006).
+Only requests, scheduler and sorting algorithm differ from the example. ReverseKahn puts dependencies first: in KahnSort order a
+workload's first replica has no bound dependency, and so no cost (docs/adr/0006).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 import yaml
 
-EXAMPLE = Path(__file__).parents[1] / "manifests" / "examples" / "online-boutique"
-ALGORITHM = "ReverseKahn"
+_EXAMPLE_FOLDER = Path(__file__).parents[1] / "manifests" / "examples" / "online-boutique"
+_SORTING_ALGORITHM = "ReverseKahn"
 
 
 @dataclass(frozen=True)
 class Dependency:
-    """Workload ``origin`` calls workload ``destination``."""
+    """Workload ``origin`` calls workload ``destination``, at a cost of at most ``max_network_cost``."""
 
     origin: str
     destination: str
@@ -45,15 +45,17 @@ class Application:
 
 
 def load_application(*, scheduler: str, cpu: str) -> Application:
-    """Read the example.
+    """Return the example with these pods.
 
     Args:
         scheduler: schedulerName of every pod.
         cpu: CPU request of every pod.
     """
-    documents = [d for path in sorted(EXAMPLE.glob("*.yaml")) for d in yaml.safe_load_all(path.read_text()) if d]
+    documents = [
+        d for path in sorted(_EXAMPLE_FOLDER.glob("*.yaml")) for d in yaml.safe_load_all(path.read_text()) if d
+    ]
     group = next(d for d in documents if d.get("kind") == "AppGroup")
-    group["spec"]["topologySortingAlgorithm"] = ALGORITHM
+    group["spec"]["topologySortingAlgorithm"] = _SORTING_ALGORITHM
     deployments = {
         d["metadata"]["name"]: _with_scheduler_and_requests(d, scheduler, cpu)
         for d in documents
@@ -69,12 +71,12 @@ def load_application(*, scheduler: str, cpu: str) -> Application:
 
 
 def with_real_containers(application: Application, image: str) -> Application:
-    """The application with containers of ``lab/app``, which call their dependencies through Services before they answer."""
+    """Return the application with containers of ``lab/app``, which call their dependencies' Services before they answer."""
     deployments = {}
     for name, original in application.deployments.items():
         deployment = copy.deepcopy(original)
-        calls = [d.destination for d in application.dependencies if d.origin == name]
-        urls = [f"http://{callee}:{application.services[callee]['spec']['ports'][0]['port']}/" for callee in calls]
+        callees = [d.destination for d in application.dependencies if d.origin == name]
+        urls = [f"http://{callee}:{application.services[callee]['spec']['ports'][0]['port']}/" for callee in callees]
         (container,) = deployment["spec"]["template"]["spec"]["containers"]
         container |= {
             "image": image,
@@ -89,7 +91,7 @@ def with_real_containers(application: Application, image: str) -> Application:
 
 
 def shuffle_deployments(application: Application, seed: int) -> Application:
-    """The application with its Deployments in a random order."""
+    """Return the application with its Deployments in a random order."""
     names = sorted(application.deployments)
     random.Random(seed).shuffle(names)
     return replace(application, deployments={name: application.deployments[name] for name in names})

@@ -31,14 +31,14 @@ _SUITE = "trixie"
 _BUILD_TOOLS = ("buildah", "debootstrap")
 _BASE_PACKAGES = ("python3", "python3-pip", "python-is-python3", "ca-certificates")
 # Folders that a slim image does not have.
-_REMOVED_FOLDERS = (
+_REMOVED_FOLDERS = [
     "usr/share/doc",
     "usr/share/man",
     "usr/share/locale",
     "usr/share/info",
     "var/cache/apt",
     "var/lib/apt/lists",
-)
+]
 _BASE_SETTINGS = "SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt UV_SYSTEM_CERTS=1"
 _CERTIFICATES = "usr/local/share/ca-certificates"
 # Mounts the tools' packages over /usr in a mount namespace, because buildah starts itself again without LD_LIBRARY_PATH. The kernel

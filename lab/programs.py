@@ -14,7 +14,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -177,15 +176,12 @@ class Programs:
                 )
             except OSError as error:
                 raise BootError(f"{name}: {command[0]}: {error.strerror}") from error
-        start_again = partial(
-            self.start,
-            name,
-            argv,
-            netns=netns,
-            env=env,
-            is_essential=is_essential,
-            stop_timeout_s=stop_timeout_s,
-        )
+
+        def start_again() -> Program:
+            return self.start(
+                name, argv, netns=netns, env=env, is_essential=is_essential, stop_timeout_s=stop_timeout_s
+            )
+
         program = Program(name, log, is_essential, stop_timeout_s, start_again, process)
         self._running.append(program)
         return program

@@ -130,10 +130,8 @@ def encode_report(report: DemoReport) -> str:
 
 def print_matrix(console: Console, rows: list[MatrixEntry]) -> None:
     """Print a table of configured and measured latencies, and the cost matrix in colours."""
-    table = _start_table(console, "Latency between zones, configured and measured (round trip, ms)")
-    table.add_column("zones")
-    for heading in ("configured", "p50", "p90", "p99", "cost"):
-        table.add_column(heading, justify="right")
+    title = "Latency between zones, configured and measured (round trip, ms)"
+    table = _start_table(console, title, ["zones"], ["configured", "p50", "p90", "p99", "cost"])
     for row in rows:
         if row.origin > row.destination:
             continue
@@ -153,10 +151,7 @@ def print_costs(console: Console, rows: list[MatrixEntry]) -> None:
     """Print the cost matrix. The cost inside a zone is 1."""
     zones = sorted({row.origin for row in rows})
     costs = {(r.origin, r.destination): r.cost for r in rows}
-    table = _start_table(console, "NetperfCosts: what the scheduler reads")
-    table.add_column("from \\ to")
-    for zone in zones:
-        table.add_column(zone, justify="right")
+    table = _start_table(console, "NetperfCosts: what the scheduler reads", ["from \\ to"], zones)
     for a in zones:
         table.add_row(a, *(Text("1", "dim") if a == b else _format_cost(costs.get((a, b)), rows) for b in zones))
     console.print(table)
@@ -164,18 +159,14 @@ def print_costs(console: Console, rows: list[MatrixEntry]) -> None:
 
 def print_placements(console: Console, report: DemoReport, zone_by_node: dict[str, str]) -> None:
     """Print for both schedulers the node of each workload and the latency of each dependency."""
-    table = _start_table(console, "Placement of the Online Boutique")
-    for heading in ("workload", "default", "netaware"):
-        table.add_column(heading)
+    table = _start_table(console, "Placement of the Online Boutique", ["workload", "default", "netaware"])
     before, after = report.placements.default, report.placements.network_aware
     for workload in sorted(before):
         cells = (f"{zone_by_node[p[workload]]}  {p[workload]}" for p in (before, after))
         table.add_row(workload, *cells)
     console.print(table)
-    table = _start_table(console, "Dependencies, measured between the nodes of their pods (p50, ms)")
-    table.add_column("dependency", no_wrap=True)
-    for heading in ("max cost", "default", "netaware"):
-        table.add_column(heading, justify="right")
+    title = "Dependencies, measured between the nodes of their pods (p50, ms)"
+    table = _start_table(console, title, ["dependency"], ["max cost", "default", "netaware"])
     for edge in report.edges:
         table.add_row(
             f"{edge.origin} → {edge.destination}",
@@ -208,10 +199,8 @@ def print_summary(console: Console, report: DemoReport) -> None:
 
 def print_application(console: Console, application: ApplicationReport, images: dict[str, str]) -> None:
     """Print the latency of requests to the running application."""
-    table = _start_table(console, "A request to the application's frontend, through Services (ms)")
-    table.add_column("scheduler")
-    for heading in ("p50", "p99", "requests", "failed"):
-        table.add_column(heading, justify="right")
+    title = "A request to the application's frontend, through Services (ms)"
+    table = _start_table(console, title, ["scheduler"], ["p50", "p99", "requests", "failed"])
     for name, latency in (("default", application.default), ("netaware", application.network_aware)):
         failed = Text(str(latency.errors), _FAULT_STYLE if latency.errors else "")
         table.add_row(name, f"{latency.p50_ms:.1f}", f"{latency.p99_ms:.1f}", str(latency.requests), failed)
@@ -219,10 +208,14 @@ def print_application(console: Console, application: ApplicationReport, images: 
     console.print(f"Real kubelets ran {', '.join(images.values())} as the shipped overlay says.", highlight=False)
 
 
-def _start_table(console: Console, title: str) -> Table:
+def _start_table(console: Console, title: str, texts: Sequence[str], numbers: Sequence[str] = ()) -> Table:
+    """Print a title and return a table with columns of texts and then of numbers."""
     # Printed apart from the table, because Rich wraps a title to the table's width.
     console.print(f"\n[bold]{title}[/]")
-    return Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in (*texts, *numbers):
+        table.add_column(heading, justify="right" if heading in numbers else "left", no_wrap=heading in texts)
+    return table
 
 
 def _format_ms(us: float | None) -> str:

@@ -36,6 +36,7 @@ _UNSHARE = [
     "--fork",
     "--kill-child=KILL",
     "--propagation=private",
+    "--",
 ]
 _ENTER_PATH = "/opt/node:/opt/containerd:/opt/debian/usr/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
 # A kubelet exits if containerd does not answer yet.
@@ -43,7 +44,7 @@ _WAIT_FOR_CONTAINERD_AND_EXEC = ("sh", "-c", 'until ctr version >/dev/null 2>&1;
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.05
 # Files of the host's /etc that programs on the node read.
-_ETC_FILES = (
+_ETC_FILES = [
     "passwd",
     "group",
     "nsswitch.conf",
@@ -53,7 +54,7 @@ _ETC_FILES = (
     "os-release",
     "protocols",
     "services",
-)
+]
 
 
 @dataclass
@@ -151,7 +152,6 @@ class RealNode:
             *namespaces.build_enter_command(self.network.netns),
             "--",
             *_UNSHARE,
-            "--",
         ]
         command += ["sh", str(_ROOT_SCRIPT), self.name, *map(str, folders), "tmpfs" if self.is_in_memory else "disk"]
         root = self.programs.start(f"node-{self.name}", command, stop_timeout_s=0.0)

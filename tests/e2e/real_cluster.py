@@ -1,4 +1,4 @@
-"""A lab of real nodes, by kubectl alone, as an operator has it."""
+"""Starts a lab of real nodes and drives it with kubectl alone, as an operator does."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ TIMEOUT_S = 300.0
 def start_shipped_lab(
     command: Any, folder: Path, topology: str, images: Mapping[str, Path], *more_tags: str
 ) -> Cluster:
-    """A lab of the topology's real nodes, named after it, whose registry has our images, also under more tags.
+    """Start a lab of real nodes, named after its topology, whose registry has our images.
 
     Args:
         command: the fixture ``lab_command``.
-        folder: for the topology's file.
-        topology: as text.
-        images: OCI layouts by name with its tag.
-        more_tags: of the same images.
+        folder: folder for the topology's file.
+        topology: text of the topology.
+        images: image name with tag -> OCI layout.
+        more_tags: further tags of the images.
     """
     file = folder / "topology.yaml"
     file.write_text(topology)
@@ -38,13 +38,13 @@ def start_shipped_lab(
     lab = command.json("up", "--name", f"e2e-{name}", "--topology", str(file))
     store = ImageStore(Path(lab["state_dir"]) / "registry")
     for image, layout in images.items():
-        for each in (image, *(f"{image.partition(':')[0]}:{tag}" for tag in more_tags)):
-            store.add_oci_layout(each, layout)
+        for name_with_tag in (image, *(f"{image.partition(':')[0]}:{tag}" for tag in more_tags)):
+            store.add_oci_layout(name_with_tag, layout)
     return Cluster(lab)
 
 
 class Cluster:
-    """The lab, by kubectl alone, as an operator has it."""
+    """A lab as an operator sees it: through kubectl."""
 
     def __init__(self, lab: dict[str, Any]) -> None:
         self.lab = lab
@@ -56,16 +56,16 @@ class Cluster:
         argv = [*(["env", *(f"{k}={v}" for k, v in env.items())] if env else []), *self._kubectl, *args]
         done = subprocess.run(argv, check=False, capture_output=True, text=True, input=text, timeout=timeout_s)
         assert done.returncode == 0, (
-            f"{args}: {done.stderr or done.stdout}\n{self.unready() if 'rollout' in args else ''}"
+            f"{args}: {done.stderr or done.stdout}\n{self.describe_pods() if 'rollout' in args else ''}"
         )
         return done.stdout
 
     def get(self, *args: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.run("get", *args, "-o", "json"))
-        return found
+        result: dict[str, Any] = json.loads(self.run("get", *args, "-o", "json"))
+        return result
 
-    def unready(self) -> str:
-        """A description of our pods, for an assertion's message."""
+    def describe_pods(self) -> str:
+        """Return a description of our pods, for an assertion's message."""
         return subprocess.run(
             [*self._kubectl, "-n", NAMESPACE, "describe", "pods"],
             check=False,
@@ -75,20 +75,20 @@ class Cluster:
         ).stdout[-4000:]
 
     def apply(self, folder: Path) -> None:
-        """Apply an overlay as docs/upgrade.md says, which prunes the one before, and wait for its rollout."""
+        """Apply an overlay as docs/upgrade.md says, prune the previous overlay, and wait for the rollout."""
         self.run("apply", "--server-side", "-f", str(MANIFESTS / "base" / "common" / "namespace.yaml"))
         prune = ["--prune", "--applyset=netaware", "-n", NAMESPACE, "-k", str(folder)]
         self.run("apply", "--server-side", "--force-conflicts", *prune, env={"KUBECTL_APPLYSET": "true"})
         self.await_rollout()
 
-    def await_rollout(self) -> None:
-        for name in self.run("-n", NAMESPACE, "get", "daemonsets,deployments", "-o", "name").split():
+    def await_rollout(self, namespace: str = NAMESPACE) -> None:
+        for name in self.run("-n", namespace, "get", "daemonsets,deployments", "-o", "name").split():
             self.run(
-                "-n", NAMESPACE, "rollout", "status", name, f"--timeout={TIMEOUT_S:.0f}s", timeout_s=TIMEOUT_S + 10
+                "-n", namespace, "rollout", "status", name, f"--timeout={TIMEOUT_S:.0f}s", timeout_s=TIMEOUT_S + 10
             )
 
-    def node_objects(self) -> dict[str, Any]:
-        """Fields of the nodes that only an installation changes."""
+    def read_node_fields(self) -> dict[str, Any]:
+        """Return node -> fields that only an installation changes."""
         return {
             node["metadata"]["name"]: (
                 node["metadata"]["labels"],
@@ -99,36 +99,39 @@ class Cluster:
             for node in self.get("nodes")["items"]
         }
 
-    def traffic_control(self) -> dict[str, str]:
-        """Queueing disciplines and filters of every node's devices but those of pods, which come and go."""
-        found = {}
+    def read_traffic_control(self) -> dict[str, str]:
+        """Return node -> queueing disciplines and filters of its own devices, without those of pods."""
+        text_by_node = {}
         for node in self.lab["nodes"]:
             text = ""
             for device in ("wan0", "mgmt0"):
                 for verb in ("qdisc", "filter"):
                     argv = [*node["enter"], "tc", verb, "show", "dev", device]
                     text += subprocess.run(argv, check=True, capture_output=True, text=True, timeout=30).stdout
-            found[node["name"]] = text
-        return found
+            text_by_node[node["name"]] = text
+        return text_by_node
 
     @contextmanager
-    def forwarded(self, what: str, port: int) -> Iterator[str]:
-        """`kubectl port-forward`; yields the URL."""
+    def forward_port(self, target: str, port: int) -> Iterator[str]:
+        """Run `kubectl port-forward` for the block; yields the local URL."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            local = probe.getsockname()[1]
-        argv = [*self._kubectl, "-n", NAMESPACE, "port-forward", what, f"{local}:{port}"]
+            local_port = probe.getsockname()[1]
+        argv = [*self._kubectl, "-n", NAMESPACE, "port-forward", target, f"{local_port}:{port}"]
         with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert "Forwarding" in process.stdout.readline()
             try:
-                yield f"http://127.0.0.1:{local}"
+                yield f"http://127.0.0.1:{local_port}"
             finally:
                 process.terminate()
 
 
-def wait_until(check: Callable[[], bool], what: str, say: Callable[[], str] = lambda: "", every_s: float = 0.5) -> None:
+def wait_until(
+    check: Callable[[], bool], description: str, describe_state: Callable[[], str] = lambda: "", every_s: float = 0.5
+) -> None:
+    """Poll until ``check`` is true; fail with both descriptions after `TIMEOUT_S`."""
     deadline = time.monotonic() + TIMEOUT_S
     while not check():
-        assert time.monotonic() < deadline, f"no {what} in time: {say()}"
+        assert time.monotonic() < deadline, f"timed out waiting for {description}: {describe_state()}"
         time.sleep(every_s)

@@ -18,11 +18,7 @@ PLACEHOLDER = re.compile(r"\b(?:ZONE|NODE|SPEED|REGION|dist/overlay)\b")
 
 
 class Terminal:
-    """A shell with this cluster's kubectl and the plugin.
-
-    Args:
-        kubectl, kubeconfig: of the cluster.
-    """
+    """A shell with the cluster's kubectl and kubeconfig, and with the plugin."""
 
     def __init__(self, kubectl: Path, kubeconfig: Path) -> None:
         self.python = sys.executable
@@ -36,9 +32,9 @@ class Terminal:
         }
 
     def paste(self, line: str, timeout_s: float = PASTE_TIMEOUT_S) -> tuple[int, str]:
-        """Exit code and output of a line; it is ended after the timeout, as by Ctrl-C."""
+        """Run a line and return its exit code and output; SIGTERM ends it after the timeout."""
         argv = ["timeout", f"{timeout_s:.0f}", "bash", "-c", line]
-        done = subprocess.run(
+        result = subprocess.run(
             argv,
             check=False,
             env=self._environment,
@@ -47,12 +43,12 @@ class Terminal:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        return done.returncode, done.stdout
+        return result.returncode, result.stdout
 
     def read_findings(self, command: str = "diagnose") -> list[dict[str, Any]]:
-        """The findings of a command, from its JSON output."""
+        """Return the findings of a command, from its JSON output."""
         argv = ["kubectl", "netaware", command, "-o", "json"]
-        done = subprocess.run(
+        result = subprocess.run(
             argv,
             check=False,
             env=self._environment,
@@ -61,39 +57,39 @@ class Terminal:
             text=True,
             timeout=DIAGNOSE_TIMEOUT_S,
         )
-        assert done.stdout.startswith("{"), f"{command}: {done.returncode} {done.stderr}"
-        found: list[dict[str, Any]] = json.loads(done.stdout)["findings"]
-        return found
+        assert result.stdout.startswith("{"), f"{command}: {result.returncode} {result.stderr}"
+        findings: list[dict[str, Any]] = json.loads(result.stdout)["findings"]
+        return findings
 
     def wait_for_findings(
         self, check: Callable[[list[dict[str, Any]]], bool], deadline_s: float
     ) -> tuple[float, list[dict[str, Any]]]:
-        """Seconds until findings are as wanted, and these findings."""
-        begun = time.monotonic()
+        """Wait until ``check`` accepts the findings; return the seconds that it took, and the findings."""
+        started = time.monotonic()
         while not check(found := self.read_findings()):
-            assert time.monotonic() - begun < deadline_s, f"after {deadline_s:.0f} s still {summarize(found)}"
+            assert time.monotonic() - started < deadline_s, f"after {deadline_s:.0f} s still {summarize(found)}"
             time.sleep(1)
-        return time.monotonic() - begun, found
+        return time.monotonic() - started, found
 
     def paste_fix_commands(
-        self, lines: Sequence[str], choices: Mapping[str, str], timeout_s: float = PASTE_TIMEOUT_S
+        self, lines: Sequence[str], placeholder_values: Mapping[str, str], timeout_s: float = PASTE_TIMEOUT_S
     ) -> list[str]:
-        """Paste the commands among a finding's lines, first to last; what failed."""
-        failed = []
+        """Paste the commands among a finding's lines, first to last; return the failures as text."""
+        failures = []
         for line in lines:
-            if command := self.command_in(line, choices):
-                code, said = self.paste(command, timeout_s=timeout_s)
+            if command := self.command_in(line, placeholder_values):
+                code, output = self.paste(command, timeout_s=timeout_s)
                 if code != 0:
-                    failed.append(f"{command}: {code} {said[-300:]}")
-        return failed
+                    failures.append(f"{command}: {code} {output[-300:]}")
+        return failures
 
     @staticmethod
-    def command_in(line: str, choices: Mapping[str, str]) -> str:
-        """The command in a line, with values for its placeholders; empty if the line has no command."""
+    def command_in(line: str, placeholder_values: Mapping[str, str]) -> str:
+        """Return the command in a line, with values for its placeholders; empty if the line has no command."""
         _, _, command = f" {line}".partition(" kubectl ")
-        return PLACEHOLDER.sub(lambda found: choices[found[0]], f"kubectl {command}") if command else ""
+        return PLACEHOLDER.sub(lambda found: placeholder_values[found[0]], f"kubectl {command}") if command else ""
 
 
-def summarize(found: list[dict[str, Any]]) -> list[tuple[str, str, list[str]]]:
-    """Findings, for an assertion's message."""
-    return [(f["code"], f["summary"], f["cause"]) for f in found]
+def summarize(findings: list[dict[str, Any]]) -> list[tuple[str, str, list[str]]]:
+    """Return code, summary and cause of findings, for an assertion's message."""
+    return [(f["code"], f["summary"], f["cause"]) for f in findings]

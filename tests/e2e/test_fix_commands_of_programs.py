@@ -1,7 +1,4 @@
-"""On real nodes: our programs are broken as they break in clusters, and each time the lines of the first finding end it.
-
-Nothing but the finding says what to paste.
-"""
+"""On real nodes: the fix commands of the first finding repair our programs after each of several faults."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from tests.unit.controller.situations import SITUATIONS
 
 pytestmark = pytest.mark.real_nodes
 
-THREE = """\
+THREE_NODES = """\
 name: three
 regions:
   - name: r1
@@ -34,32 +31,29 @@ links:
 nodeDefaults: {kubelet: real, cpu: 2, memory: 4Gi}
 """
 DEADLINE_S = 240.0
-CHOICES = {"dist/overlay": "manifests/overlays/default"}
+PLACEHOLDER_VALUES = {"dist/overlay": "manifests/overlays/default"}
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, lab_command: Any, node_binaries: NodeBinaries, images: Mapping[str, Path]) -> Cluster:
-    one = start_shipped_lab(lab_command, tmp_path, THREE, images)
-    for node in one.lab["nodes"]:
-        one.run("annotate", "node", node["name"], "netaware.io/bandwidth-capacity=1G")
-    one.apply(MANIFESTS / "overlays" / "default")
-    return one
+    shipped_lab = start_shipped_lab(lab_command, tmp_path, THREE_NODES, images)
+    for node in shipped_lab.lab["nodes"]:
+        shipped_lab.run("annotate", "node", node["name"], "netaware.io/bandwidth-capacity=1G")
+    shipped_lab.apply(MANIFESTS / "overlays" / "default")
+    return shipped_lab
 
 
-def pods_of(cluster: Cluster, name: str, node: str = "") -> list[dict[str, Any]]:
-    selector = [
-        "-l",
-        f"app.kubernetes.io/name={name}",
-        *(["--field-selector", f"spec.nodeName={node}"] if node else []),
-    ]
+def list_pods(cluster: Cluster, name: str, node: str = "") -> list[dict[str, Any]]:
+    selector = ["-l", f"app.kubernetes.io/name={name}"]
+    selector += ["--field-selector", f"spec.nodeName={node}"] if node else []
     items: list[dict[str, Any]] = cluster.get("pods", "-n", NAMESPACE, *selector)["items"]
     return [pod for pod in items if "deletionTimestamp" not in pod["metadata"]]
 
 
-def processes(pods: Iterable[dict[str, Any]], words: tuple[str, ...]) -> list[int]:
-    """Processes of these pods whose command has these words; a pod is told by its UID in the names of its cgroups."""
+def find_pids(pods: Iterable[dict[str, Any]], words: tuple[str, ...]) -> list[int]:
+    """Return the processes of these pods whose command has these words; the names of their cgroups contain the pod's UID."""
     uids = {pod["metadata"]["uid"].replace("-", form) for pod in pods for form in ("-", "_")}
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
@@ -67,12 +61,12 @@ def processes(pods: Iterable[dict[str, Any]], words: tuple[str, ...]) -> list[in
         except OSError:
             continue
         if set(words) <= set(command) and any(uid in group for uid in uids):
-            found.append(int(folder.name))
-    return found
+            pids.append(int(folder.name))
+    return pids
 
 
 def freeze(cluster: Cluster, name: str, *words: str, node: str = "") -> None:
-    pids = processes(pods_of(cluster, name, node), words)
+    pids = find_pids(list_pods(cluster, name, node), words)
     assert pids, f"no process of {name} with {words}"
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -82,59 +76,60 @@ def scale(cluster: Cluster, name: str, replicas: int) -> None:
     cluster.run("-n", NAMESPACE, "scale", f"deployment/{name}", f"--replicas={replicas}")
 
 
-def afresh(cluster: Cluster, name: str, container: dict[str, Any]) -> None:
-    """All pods of a Deployment come from a template with this container."""
+def replace_pods(cluster: Cluster, name: str, container: dict[str, Any]) -> None:
+    """Replace all pods of a Deployment by pods whose template has this change of a container."""
     scale(cluster, name, 0)
     patch = json.dumps({"spec": {"template": {"spec": {"containers": [container]}}}})
     cluster.run("-n", NAMESPACE, "patch", f"deployment/{name}", "--patch", patch)
-    wait_until(lambda: not pods_of(cluster, name), f"no pod of {name}")
+    wait_until(lambda: not list_pods(cluster, name), f"the end of the pods of {name}")
     scale(cluster, name, 2)
 
 
-LOST = {"name": "controller", "image": "netaware-controller:is-not-there"}
-CRASHING = {"name": "kube-scheduler", "args": ["--no-such-flag"]}
-BROKEN: dict[str, Callable[[Cluster], None]] = {
+MISSING_IMAGE = {"name": "controller", "image": "netaware-controller:is-not-there"}
+UNKNOWN_FLAG = {"name": "kube-scheduler", "args": ["--no-such-flag"]}
+FAULTS: dict[str, Callable[[Cluster], None]] = {
     "one agent is dead": lambda c: freeze(c, "netaware-agent", "agent", "run", node="e2e-l2"),
-    # Both replicas: of one alone the other takes over.
+    # Both replicas, because one replica would take over from the other.
     "the controller is frozen": lambda c: freeze(c, "netaware-controller", "controller", "manager"),
-    "the controller's image cannot be pulled": lambda c: afresh(c, "netaware-controller", LOST),
-    "the scheduler crashes": lambda c: afresh(c, "netaware-scheduler", CRASHING),
+    "the controller's image cannot be pulled": lambda c: replace_pods(c, "netaware-controller", MISSING_IMAGE),
+    "the scheduler crashes": lambda c: replace_pods(c, "netaware-scheduler", UNKNOWN_FLAG),
 }
-"""Breaks our programs; keys are names of situations in tests/unit/controller/situations.py."""
-ALSO = {"the controller is frozen": "controller-down"}
-"""Codes that may come first instead, where a later cause joins."""
+"""Name of a situation in tests/unit/controller/situations.py -> function that causes it."""
+ALTERNATIVE_CODES = {"the controller is frozen": "controller-down"}
+"""Situation -> code that may be first instead, if a later cause joins."""
 
 
 @pytest.mark.timeout(2400, func_only=True)
-def test_the_lines_of_the_first_finding_end_it(cluster: Cluster) -> None:
+def test_the_fix_commands_of_the_first_finding_resolve_it(cluster: Cluster) -> None:
     terminal = Terminal(Path(cluster.lab["kubectl"]), Path(cluster.lab["kubeconfig"]))
     terminal.wait_for_findings(lambda found: not found, DEADLINE_S)
     codes = {situation.name: situation.code for situation in SITUATIONS}
     failed = []
-    for name, make in BROKEN.items():
+    for name, cause in FAULTS.items():
         try:
-            end(terminal, cluster, make, {codes[name], ALSO.get(name, codes[name])})
+            cause_and_resolve(terminal, cluster, cause, {codes[name], ALTERNATIVE_CODES.get(name, codes[name])})
             terminal.wait_for_findings(lambda found: not found, DEADLINE_S)
         except AssertionError as error:
             failed.append(f"{name}: {error}")
-            # It must not hide what failed before.
+            # The next fault needs programs that work.
             cluster.apply(MANIFESTS / "overlays" / "default")
     assert failed == []
 
 
-def end(terminal: Terminal, cluster: Cluster, make: Callable[[Cluster], None], codes: set[str]) -> None:
-    make(cluster)
+def cause_and_resolve(terminal: Terminal, cluster: Cluster, cause: Callable[[Cluster], None], codes: set[str]) -> None:
+    """Cause a fault, wait until one of the codes is first, and paste its fix commands until it is gone."""
+    cause(cluster)
     _, found = terminal.wait_for_findings(lambda found: bool(found) and found[0]["code"] in codes, DEADLINE_S)
-    assert terminal.read_findings("status")[0]["code"] in codes, "status tells another cause"
-    begun, said = time.monotonic(), []
+    assert terminal.read_findings("status")[0]["code"] in codes, "status names another cause"
+    started, failures = time.monotonic(), []
     while True:
-        said += terminal.paste_fix_commands(found[0]["fix"], CHOICES)
-        # What is being mended is still told for a while; its lines are pasted once more at most every half minute.
+        failures += terminal.paste_fix_commands(found[0]["fix"], PLACEHOLDER_VALUES)
+        # The finding disappears some time after the repair; paste the commands again after half a minute.
         try:
             terminal.wait_for_findings(lambda found: all(f["code"] not in codes for f in found), 30)
             break
         except AssertionError:
-            assert time.monotonic() - begun < DEADLINE_S, f"not ended: {summarize(found)} {said}"
+            assert time.monotonic() - started < DEADLINE_S, f"not resolved: {summarize(found)} {failures}"
             found = terminal.read_findings() or found
-    # Somebody who is not sure pastes it once more; the caller waits until there is no finding.
-    terminal.paste_fix_commands([line for line in found[0]["fix"] if " rollout undo " in line], CHOICES)
+    # A second paste must do no harm; the caller waits until there are no findings.
+    terminal.paste_fix_commands([line for line in found[0]["fix"] if " rollout undo " in line], PLACEHOLDER_VALUES)
