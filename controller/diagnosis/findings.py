@@ -22,7 +22,7 @@ NO_LEADER_CODES = frozenset({"controller-down", "no-leader"})
 """Codes of findings that imply that no controller leads."""
 _PROGRAM_CODES = NO_LEADER_CODES | {"scheduler-down", "extender-down"}
 CLUSTER_WIDE_CODES = _PROGRAM_CODES | {"not-installed", "no-agents", "no-plan", "no-topology"}
-"""Codes of findings that affect all pods, groups, zones and nodes."""
+"""Codes of findings that may affect any object, not only those in ``affects``."""
 _HELM_UPGRADE = "helm upgrade netaware dist/netaware -n netaware-system --reset-then-reuse-values"
 # `manifests/overlays` would replace the images by names without registry and tag.
 APPLY_AGAIN = (
@@ -96,7 +96,7 @@ class ConditionFinding(Finding, frozen=True):
 
 
 def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Sorted by severity, worst first; then outages of netaware's programs, then those that affect most objects, then by code and summary."""
+    """Sort by severity, worst first; then outages of netaware's programs, then those that affect most objects; then by code and summary."""
 
     def sort_key(finding: Finding) -> tuple[int, bool, int, str, str]:
         is_about_program = finding.code in _PROGRAM_CODES

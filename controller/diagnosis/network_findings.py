@@ -128,7 +128,7 @@ def _find_unmeasured(pairs: Sequence[PairView]) -> Iterator[Finding]:
 
 
 def _find_stale(facts: Facts, pairs: Sequence[PairView]) -> Iterator[Finding]:
-    """A finding about costs from old measurements: about the stale pairs; without any, about NetworkTopologies whose condition tells of them."""
+    """A finding about costs from old measurements: on the stale pairs, or without any on NetworkTopologies with that condition."""
     topologies = sorted(facts.topology_conditions.items())
     conditions = {key: c for key, conditions in topologies for c in conditions if c.reason == "MeasurementsOld"}
     names = _pair_names(pairs, "stale")
@@ -185,7 +185,7 @@ def _condition_finding(topology_key: str, condition: Condition, facts: Facts) ->
 
 
 def _reset_patch(message: str) -> dict[str, object]:
-    """A merge patch that removes the first field of costPolicy that a message names, with its related fields; all fields if it names none."""
+    """A merge patch that removes the field of costPolicy that a message names first, and related fields; all fields if it names none."""
     match = _POLICY_FIELD.search(message)
     fields = dict.fromkeys(_RELATED_FIELDS.get(match[1], (match[1],))) if match else None
     return {"spec": {"costPolicy": fields}}

@@ -167,7 +167,7 @@ def _active_schedulers(facts: Facts) -> set[str]:
 
 
 def _find_gated_too_long(facts: Facts) -> Iterator[PodFinding]:
-    """Findings about pods that wait at netaware's gate for too long, except those with wrong labels or an unschedulable pod in their group."""
+    """Findings about pods that are gated for too long; without pods with wrong labels or an unschedulable pod in their group."""
     groups = groups_by_key(facts)
     max_wait_s = max(LONG_WAIT_S, facts.max_gate_wait_s + OPENING_TIMEOUT_S)
     groups_without_node = {pod.group_key for pod in facts.pods if pod.is_unschedulable}

@@ -83,11 +83,9 @@ _REASONS: tuple[UnschedulableReason, ...] = (
         (_GET_POD, "add nodes, or lower its replicas to one for each node")),
 )  # fmt: skip
 _SELECTOR_INDEX = next(index for index, reason in enumerate(_REASONS) if reason.code == "selector")
+_DESCRIBE_POD = "kubectl -n {namespace} describe pod {pod}"
 _UNKNOWN = UnschedulableReason(
-    "unschedulable",
-    "",
-    "netaware does not know the reason in its message",
-    ("kubectl -n {namespace} describe pod {pod}",),
+    "unschedulable", "", "netaware does not know the reason in its message", (_DESCRIBE_POD,)
 )
 
 

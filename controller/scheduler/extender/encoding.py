@@ -220,7 +220,7 @@ class AnswerEncoder:
         return answer, names.count - filtered.count
 
     def encode_planned_filter(self, names_json: bytes, score_table: ScoreTable, target: Target) -> bytes | None:
-        """The answer to a filter request by the plan: its node, or the nodes of its zone that pass; None if the request has none that passes.
+        """The answer to a filter request by the plan: its node, or the nodes of its zone that pass; None if there are none.
 
         Prioritize would score these nodes highest anyway, and the scheduler is faster with a short list.
 

@@ -84,7 +84,7 @@ decode_preemption = msgspec.json.Decoder(PreemptionArgs).decode
 
 
 class Extender:
-    """Serves ``POST /filter``, ``POST /prioritize`` and ``POST /preempt``; ``describe_unready`` returns why they cannot be answered yet, or ""."""
+    """Serves ``POST /filter``, ``POST /prioritize`` and ``POST /preempt``. ``describe_unready`` returns why they cannot be answered yet."""
 
     def __init__(
         self, state: State, config: SchedulerConfig, metrics: ExtenderMetrics, describe_unready: Callable[[], str]

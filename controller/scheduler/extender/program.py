@@ -7,14 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
-from controller.cluster.crds import (
-    APPGROUP_LABEL,
-    APPGROUPS,
-    NETWORK_TOPOLOGIES,
-    SERVICES,
-    AppGroup,
-    NetworkTopology,
-)
+from controller.cluster.crds import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, SERVICES, AppGroup, NetworkTopology
 from controller.cluster.pods import Pod
 from controller.cluster.services import Service as KubernetesService
 from controller.scheduler.config import SchedulerConfig

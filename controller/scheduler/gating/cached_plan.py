@@ -117,7 +117,7 @@ def find_uncounted(plan: Plan, pods: Sequence[Pod], reservations: ReservationCac
 
 
 def is_followed(plan: Plan, pods: Sequence[Pod], reservations: ReservationCache) -> bool:
-    """Whether every planned pod may still get its node: no pod is bound to another node, was released for another node, or was refused its node."""
+    """Whether every planned pod may still get its node: none is bound to or was released for another node, or was refused its node."""
     refused = reservations.refused_nodes_by_pod(pods)
     for pod in pods:
         key = pod.metadata.key

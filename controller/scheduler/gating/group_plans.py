@@ -167,7 +167,7 @@ class GroupPlans:
         return check_plan(cached.plan, group, pods, self.reservations, outgoing, preemptible=preemptible)
 
     def _is_current(self, group: str, cached: CachedPlan, pods: Sequence[Pod], check: PlanCheck) -> bool:
-        """Whether a new plan would be no better: the inputs are the same, and no resources were freed that could serve pods without a node."""
+        """Whether the plan is up to date: its inputs are the same, and no resources were freed that pods without a node could use."""
         has_freed_resources = cached.freed_count != self.reservations.freed_count
         lacks_nodes = bool(cached.plan.unplaced or check.awaiting_rollout)
         if has_freed_resources and lacks_nodes and self._clock() - cached.made_at > MIN_UNPLACED_S:
@@ -190,7 +190,7 @@ class GroupPlans:
         return True
 
     def drop_plan(self, group: str, pods: Sequence[Pod]) -> None:
-        """Drop the plan of a group that is gone or has no waiting pods; bound pods keep reservations until the node cache includes them."""
+        """Drop the plan of a group that is gone or has no waiting pods; bound pods keep reservations until the node cache has them."""
         self._cached_plans.pop(group, None)
         self._failures.pop(group, None)
         self._rollout_waits.forget_group(group)

@@ -27,7 +27,7 @@ class _Reservation(msgspec.Struct, frozen=True):
 
 
 class _Refusal(msgspec.Struct, frozen=True):
-    """A refused pod's key, and the node at that time, None if it was unknown, with its usage by bound pods and by other pods' reservations."""
+    """A refused pod's key; the node at that time, None if unknown; its usage by bound pods and other pods' reservations."""
 
     key: str
     host: Host | None

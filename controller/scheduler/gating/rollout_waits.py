@@ -58,10 +58,10 @@ class RolloutWaits:
     async def solve_without_waits(
         self, group: str, snapshot: GroupSnapshot, plan: Plan, outgoing: Mapping[str, Amounts], solve: Solve
     ) -> Plan:
-        """Search a plan, about as good, in which fewer pods wait for a rollout; returns ``plan``, which was made from the snapshot, if none is found.
+        """Search a plan, about as good, in which fewer pods wait for a rollout; returns ``plan`` if there is none.
 
-        The first search keeps all waiting pods off full nodes, the second only the oldest. ``outgoing`` is node -> requests of pods that a
-        rollout is about to replace there.
+        ``plan`` was made from the snapshot; ``outgoing`` is node -> requests of pods that a rollout is about to replace there. The first
+        search keeps all waiting pods off full nodes, the second only the oldest.
         """
         if not outgoing:
             return plan
