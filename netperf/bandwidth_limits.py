@@ -12,14 +12,14 @@ from kubekit import quantity
 from kubekit.errors import QuantityError
 
 MIN_BPS, MAX_BPS = 10**3, 10**15
-"""1k and 1P, both allowed."""
+"""Lowest and highest rate, 1k and 1P, both allowed."""
 
 
 class UnreasonableLimitError(QuantityError):
-    """A limit is out of bounds; the text is that of Kubernetes.
+    """A limit is below `MIN_BPS` or above `MAX_BPS`; the text is that of Kubernetes.
 
     Attributes:
-        size: ``small`` if it is below the lower bound, else ``large``.
+        size: ``small`` if the limit is below `MIN_BPS`, else ``large``.
     """
 
     def __init__(self, size: Literal["small", "large"]) -> None:
@@ -32,7 +32,7 @@ def parse_limit(text: str) -> int:
     """Parse an annotation to bits per second.
 
     Raises:
-        UnreasonableLimitError: the limit is out of bounds.
+        UnreasonableLimitError: the limit is below `MIN_BPS` or above `MAX_BPS`.
         QuantityError: the text is not a quantity.
     """
     rate_bps = math.ceil(quantity.parse(text))

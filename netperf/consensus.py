@@ -2,8 +2,8 @@
 
 A round trip includes delays of both nodes. A slow or lying node is contradicted by other nodes in all of its pairs. Its latencies are
 ignored, and the node is reported. Both directions of a link count. All latencies of one reporter (the node that measured) on a link count
-as one; otherwise the only node of a zone would have the majority. If two reporters contradict each other, the last agreed latency decides,
-else the triangle inequality with third zones.
+as one; otherwise the only node of a zone would have the majority. If two reporters contradict each other, the last agreed latency decides;
+without one, the triangle inequality with third zones; else the higher latency is ignored.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ CONTRADICTION_RATIO, CONTRADICTION_US = 0.12, 300.0
 RESOLVED_SHARE = 0.6
 """A dispute ends below this share of both limits, so that latencies at a limit do not start and end it again and again."""
 MIN_CONTRADICTIONS = 2
-"""Fewest contradicted latencies for which a node is suspected."""
+"""Fewest contradicted latencies for which a node is suspected, or is an outlier as a reporter."""
 MAX_ITERATIONS = 50
+"""Limits the time; each iteration ignores the latencies of one node or link."""
 TRIANGLE_SHARE, TRIANGLE_SLACK_US = 0.5, 2000.0
 """Allowance for paths that break the triangle inequality, see `triangle_minimum_us`."""
 
@@ -47,9 +48,9 @@ class Consensus(msgspec.Struct, frozen=True):
 
     Attributes:
         latency_us_by_link: the agreed latency: the median over reporters, without the ignored latencies.
-        spread_us_by_link: the median absolute deviation from that latency; None for a single pair of nodes.
-        disputed_links: links whose two reporters contradict each other, or whose only reporter contradicts earlier latencies.
-        error_us_by_outlier: the median error of the latencies of each outlier node.
+        spread_us_by_link: the median absolute deviation from that latency; None if only one latency is left.
+        disputed_links: links whose two reporters contradict each other, or whose only reporter has an implausible latency.
+        error_us_by_outlier: how much the ignored latencies of each outlier node are too high (or too low, if negative); the median.
         ignored_pairs: origin and destination of the ignored latencies.
     """
 
@@ -69,7 +70,7 @@ def find_consensus(
 
     Args:
         latencies: latencies that are not stale, at most one per directed pair of nodes.
-        agreed_us_by_link: the last agreed latencies, if known.
+        agreed_us_by_link: the last agreed latencies; links without one may be missing.
         previously_disputed: links that were disputed at the last call.
     """
     # The outcome must not depend on the order of ``latencies``.
@@ -119,7 +120,7 @@ def contradicts(latency_us: float, other_us: float, *, share: float = 1.0) -> bo
 def _find_contradictions(
     latencies_by_link: Mapping[ZoneLink, list[NodePairLatency]],
 ) -> tuple[dict[str, list[NodePairLatency]], dict[str, int]]:
-    """Contradicted latencies by node, and by node the number of latencies that others can contradict."""
+    """Contradicted latencies by node, and by node the number of its latencies on links with several latencies."""
     contradicted: dict[str, list[NodePairLatency]] = defaultdict(list)
     counts: dict[str, int] = defaultdict(int)
     for latencies in latencies_by_link.values():
@@ -198,10 +199,10 @@ def _resolve_disputes(
     agreed_us_by_link: Mapping[ZoneLink, float],
     previously_disputed: Collection[ZoneLink],
 ) -> frozenset[ZoneLink]:
-    """Ignore one of two reporters that contradict each other; returns the disputed links.
+    """Ignore one of two reporters that contradict each other, and single reporters with implausible latencies; returns the disputed links.
 
-    A link with a single reporter is disputed if its latency contradicts the last agreed one, and also the triangle inequality or
-    another latency of the same reporter.
+    Moves latencies from ``latencies_by_link`` to ``ignored``. The latency of a single reporter is implausible if it contradicts the last
+    agreed one, and also the triangle inequality or another latency of the same reporter.
     """
     disputed: set[ZoneLink] = set()
     for link, latencies in latencies_by_link.items():
@@ -244,7 +245,8 @@ def _choose_rejected(
 ) -> list[NodePairLatency]:
     """The latencies of one of a link's two reporters, to ignore.
 
-    This is the reporter farther from the last agreed latency; without that latency, the one that breaks the triangle inequality.
+    This is the reporter farther from the last agreed latency. Without that latency it is the lower one if it breaks the triangle inequality
+    or shares a node with the higher one, else the higher one.
     """
     low, high = sorted(_group_by_reporter(latencies).values(), key=_median_us)
     if agreed_us is not None:

@@ -1,6 +1,5 @@
-"""Names that agent, controller and lab share: labels, annotations, the extended resource, objects, the agent's announcement.
-
-A name that only one program writes and reads is in that program.
+"""What programs, manifests and users share: names of labels, annotations, the extended resource and objects; the agent's announcement; the
+pause between readings of connection tracking.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ BANDWIDTH_SOURCE_ANNOTATION = "netaware.io/bandwidth-source"
 """On a node: text for users, the source of the published capacity."""
 
 AGENT_ANNOTATION = "netaware.io/agent"
-"""On a node: JSON of an `Announcement`. Absent if no agent answers probes on the node."""
+"""On a node: JSON of an `Announcement`. Absent if no agent answers probes on the node for a while."""
 PLAN_LABEL = "netaware.io/plan"
 """On the ConfigMaps with probe plans; the value is ``true``."""
 PLAN_SELECTOR = f"{PLAN_LABEL}=true"
@@ -75,7 +74,7 @@ class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):
         port: port of netserver's control connections, or of the datagram responder.
         version: version of the agent.
         prober: ``netperf`` if netserver answers, else ``datagrams``.
-        problem: text for users; empty if everything works.
+        problem: text for users about a fault beside which probes are answered; empty if everything works.
     """
 
     address: str = ""
@@ -86,7 +85,7 @@ class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def encode_announcement(announcement: Announcement) -> str:
-    """The annotation's value, with a problem that is cut to fit into `MAX_ANNOTATION_BYTES`."""
+    """The annotation's value. If it is longer than `MAX_ANNOTATION_BYTES`, the problem is cut."""
     text = msgspec.json.encode(announcement).decode()
     if len(text.encode()) <= MAX_ANNOTATION_BYTES or not announcement.problem:
         return text
@@ -98,7 +97,7 @@ _decode = msgspec.json.Decoder(Announcement).decode
 
 
 def decode_announcement(text: str) -> Announcement | None:
-    """The announcement in an annotation; None if the annotation is missing or invalid."""
+    """The announcement in an annotation; None if the annotation is missing, too long or invalid."""
     if not text or len(text) > MAX_ANNOTATION_BYTES:
         return None
     try:
@@ -108,9 +107,9 @@ def decode_announcement(text: str) -> Announcement | None:
 
 
 MIN_TRAFFIC_PAUSE_S, MAX_TRAFFIC_CPU_SHARE = 30.0, 0.005
-"""Shortest pause between two readings of connection tracking, and the largest share of a core that readings take."""
+"""Shortest pause between two readings of connection tracking, and the largest share of a core that readings may take."""
 
 
-def traffic_pause_s(round_s: float) -> float:
-    """Pause after a reading of connection tracking that took ``round_s``, see `MAX_TRAFFIC_CPU_SHARE`."""
-    return max(MIN_TRAFFIC_PAUSE_S, round_s / MAX_TRAFFIC_CPU_SHARE)
+def traffic_pause_s(reading_cpu_s: float) -> float:
+    """Pause after a reading of connection tracking that took ``reading_cpu_s`` of CPU time, by both limits."""
+    return max(MIN_TRAFFIC_PAUSE_S, reading_cpu_s / MAX_TRAFFIC_CPU_SHARE)

@@ -1,7 +1,7 @@
 """The state of each pair of zones: smoothed latencies, failures, last good latency, current cost.
 
-`update_state` adds samples and failures. `restore_state` starts from the costs that were written last; `resume_state` adds what is known
-from an earlier leadership.
+`update_state` adds samples and failures. `restore_state` starts from the costs that were written last; `resume_state` adds the state of an
+earlier leadership.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from netperf.sample import Failure, NodeLocation, ProberName, Sample, Sighting, 
 from netperf.smoothing import SmoothedLatency, add_sample, replace_newest_sample
 
 INFERRED_ERROR_RATIO = 0.5
-"""Error bar of an inferred latency, as a share of the latency; after a restart it tells inferred from measured latencies."""
+"""Error bar of an inferred latency, as a share of the latency. After a restart, a latency with such an error bar counts as inferred."""
 
 
 class NodePairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -50,14 +50,14 @@ class ZonePairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     Attributes:
         node_pairs: states of its pairs of nodes.
         failures: failures of its pairs of nodes that could not be measured.
-        cost: the current cost; None if there is none.
-        last_good_us: the last latency from fresh samples; None if there is none.
+        cost: the current cost, or the last one before the pair became unreachable; None if there is none.
+        last_good_us: the last latency from fresh samples, or the restored one; None if there is none.
         last_good_at_s: time of that latency, by our clock.
         error_us: error bar of that latency.
         is_unreachable: whether no node of one zone reaches the other.
-        is_unverified: whether the last good latency was read from the NetworkTopology, and may have been inferred.
+        is_unverified: whether the last good latency is restored, and may have been inferred.
         is_inferred: whether the current cost is inferred; the first measured one replaces it without hysteresis.
-        has_full_window: whether the current cost rests on `WINDOW_SAMPLES` samples of each pair of nodes.
+        has_full_window: whether the current cost is restored from a measured one, or its pairs of nodes had `WINDOW_SAMPLES` samples each.
         is_disputed: whether its latency is disputed, see `netperf.consensus.Consensus`.
     """
 
@@ -80,7 +80,7 @@ CostState = dict[ZonePair, ZonePairState]
 def restore_state(
     written_costs: Mapping[ZonePair, int], policy: CostPolicy, now_s: float, latencies: Latencies | None = None
 ) -> CostState:
-    """The state after a restart, from the costs and latencies in the NetworkTopology.
+    """The state after a restart, from the costs and latencies in the NetworkTopology. Costs below `MIN_ZONE_COST` are not restored.
 
     Hysteresis applies to these costs. A restored latency is stale at once, and expires if nothing measures its pair.
     """
@@ -136,11 +136,13 @@ def update_state(
     failures: Iterable[Failure] = (),
     interval_s: float = 60.0,
 ) -> CostState:
-    """Add samples and failures to the state. A sample that was added before changes nothing; a flagged sample is left out.
+    """Add samples and failures to the state. A sample that was added before changes nothing.
+
+    Samples with a flag that the policy does not accept, of streams, and within a zone are left out.
 
     Args:
         samples: all present samples, new or not; pairs of nodes without a sample are forgotten, but last good latencies stay.
-        state: the last result of this function, `compute_costs` or `restore_state`.
+        state: the last result of this function, `compute_costs`, `restore_state` or `resume_state`.
         policy: the cost policy.
         now_s: our clock, always the same one.
         wall_s: wall clock, seconds since 1970; used for the age of samples that are seen for the first time.
@@ -174,7 +176,7 @@ def update_state(
 
 
 def starting_latency_us(pair: ZonePairState, reverse: ZonePairState | None) -> float | None:
-    """The last good latency of either direction, from which a new pair of nodes starts; None if there is none."""
+    """The last good latency, of either direction, that is verified, from which a new pair of nodes starts; None if there is none."""
     states = [state for state in (pair, reverse) if state is not None and not state.is_unverified]
     return next((state.last_good_us for state in states if state.last_good_us), None)
 
@@ -199,7 +201,7 @@ def _update_node_pair(
     now_s: float,
     replace_within_s: float,
 ) -> NodePairState | None:
-    """The state after a sample; unchanged if it is flagged, lacks the percentile, or was added before."""
+    """The state after a sample; ``before`` if the sample has an unaccepted flag, lacks the percentile, or was added before."""
     value_us = sample.percentile_us(policy.percentile)
     if value_us is None or not set(sample.quality_flags) <= set(policy.accept_quality_flags):
         return before
@@ -235,7 +237,7 @@ def prober_rank(node_pair: NodePairState) -> int:
 
 
 def choose_representative(node_pairs: Iterable[NodePairState]) -> NodePairState | None:
-    """The pair of nodes to show for two zones: the one with the median latency among those with the best `prober_rank`."""
+    """The pair of nodes with the median latency among those with the best `prober_rank`; None without pairs of nodes."""
     ranked = sorted(node_pairs, key=lambda p: (prober_rank(p), p.smoothed.latency_us, p.origin, p.destination))
     best = [p for p in ranked if prober_rank(p) == prober_rank(ranked[0])]
     return best[(len(best) - 1) // 2] if best else None

@@ -1,8 +1,8 @@
 """Computes the costs of zone pairs: consensus, age, hysteresis, and inference of missing pairs.
 
 `netperf.cost_state.update_state` adds samples and failures to the state of each pair of zones. `compute_costs` converts this state to
-costs, and keeps a cost if its latency changed only within the noise. A restart changes no cost, because the state is restored from the
-samples and from the costs that were written last.
+costs, and keeps a cost while its latency changes only within the hysteresis. A restart changes no cost, because the state is restored from
+the samples and from the costs that were written last.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _FreshNodePairs = Mapping[ZonePair, tuple[NodePairState, ...]]
 """The result of `_select_fresh_node_pairs` for each directed pair of zones."""
 
 MISSED_ROUNDS = 3
-"""No sample is stale before this many rounds."""
+"""No sample of our agents is stale before this many rounds."""
 UNREACHABLE_FAILURES, UNREACHABLE_FAILURES_SINGLE_REPORTER = 2, 3
-"""A path is unreachable after this many failures in a row of every pair of nodes; the second number is for a single reporter."""
+"""A link is unreachable after this many failures in a row of every pair of nodes; the second number is for a single reporter."""
 STALE_ERROR_RATIO, MIN_ERROR_US = 0.1, 5.0
 """Smallest error bars: of a stale latency, as a share of the latency, and of a measured latency."""
 OUTLIER_REPORT_ROUNDS = 1.5
@@ -48,12 +48,12 @@ class ZoneCost(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     Attributes:
         cost: the cost, as in the NetworkTopology.
-        latency_us: the latency of the cost, with the effect of loss; of an unreachable pair the last good latency, or 0.
+        latency_us: the latency of the cost, with the delay by loss; of an unreachable pair the last good latency, or 0 without one.
         basis: ``measured``; ``mirrored``, measured in the other direction; ``stale``, the last good latency; ``inferred``, from paths
             over other zones; ``unreachable``.
-        age_s: age of the newest sample, by our clock; 0 for an inferred latency.
-        error_us: error bar of the latency.
-        node_pair_count: number of pairs of nodes that measured the latency.
+        age_s: age of the newest sample, or of the last good latency, by our clock; 0 without either.
+        error_us: error bar of the latency; 0 if unreachable.
+        node_pair_count: number of pairs of nodes that measured the latency; 0 if it is neither ``measured`` nor ``mirrored``.
     """
 
     cost: int
@@ -71,8 +71,8 @@ class ZoneCosts(msgspec.Struct, frozen=True, kw_only=True):
         by_zone_pair: an entry for each directed pair of zones.
         cost_by_region_pair: costs of directed pairs of regions.
         absent_pairs: pairs without a cost; do not write 0 for them.
-        error_us_by_outlier: as in `Consensus`, of nodes that were outliers for longer than a round.
-        disputed_links: as in `Consensus`, of links that were disputed for longer than a round.
+        error_us_by_outlier: as in `Consensus`, of nodes with latencies that are ignored for `OUTLIER_REPORT_ROUNDS`.
+        disputed_links: as in `Consensus`, of links with such latencies.
     """
 
     by_zone_pair: dict[ZonePair, ZoneCost]
@@ -82,7 +82,7 @@ class ZoneCosts(msgspec.Struct, frozen=True, kw_only=True):
     disputed_links: frozenset[ZoneLink] = frozenset()
 
     def latencies(self) -> Latencies:
-        """The latencies of the costs, in whole microseconds."""
+        """The latencies of the costs in whole microseconds, with error bars, and the unreachable pairs."""
         reachable = {pair: entry for pair, entry in self.by_zone_pair.items() if entry.basis != "unreachable"}
         return Latencies(
             {pair: max(1, round(entry.latency_us)) for pair, entry in reachable.items()},
@@ -95,16 +95,16 @@ class _ZonePairLatency(msgspec.Struct, frozen=True):
     """The latency of a directed pair of zones; see `ZoneCost` for common fields.
 
     Attributes:
+        seen_at_s: time of the newest sample or of the last good latency, by our clock; infinite for an inferred latency.
         mad_us: noise of the latency, see `netperf.smoothing`.
-        seen_at_s: time of the newest sample, by our clock.
         has_full_window: whether each pair of nodes has `WINDOW_SAMPLES` samples.
     """
 
     latency_us: float
-    mad_us: float
     basis: Basis
     seen_at_s: float
     error_us: float = 0.0
+    mad_us: float = 0.0
     node_pair_count: int = 0
     has_full_window: bool = False
 
@@ -168,35 +168,35 @@ def _choose_latencies(
     """Choose a latency for each pair: measured, else last good, else inferred, else unverified."""
     latencies: dict[ZonePair, _ZonePairLatency] = {}
     for pair in pairs:
-        if (
-            latency := measured.get(pair) or _find_last_good_latency(pair, state, fresh_node_pairs, oldest_at_s)
-        ) is not None:
+        latency = measured.get(pair) or _find_last_good_latency(pair, state, fresh_node_pairs, oldest_at_s)
+        if latency is not None:
             latencies[pair] = latency
     if len(latencies) < len(pairs):
         zones = sorted({zone for pair in pairs for zone in pair})
         inferred = infer_latencies_us(zones, {pair: latency.latency_us for pair, latency in latencies.items()})
         latencies |= {
-            p: _ZonePairLatency(inferred[p], 0.0, "inferred", math.inf, INFERRED_ERROR_RATIO * inferred[p])
+            p: _ZonePairLatency(inferred[p], "inferred", math.inf, INFERRED_ERROR_RATIO * inferred[p])
             for p in pairs
             if p in inferred
         }
     for pair in pairs:
         if pair not in latencies:
             latency = _find_last_good_latency(pair, state, fresh_node_pairs, oldest_at_s, unverified=True)
-            latencies |= {pair: latency} if latency is not None else {}
+            if latency is not None:
+                latencies[pair] = latency
     return latencies
 
 
 def _unreachable_latency(old: ZonePairState, now_s: float) -> _ZonePairLatency:
-    """The last good latency of an unreachable pair, or 0."""
+    """The last good latency of an unreachable pair, or 0 without one."""
     seen_at_s = now_s if old.last_good_us is None else old.last_good_at_s
-    return _ZonePairLatency(old.last_good_us or 0.0, 0.0, "unreachable", seen_at_s)
+    return _ZonePairLatency(old.last_good_us or 0.0, "unreachable", seen_at_s)
 
 
 def _compute_entry(
     latency: _ZonePairLatency, measured: _ZonePairLatency | None, old: ZonePairState, policy: CostPolicy, now_s: float
 ) -> ZoneCost:
-    """The entry of a latency. A cost that was inferred or rests on the first few samples is replaced without hysteresis."""
+    """The entry of a latency. A measured latency replaces a cost that was inferred, and one of the first few samples, without hysteresis."""
     is_more_reliable = measured is not None and measured.has_full_window and not old.has_full_window
     skips_hysteresis = is_more_reliable or (measured is not None and old.is_inferred)
     if latency.basis == "unreachable":
@@ -240,7 +240,7 @@ def _update_pair(
 def _select_persistent_outliers(
     consensus: Consensus, state: CostState, ignored_before_s: float
 ) -> tuple[dict[str, float], frozenset[ZoneLink]]:
-    """The outliers and the disputed links with latencies that were ignored already at a time.
+    """The outliers and the disputed links with latencies that are ignored since before ``ignored_before_s``.
 
     Nodes measure at different times, so after a change they contradict each other for a round.
     """
@@ -271,9 +271,9 @@ def _select_fresh_node_pairs(
 
 
 def _is_unreachable(link: ZoneLink, state: CostState, fresh_node_pairs: _FreshNodePairs) -> bool:
-    """Whether every pair of nodes has failed several times in a row.
+    """Whether every pair of nodes has failed several times in a row, without an answer.
 
-    Without samples and failures a link stays as it was, because missing results are no recovery.
+    Without samples of our agents and failures a link stays as it was, because missing results are no recovery.
     """
     directions = (link, link[::-1])
     failures = [failure for pair in directions for failure in state[pair].failures]
@@ -315,7 +315,7 @@ def _mark_ignored(node_pairs: Iterable[NodePairState], consensus: Consensus, now
 def _find_measured_latency(
     pair: ZonePair, fresh_node_pairs: _FreshNodePairs, consensus: Consensus
 ) -> _ZonePairLatency | None:
-    """The latency that the pairs of nodes of both directions agree on, else that of another component; None if both are missing."""
+    """The latency that our pairs of nodes of both directions agree on, else that of another component; None if both are missing."""
     link = link_between(*pair)
     latency_us = consensus.latency_us_by_link.get(link)
     if latency_us is None:
@@ -350,28 +350,27 @@ def _find_external_latency(pair: ZonePair, fresh_node_pairs: _FreshNodePairs) ->
         best = choose_representative(p for p in fresh_node_pairs[direction] if p.prober == "external")
         if best is not None:
             us = best.smoothed.latency_us
-            return _ZonePairLatency(us, 0.0, basis, best.sighting.first_seen_at_s, STALE_ERROR_RATIO * us, 1)
+            seen_at_s = best.sighting.first_seen_at_s
+            return _ZonePairLatency(us, basis, seen_at_s, STALE_ERROR_RATIO * us, node_pair_count=1)
     return None
 
 
 def _find_last_good_latency(
     pair: ZonePair, state: CostState, fresh_node_pairs: _FreshNodePairs, oldest_at_s: float, *, unverified: bool = False
 ) -> _ZonePairLatency | None:
-    """The newer of both directions' last good latencies; None if it has expired.
+    """The newest of both directions' last good latencies and stale samples; None if there is none or it has expired.
 
-    With ``unverified``, a last resort: latencies that may have been inferred, and ignored ones.
+    With ``unverified``, a last resort: the newest of the latencies that may have been inferred, and of the ignored ones.
     """
     candidates: list[_ZonePairLatency] = []
     for direction, pair_state in ((pair, state[pair]), (pair[::-1], state[pair[::-1]])):
         if pair_state.last_good_us is not None and pair_state.is_unverified == unverified:
             us = pair_state.last_good_us
             error_us = max(pair_state.error_us, STALE_ERROR_RATIO * us)
-            candidates.append(_ZonePairLatency(us, 0.0, "stale", pair_state.last_good_at_s, error_us))
+            candidates.append(_ZonePairLatency(us, "stale", pair_state.last_good_at_s, error_us))
         # After a restart, samples may be old already. The consensus ignores the fresh samples of a pair without a measured latency.
         candidates += [
-            _ZonePairLatency(
-                us := p.smoothed.latency_us, 0.0, "stale", p.sighting.first_seen_at_s, STALE_ERROR_RATIO * us
-            )
+            _ZonePairLatency(us := p.smoothed.latency_us, "stale", p.sighting.first_seen_at_s, STALE_ERROR_RATIO * us)
             for p in pair_state.node_pairs
             if (p in fresh_node_pairs[direction]) == unverified
         ]
@@ -382,7 +381,7 @@ def _find_last_good_latency(
 def compute_region_costs(
     entries: Mapping[ZonePair, ZoneCost], region_by_zone: Mapping[str, str]
 ) -> dict[ZonePair, int]:
-    """Cost of each directed pair of regions: the median (nearest rank) of the costs between their zones.
+    """Cost of each directed pair of different regions: the median (nearest rank) of the costs between their zones.
 
     Costs have hysteresis, so their median is more stable than that of latencies. Zones without a region do not count.
     """

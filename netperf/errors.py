@@ -13,13 +13,13 @@ MAX_SHOWN_KEY_LENGTH, MAX_SHOWN_DETAIL_LENGTH = 80, 200
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """One key, probe or node that is not used, and why.
+    """One key, probe, node or zone that is not used, and why.
 
     Attributes:
-        key: the key, probe or node, cut to `MAX_SHOWN_KEY_LENGTH`.
+        key: the key, probe, node or zone, cut to `MAX_SHOWN_KEY_LENGTH`.
         reason: one of a few short names, for a metric label.
-        detail: text for users, with the field and the expected value, cut to `MAX_SHOWN_DETAIL_LENGTH`.
-        writer: the origin node in the key, which wrote it; empty if the key names none.
+        detail: text for users, cut to `MAX_SHOWN_DETAIL_LENGTH`; may be empty.
+        writer: the origin node in a key of results, which wrote the key; empty if unknown.
     """
 
     key: str

@@ -18,7 +18,7 @@ def nearest_rank(percent: float, count: int) -> int:
 
 
 class Histogram:
-    """Counts of values in microseconds by their logarithm. Values that are infinite or not above 0 are ignored."""
+    """Counts of values in microseconds by their logarithm; ``min_us`` and ``max_us`` are exact. Only finite values above 0 are counted."""
 
     __slots__ = ("_counts", "count", "max_us", "min_us")
 
@@ -29,7 +29,7 @@ class Histogram:
             self.record(value_us)
 
     def record(self, value_us: float) -> None:
-        """Count one value."""
+        """Count one value, if it is finite and above 0."""
         if not 0 < value_us < math.inf:
             return
         index = math.floor(math.log2(value_us) * BUCKETS_PER_OCTAVE)

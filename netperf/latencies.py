@@ -70,7 +70,7 @@ class Latencies:
 
 
 def decode_latencies(text: str | None) -> Latencies:
-    """Decode the annotation. Never raises: if the annotation is invalid, the result is empty and has a ``problem``."""
+    """Decode the annotation. Never raises: if it is invalid, the result is empty and has a ``problem``; if missing, it is empty."""
     if not text:
         return Latencies()
     try:
@@ -102,7 +102,7 @@ def _matrix_to_pairs(
 def encode_latencies(latencies: Latencies) -> str:
     """Encode the annotation; zones are in bytewise order, so that equal latencies give equal texts.
 
-    If the text is too long for an annotation (above about 180 zones), it has no error bars; if still too long, it is empty.
+    If the text is longer than `MAX_TEXT_BYTES` (above about 180 zones), it has no error bars; if still too long, it is empty.
     """
     pairs = {*latencies.latency_us_by_pair, *latencies.unreachable_pairs}
     zones = sorted({zone for pair in pairs for zone in pair})
@@ -147,7 +147,7 @@ def round_up_error(value_us: float) -> int:
 
 
 def infer_latencies_us(zones: Sequence[str], measured_us: Mapping[ZonePair, float]) -> dict[ZonePair, float]:
-    """Latencies of the directed pairs that are missing from ``measured_us``, by the shortest path over other zones.
+    """Latencies of directed pairs that are missing from ``measured_us`` and have a path over other zones, by the shortest path.
 
     The direct path may be slower or faster, so callers mark these latencies as inferred. The algorithm is Dijkstra's without a heap, which
     is faster for dense graphs.

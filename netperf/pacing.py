@@ -1,4 +1,4 @@
-"""Computes the start of each run, and limits the bandwidth of TCP_STREAM.
+"""Computes the start and the test of each run, and limits the bandwidth of TCP_STREAM.
 
 Agents do not coordinate: rounds follow the wall clock, slots come from the plan, and jitter comes from a hash. If clocks differ by more
 than the slack of a slot, runs may overlap. The overlap delays processes, so the samples get the quality flag ``run-queue``.
@@ -23,7 +23,7 @@ STREAM_WINDOW_S = 600.0
 
 
 class ScheduledRun(msgspec.Struct, frozen=True):
-    """One run of a probe: its start by the wall clock, its round since 1970, and the netperf test."""
+    """One run of a probe: its start by the wall clock, the number of its round since 1970, and the netperf test."""
 
     probe: Probe
     starts_at_s: float
@@ -34,6 +34,7 @@ class ScheduledRun(msgspec.Struct, frozen=True):
 def find_next_run(plan: ZonePlan, node: str, now_s: float) -> ScheduledRun | None:
     """The node's first run at or after ``now_s`` (wall clock); None if the plan has no probe of the node."""
     current_round = math.floor(now_s / plan.interval_s)
+    # Every probe runs once a round, so the next run is in this round or the next one.
     runs = (
         ScheduledRun(probe, probe_start_s(plan, probe, round_), round_, choose_test(plan.settings, probe, round_))
         for round_ in (current_round, current_round + 1)
@@ -55,8 +56,8 @@ def choose_test(settings: ProbeSettings, probe: Probe, round_number: int) -> Tes
     """
     if not settings.extra_tests:
         return settings.test
-    seed = f"{probe.origin.node}\0{probe.destination.node}".encode()
-    phase = int.from_bytes(hashlib.blake2b(seed, digest_size=4).digest(), "big")
+    # The extra tests of different pairs are in different rounds.
+    phase = _hash_int(f"{probe.origin.node}\0{probe.destination.node}", digest_size=4)
     cycle, position = divmod(round_number + phase, settings.rounds_per_extra_test)
     return settings.test if position else settings.extra_tests[cycle % len(settings.extra_tests)]
 
@@ -68,13 +69,17 @@ def probe_start_s(plan: ZonePlan, probe: Probe, round_number: int) -> float:
     """
     width_s = slot_width_s(plan)
     slack_s = max(0.0, width_s - plan.settings.duration_s - CONNECT_ALLOWANCE_S)
-    seed = f"{round_number}\0{probe.origin.node}\0{probe.destination.node}\0{probe.slot}".encode()
-    fraction = int.from_bytes(hashlib.blake2b(seed, digest_size=6).digest(), "big") / 2**48
+    seed = f"{round_number}\0{probe.origin.node}\0{probe.destination.node}\0{probe.slot}"
+    fraction = _hash_int(seed, digest_size=6) / 2**48
     return round_number * plan.interval_s + probe.slot * width_s + fraction * slack_s
 
 
+def _hash_int(text: str, *, digest_size: int) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=digest_size).digest(), "big")
+
+
 class StreamRun(NamedTuple):
-    """A past run of TCP_STREAM: when it ended, and the bytes that it sent."""
+    """A past run of TCP_STREAM: the time of its end, and the bytes that it sent."""
 
     ended_at_s: float
     sent_bytes: float
@@ -85,6 +90,7 @@ def select_recent_streams(runs: Iterable[StreamRun], now_s: float) -> tuple[Stre
     return tuple(run for run in runs if now_s - run.ended_at_s < STREAM_WINDOW_S)
 
 
-def may_stream(runs: Iterable[StreamRun], now_s: float, max_bps: float) -> bool:
-    """Whether another stream may start: the mean bandwidth of the window is below ``max_bps``. The stream itself may exceed that."""
-    return 8 * sum(run.sent_bytes for run in select_recent_streams(runs, now_s)) < max_bps * STREAM_WINDOW_S
+def may_stream(runs: Iterable[StreamRun], now_s: float, max_mean_bps: float) -> bool:
+    """Whether another stream may start: the mean over the last `STREAM_WINDOW_S` is below ``max_mean_bps``, which the stream may exceed."""
+    sent_bits = 8 * sum(run.sent_bytes for run in select_recent_streams(runs, now_s))
+    return sent_bits < max_mean_bps * STREAM_WINDOW_S

@@ -2,8 +2,8 @@
 
 A few pairs of nodes measure each unordered pair of zones. netperf runs between the pair of nodes with index 0, in its slot; datagrams
 run between all these pairs, with alternating origin zones. Rendezvous hashing chooses the nodes evenly. A pair of nodes stays until its
-rotation, unless a node becomes unusable: every hour, each zone replaces the nodes of one pair index. The previous plan is an argument, so
-that a deleted node changes only its own pairs.
+rotation (every hour, each zone replaces the nodes of one pair index), unless a node becomes unusable or has too many pairs. The previous
+plan is an argument, so that a deleted node changes only its own pairs.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class ProbeNode(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: name of the node.
-        address: address that the node's agent announces.
+        address: address that the node's agent announces, or else the node's InternalIP.
         zone: value of the zone label; empty without it.
         region: value of the region label; empty without it.
         is_ready: whether its condition Ready is True.
         is_schedulable: whether the node is not cordoned.
-        has_ready_agent: whether an agent announces itself and its pod is ready.
+        has_ready_agent: whether an agent announces itself, and its pod, if it has one, is ready.
         has_own_address: whether ``address`` is of this node or of its agent's pod.
     """
 
@@ -192,7 +192,7 @@ def _sort_and_drop_repeated(probes: Iterable[Probe]) -> tuple[Probe, ...]:
 
 
 def select_probe_nodes(nodes: Iterable[ProbeNode]) -> tuple[dict[str, dict[str, Peer]], tuple[Refusal, ...]]:
-    """The nodes that can be measured, by zone and name; and refusals of other nodes, and of zones without such nodes."""
+    """The nodes that can be measured, by zone and name; and refusals of the other nodes, and of zones without a node that can."""
     peers_by_zone: dict[str, dict[str, Peer]] = defaultdict(dict)
     refusals: list[Refusal] = []
     problems = {node: _find_node_problem(node) for node in sorted(nodes, key=lambda n: n.name)}
@@ -217,7 +217,7 @@ def _find_node_problem(node: ProbeNode) -> tuple[str, str] | None:
         (not node.is_ready, "not-ready", "condition Ready is not True"),
         (not node.is_schedulable, "unschedulable", "the node is cordoned"),
         (not node.has_ready_agent, "no-agent", "no ready agent runs there"),
-        (not is_host_address(node.address), "bad-address", f"{node.address!r} is not an IP address"),
+        (not is_host_address(node.address), "bad-address", f"{node.address!r} is not the IP address of a host"),
         (not node.has_own_address, "foreign-address", f"{node.address!r} is not of this node or its agent's pod"),
     )
     return next(((reason, detail) for applies, reason, detail in problems if applies), None)
@@ -300,7 +300,7 @@ def _current_rotation(key: _PairKey, options: PlanOptions, now_s: float) -> int:
 
 
 class _NodeChooser:
-    """Chooses nodes by rendezvous hashing with bounded loads: if possible, no node gets more than its share of pairs."""
+    """Chooses nodes by rendezvous hashing with bounded loads: if possible, new pairs go to nodes below their share of pairs."""
 
     def __init__(self, keys: Sequence[_PairKey], peers_by_zone: Mapping[str, Mapping[str, Peer]]) -> None:
         pair_counts = Counter(zone for key in keys for zone in (key.zone_a, key.zone_b))
@@ -309,7 +309,7 @@ class _NodeChooser:
         self._load: dict[str, int] = defaultdict(int)
 
     def keep(self, zone: str, node: str | None) -> str | None:
-        """Count and return the node if it may keep the pair, else None. It must be usable and have less than twice its share.
+        """Count and return the node if it may keep the pair: it is usable and has less than twice its share. Else return None.
 
         With a lower limit, a new zone would change pairs of other zones. Rotation evens out the loads.
         """

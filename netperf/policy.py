@@ -29,7 +29,7 @@ class CostPolicy(Section, frozen=True):
         expire_after_s: a latency older than this is not used; the pair is inferred or absent.
         external_stale_after_s: staleAfterS of latencies that other components write, counted from their last change; null for never.
         unreachable_cost: cost of an unreachable pair; the default exceeds every maxNetworkCost.
-        accept_quality_flags: a sample that has only these flags is used for the cost.
+        accept_quality_flags: a sample that has no other flags than these is used for the cost.
     """
 
     percentile: Percentile = "p90"
@@ -50,7 +50,7 @@ class CostPolicy(Section, frozen=True):
 
 
 def parse_policy(fields: Mapping[str, Any] | None, defaults: CostPolicy | None = None) -> CostPolicy:
-    """A policy from camelCase fields; absent fields come from ``defaults``.
+    """A policy from camelCase fields; absent fields come from ``defaults``, or else from `CostPolicy`.
 
     Raises:
         ConfigError: a field is unknown, of the wrong type or out of range; the message names it as ``costPolicy.<field>``.
@@ -70,8 +70,8 @@ def latency_to_cost(latency_us: float, policy: CostPolicy) -> int:
 def cost_with_hysteresis(current_cost: int | None, latency_us: float, mad_us: float, policy: CostPolicy) -> int:
     """The current cost while the latency stays near the range of that cost, else `latency_to_cost` the latency.
 
-    The range of cost c is ((c - 1) * unit, c * unit]. It is widened at both ends by the larger of `hysteresis` times its upper end, and
-    twice the noise (at most half of its upper end).
+    The range of cost c is ((c - 1) * unit, c * unit]; those of `MIN_ZONE_COST` and `MAX_NETWORK_COST` have no lower and no upper end. It is
+    widened at both ends by the larger of ``hysteresis`` times c * unit, and twice the noise (at most half of c * unit).
     """
     cost = latency_to_cost(latency_us, policy)
     if current_cost is None or current_cost == cost:

@@ -1,4 +1,4 @@
-"""Encodes and decodes the results ConfigMap.
+"""Encodes, decodes and cleans up the results ConfigMap.
 
 Each agent writes only keys of its own node pairs, as a JSON merge patch. The API server merges key by key, so writers neither conflict nor
 lose each other's updates. Our format has a `Sample` or a `Failure` per key. Upstream's format has a number per key (the measurement
@@ -41,7 +41,7 @@ FAILED_SUFFIX = ".failed"
 SIZE_WARNING_BYTES = MAX_CONFIGMAP_BYTES * 3 // 4
 """Size above which the controller warns; only keys of other components can make the object so large."""
 MIN_REFRESH_S, REFRESH_ROUNDS = 170.0, 1.5
-"""An unchanged sample is written again after this time, or this many rounds if they are longer."""
+"""An unchanged sample is written again after this time, or after this many rounds if they are longer."""
 MAX_VALUE_BYTES = 2048
 """Longest value of one of our keys; the agents' admission policy has the same limit."""
 MAX_LISTED_REFUSALS = 100
@@ -62,7 +62,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
         samples: samples by key; the numbers of a node pair in upstream's format are one sample, under the last of their keys.
         failures: failures by key, without failures that are older than a sample of the same pair.
         refusals: the first `MAX_LISTED_REFUSALS` refused keys.
-        refusal_counts: number of refused keys by reason.
+        refusal_counts: number of all refused keys by reason.
         size_bytes: size of all keys and values.
     """
 
@@ -132,7 +132,8 @@ def encode_samples(
     Args:
         samples: samples of any test.
         upstream_percentiles: percentiles to write in upstream's format too, as whole milliseconds, at least 1. A missing percentile
-            removes the number. A flagged sample leaves the last number unchanged, because upstream's format has no flags.
+            removes the number. A sample with another flag than ``loss`` leaves the last number unchanged, because upstream's format has no
+            flags. Streams have no numbers.
     """
     data: dict[str, str | None] = {}
     for sample in samples:
@@ -172,7 +173,7 @@ def list_sample_keys(plan: ZonePlan, probe: Probe) -> list[str]:
 
 
 def find_keys_to_remove(data: Mapping[str, str], planned: Container[str]) -> set[str]:
-    """Keys for the controller to remove: keys of our format that no plan contains, or whose value is refused.
+    """Keys for the controller to remove: keys with our prefix that are malformed or in no plan, or whose value is refused.
 
     The upstream keys of an unplanned pair are removed too if the pair has a key of our format, because an agent then wrote them.
     ``planned`` has `list_planned_keys` of all current plans.
@@ -192,7 +193,7 @@ def find_keys_to_remove(data: Mapping[str, str], planned: Container[str]) -> set
 
 
 def _round_sample(sample: Sample) -> Sample:
-    """The sample with two decimals, to save space in etcd. Its clocks are less precise."""
+    """The sample with two decimals (ratios with six, its time with three), to save space in etcd. Its clocks are less precise."""
     return msgspec.structs.replace(
         sample,
         measurement=_round_measurement(sample.measurement),
@@ -221,7 +222,7 @@ def decode_results(
 
     Args:
         data: keys and values, by any writer.
-        locations: the cluster's nodes by name. Samples of nodes that are gone (``unknown-node``) or are in another zone now
+        locations: the cluster's nodes by name. Samples and failures of nodes that are gone (``unknown-node``) or are in another zone now
             (``moved-node``) are refused.
         planned: `list_planned_keys`. Other keys of our format, and upstream's keys of other pairs in zones that agents measure, are
             refused (``unplanned``). None if the plan is unknown.
@@ -360,7 +361,7 @@ def _find_sample_problem(sample: Sample, test: Test) -> tuple[str, str] | None:
 def _find_unplanned_pairs(
     pairs: Iterable[NodePair], locations: Mapping[str, NodeLocation], planned: Collection[str]
 ) -> set[NodePair]:
-    """The unplanned pairs in zones that agents measure; other components may measure elsewhere."""
+    """The unplanned pairs with a node in a zone that agents measure; other components may measure elsewhere."""
     unplanned = {pair for pair in pairs if not any(str(ResultKey(*pair, test)) in planned for test in TESTS)}
     if not unplanned:
         return set()
@@ -375,7 +376,7 @@ def check_growth(name: str, current: Mapping[str, str], patch: Mapping[str, str 
     A patch that adds no key is always allowed: it hardly changes the size, and a full object must not make costs stale.
 
     Raises:
-        ConfigMapTooLargeError: the patch adds keys, and the object would be larger than the limit.
+        ConfigMapTooLargeError: the patch adds keys, and the object would be larger than `MAX_CONFIGMAP_BYTES`.
     """
     after = {key: value for key, value in {**current, **patch}.items() if value is not None}
     if after.keys() <= current.keys():

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-MAX_ZONES_PER_SHARD = 10
-SAMPLES_PER_SHARD = 65
+MAX_ZONES_PER_SHARD, SAMPLES_PER_SHARD = 10, 65
+"""Limits of one object, unless there would be more than `MAX_SHARDS`."""
 MAX_SHARDS = 100
 """Number of names that the agents' Role and admission policy list."""
 
@@ -31,20 +31,20 @@ def shard_names(base: str, zone_count: int) -> list[str]:
 
 
 def assign_shards(zones: Sequence[str], base: str, previous: Mapping[str, str]) -> dict[str, str]:
-    """Assign to each zone the ConfigMap that its agents write, at most `zones_per_shard` zones to each; returns names by zone.
+    """Assign to each zone the ConfigMap into which its agents write, at most `zones_per_shard` zones to each; returns names by zone.
 
     A zone keeps its name in ``previous`` if possible. ``base`` is the name of the first ConfigMap.
     """
-    free_places = dict.fromkeys(shard_names(base, len(zones)), zones_per_shard(len(zones)))
+    free_counts = dict.fromkeys(shard_names(base, len(zones)), zones_per_shard(len(zones)))
     name_by_zone: dict[str, str] = {}
     for zone in sorted(zones):
         name = previous.get(zone, "")
-        if free_places.get(name, 0) > 0:
+        if free_counts.get(name, 0) > 0:
             name_by_zone[zone] = name
-            free_places[name] -= 1
+            free_counts[name] -= 1
     for zone in sorted(zones):
         if zone not in name_by_zone:
-            name = next(name for name, count in free_places.items() if count > 0)
+            name = next(name for name, count in free_counts.items() if count > 0)
             name_by_zone[zone] = name
-            free_places[name] -= 1
+            free_counts[name] -= 1
     return name_by_zone

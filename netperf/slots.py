@@ -26,7 +26,7 @@ def order_pairs(zones: Sequence[str]) -> list[ZoneLink]:
 
 
 def assign_slots(pairs: Sequence[ZoneLink], previous_slots: Mapping[ZoneLink, int]) -> tuple[dict[ZoneLink, int], int]:
-    """Assign a slot to every pair; a pair keeps its previous slot.
+    """Assign a slot to every pair; a pair keeps its previous slot if possible.
 
     Args:
         pairs: the pairs of `order_pairs`; earlier ones get lower slots.
@@ -47,7 +47,7 @@ def _assign_first_fit(
     pairs: Sequence[ZoneLink], previous_slots: Mapping[ZoneLink, int]
 ) -> tuple[dict[ZoneLink, int], int]:
     """Keep the previous slots that are free, and give the lowest free slot to other pairs; returns as `assign_slots`."""
-    used_slots: dict[str, int] = defaultdict(int)  # zone -> bit set of its slots
+    used_slots: dict[str, int] = defaultdict(int)  # bit sets by zone
     slots: dict[ZoneLink, int] = {}
     unassigned: list[ZoneLink] = []
 

@@ -15,7 +15,7 @@ WINDOW_SAMPLES = 5
 OUTLIER_RATIO, MIN_OUTLIER_US = 0.15, 100.0
 """An outlier differs by more than this share, and by more than this time; smaller differences are noise of schedulers and interrupts."""
 OUTLIER_DEVIATIONS = 5.0
-"""An outlier also differs by more than this many median absolute deviations, if there are at least three samples."""
+"""An outlier also differs by more than this many median absolute deviations (at most half of the latency), with three samples or more."""
 
 
 class SmoothedLatency(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -25,7 +25,7 @@ class SmoothedLatency(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         latency_us: the smoothed latency.
         mad_us: median absolute deviation of the window's samples from it: the noise.
         recent_us: the window, oldest sample first; empty before the first sample counts, when the latency is that of the zones.
-        pending_us: the newest sample, if it is an outlier that the next sample must confirm.
+        pending_us: the newest sample, if it is an outlier that the next sample must confirm; else None.
         count: number of samples since the window last restarted.
     """
 
@@ -57,7 +57,7 @@ def add_sample(smoothed: SmoothedLatency | None, value_us: float, expected_us: f
 
 
 def replace_newest_sample(smoothed: SmoothedLatency, value_us: float) -> SmoothedLatency:
-    """The smoothed latency with its newest sample replaced, for a sample that is written again within a round."""
+    """The smoothed latency with its newest sample replaced, also if that is a pending outlier."""
     if smoothed.pending_us is not None or not smoothed.recent_us:
         earlier = msgspec.structs.replace(smoothed, pending_us=None)
     else:

@@ -23,7 +23,7 @@ NodePair = tuple[str, str]
 
 
 class UpstreamValue(NamedTuple):
-    """The number of a key, converted to microseconds from ``unit``; ``nodes`` and ``percentile`` are those in the key."""
+    """A decoded key with its nodes and percentile, its number converted to microseconds, and the number's unit."""
 
     key: str
     nodes: NodePair

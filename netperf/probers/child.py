@@ -1,4 +1,4 @@
-"""Starts and stops child processes, which the kernel kills when the agent ends."""
+"""Starts, confines and stops child processes, which the kernel kills when the agent ends."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from netperf.probers.contention import RunQueueMonitor
 
 MAX_OUTPUT_BYTES = 65536
 STOP_GRACE_S = 2.0
+"""Time from SIGTERM to SIGKILL, and time to wait after SIGKILL."""
 NOBODY_ID = 65534
 """UID and GID of the user nobody."""
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
@@ -100,7 +101,7 @@ async def start_confined(program: str, *arguments: str, stdin: int) -> Process:
 
 
 async def run_to_end(arguments: Sequence[str], deadline_s: float) -> CompletedRun:
-    """Run a program until it ends. The kernel kills it when the agent ends. Its output is cut to `MAX_OUTPUT_BYTES`.
+    """Run a program until it ends. The kernel kills it when the agent ends. Both its outputs are cut to `MAX_OUTPUT_BYTES`.
 
     Raises:
         TimeoutError: the program did not end in time, and was stopped.
@@ -133,7 +134,7 @@ async def run_to_end(arguments: Sequence[str], deadline_s: float) -> CompletedRu
 
 
 async def stop(process: Process) -> None:
-    """Stop a child by SIGTERM, and by SIGKILL after `STOP_GRACE_S`. Does nothing if the child has ended."""
+    """Stop a child by SIGTERM, and if that is not enough by SIGKILL. Does nothing if the child has ended."""
     if process.returncode is not None:
         return
     for send_signal in (process.terminate, process.kill):

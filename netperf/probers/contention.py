@@ -77,7 +77,7 @@ def elapsed_us(after: float | None, before: float | None) -> float | None:
 
 
 class RunQueueMonitor:
-    """Polls the run-queue time of a child while the child runs, because it cannot be read afterwards.
+    """Polls the run-queue time of a child while the child runs, because it cannot be read after the end.
 
     Attributes:
         waited_us: the last reading; None before the first one.

@@ -16,6 +16,7 @@ _TAG_BYTES = 16
 _NUMBERS = struct.Struct("!8sQQ")
 DATAGRAM_BYTES = len(MAGIC) + _NUMBERS.size + _TAG_BYTES
 MAX_ENCODED_DELAY_NS = 60 * 10**9
+"""Longer responder delays are encoded as this one."""
 
 
 class Datagram(NamedTuple):

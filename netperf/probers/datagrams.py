@@ -1,4 +1,4 @@
-"""Sends authenticated datagrams at fixed times and measures their round trips.
+"""Sends authenticated datagrams at a constant mean rate and measures their round trips.
 
 A datagram is sent even if the previous one has no answer yet, so a stall of the path delays all datagrams of that time. The round trip
 ends at the kernel's receive timestamp. The responder delay in the answer is subtracted, which leaves the time on the path and in the
@@ -23,7 +23,7 @@ from netperf.probers.timestamps import now_ns, open_udp, receive
 from netperf.sample import MAX_LATENCY_US, REQUIRED_TRANSACTIONS, Measurement
 
 MAX_RATE_PER_S, MAX_DESTINATION_RATE_PER_S = 10.0, 4.0
-"""Maximum datagrams a second of one agent: to all destinations together, and to each."""
+"""Highest mean number of datagrams a second of one agent: to all destinations together, and to each."""
 DATAGRAMS_PER_ROUND = 120.0
 """Datagrams to each destination in a round, unless a limit is lower; a p99 needs 100."""
 LOST_AFTER_S = 3.0
@@ -49,9 +49,9 @@ class DatagramWindow:
     Attributes:
         opened_at_s: monotonic time of the opening.
         sent_count: number of datagrams sent.
-        answer_count: number of answers.
+        answer_count: number of answers, except those with an unusable round trip (see `CLOCK_STEP_LIMIT_NS`).
         delayed_count: number of answers with a responder delay above `MAX_USABLE_DELAY_US`, which are not used.
-        lost_count: number of datagrams without an answer.
+        lost_count: number of datagrams without an answer within `LOST_AFTER_S`.
         rtt_histogram: round trips without the responder delay.
         responder_delay_histogram: responder delays of all answers.
     """
@@ -81,7 +81,7 @@ class DatagramWindow:
         Args:
             now_s: monotonic time.
             rounds: round trips of this window and of earlier ones, newest last. If this window has too few for a p99, the p99 and
-                ``transactions`` are of as many of the newest windows as a p99 needs.
+                ``transactions`` are of as many of the newest windows as a p99 needs, if there are enough.
         """
         rtts = self.rtt_histogram
         if rtts.count < 2:
@@ -141,7 +141,7 @@ class DatagramStream:
         self.is_paused = False
 
     def set_targets(self, targets: Iterable[DatagramTarget], interval_s: float) -> None:
-        """Set the destinations, and the length of a round. The windows of unchanged destinations continue."""
+        """Set the destinations, and the length of a round. The windows of unchanged destinations continue; others are dropped."""
         self._targets = sorted(set(targets))
         now_s = time.monotonic()
         self._windows = {t: self._windows.get(t) or DatagramWindow(now_s) for t in self._targets}
@@ -150,7 +150,7 @@ class DatagramStream:
 
     @property
     def rate_per_s(self) -> float:
-        """Datagrams a second to all destinations together."""
+        """Mean number of datagrams a second to all destinations together."""
         destination_rate = min(MAX_DESTINATION_RATE_PER_S, DATAGRAMS_PER_ROUND / self._interval_s)
         return min(MAX_RATE_PER_S, len(self._targets) * destination_rate)
 

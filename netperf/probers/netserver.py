@@ -30,10 +30,11 @@ REQUEST_BYTES, PASSPHRASE_OFFSET = 656, 8
 MAX_PENDING_CONNECTIONS = 64
 """Maximum of unauthenticated connections. A further connection replaces the oldest one of the peer with the most connections."""
 REQUEST_TIMEOUT_S = 5.0
+"""Time for a peer to send its first request, and for ``netserver -V`` to end."""
 MAX_RUNS = 8
-"""A plan allows one run at a time, but clocks may differ."""
+"""Maximum of runs at a time; a plan allows one, but clocks may differ."""
 MAX_RUN_S = 120.0
-"""A plan allows 60 s."""
+"""Time after which a run is stopped; a plan allows 60 s."""
 
 
 class Netserver:
@@ -62,7 +63,7 @@ class Netserver:
         self.failure = "not started"
 
     async def run(self) -> None:
-        """Serve until cancelled; then stop the runs in progress. If serving fails, try again with a back-off."""
+        """Serve until cancelled; then stop the runs in progress. If serving fails, set `failure` and try again with a back-off."""
         try:
             while True:
                 try:

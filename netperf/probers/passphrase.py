@@ -1,6 +1,6 @@
-"""Derives hourly passphrases from the probing passphrase.
+"""Checks the probing passphrase, and derives hourly passphrases from it.
 
-netperf takes its passphrase as an argument, so anyone who can list processes can read it. So each epoch of one hour has its own passphrase,
+netperf takes its passphrase as an argument, which anyone who can list processes can read. So each epoch of one hour has its own passphrase,
 which reveals neither the next one nor the probing passphrase.
 """
 
@@ -13,7 +13,7 @@ import math
 from kubekit.errors import ConfigError
 
 EPOCH_S = 3600.0
-"""Lifetime of an hourly passphrase."""
+"""Lifetime of an hourly passphrase, seconds."""
 MIN_PASSPHRASE_BYTES = 16
 _PURPOSE = b"netaware netperf passphrase\0"
 

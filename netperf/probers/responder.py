@@ -15,6 +15,7 @@ log = logs.get("netperf.responder")
 MAX_BATCH = 64
 """Maximum of datagrams that are answered at a time, so that a flood does not block the event loop."""
 MAX_LOGGED_HOSTS = 100
+"""Maximum of senders that are logged, because addresses of senders can be forged."""
 
 
 class DatagramResponder:
@@ -55,7 +56,7 @@ class DatagramResponder:
                 loop.remove_reader(udp)
 
     def _log_rejected(self, host: str) -> None:
-        """Log each sender once, at most `MAX_LOGGED_HOSTS` of them, because addresses of senders can be forged."""
+        """Log each sender once, at most `MAX_LOGGED_HOSTS` of them."""
         if host not in self._logged_hosts and len(self._logged_hosts) < MAX_LOGGED_HOSTS:
             self._logged_hosts.add(host)
             log.warning("datagram without a valid tag", peer=host)

@@ -47,7 +47,7 @@ def receive(udp: socket.socket) -> tuple[bytes, int, Any]:
 
     Raises:
         BlockingIOError: there is no datagram.
-        OSError: there was an ICMP error for an earlier datagram.
+        OSError: for example, there was an ICMP error for an earlier datagram.
     """
     data, ancillary, _, peer = udp.recvmsg(_READ_BYTES, _ANCILLARY_BYTES)
     for level, kind, value in ancillary:
