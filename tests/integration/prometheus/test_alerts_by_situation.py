@@ -1,6 +1,7 @@
 """Each alert fires in its situation and in no other, for an hour of simulated series in promtool.
 
-The alerts of a situation are those that its findings name."""
+The alerts of a situation are those that its findings name.
+"""
 
 from __future__ import annotations
 

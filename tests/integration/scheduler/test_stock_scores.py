@@ -1,6 +1,7 @@
 """kube-scheduler binds every pod to one of the hosts with the best score of our model, in random clusters.
 
-The descheduler and ``simulate`` use the model for the default scheduler."""
+The descheduler and ``simulate`` use the model for the default scheduler.
+"""
 
 from __future__ import annotations
 
