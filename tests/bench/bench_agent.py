@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 import tempfile
 import time
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -45,11 +44,7 @@ NODE = "bench-node"
 
 def measure() -> Figures:
     """The figures by name."""
-    if os.geteuid() != 0:
-        print("bench agent: needs root, skipped", file=sys.stderr)
-        return {}
-    figures: Figures = run_bench(__file__)
-    return figures
+    return dict(run_bench(__file__))
 
 
 async def _start(stack: AsyncExitStack) -> tuple[Agent, list[NodePod]]:

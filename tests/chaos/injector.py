@@ -44,11 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class FaultInjector:
-    """Injects faults into a lab.
-
-    Args:
-        client: has the administrator's rights.
-        lab: runs our programs.
+    """Injects faults into a lab, with the administrator's rights.
 
     Attributes:
         crashes: a violation for each program of ours that ended by itself.

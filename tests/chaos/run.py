@@ -134,15 +134,8 @@ class ChaosRun:
 async def run_chaos(topology: Topology, *, name: str, seed: int, minutes: float, logs_dir: Path) -> ChaosReport:
     """Inject faults into a lab, check invariants, and remove the lab.
 
-    Args:
-        topology: of the lab.
-        name: of the lab.
-        seed: of the faults.
-        minutes: for which faults are injected.
-        logs_dir: folder for the programs' logs if an invariant is broken; the audit log is beside it.
-
-    Raises:
-        LabError: the lab did not start, or was not healthy before the first fault.
+    If an invariant is broken, ``logs_dir`` gets the programs' logs, and the audit log is kept beside it. Raises LabError if the lab does
+    not start, or is not healthy before the first fault.
     """
     audit_log = logs_dir.with_suffix(".audit")
     flags = (f"--audit-policy-file={_POLICY}", f"--audit-log-path={audit_log}", "--audit-log-maxsize=10000")

@@ -59,17 +59,7 @@ def sample_of(probe: Probe, rng: random.Random, now_s: float) -> Sample:
 
 
 class ZoneAgents:
-    """All agents of one zone.
-
-    Args:
-        client: has the agents' rights.
-        zone: name.
-        agents: number of nodes.
-        is_unreachable: whether a zone has failed, by name.
-
-    Attributes:
-        plan_bytes: bytes of plans that all agents together would have received.
-    """
+    """All agents of a zone; ``plan_bytes`` is the size of the plans that they would have received together."""
 
     def __init__(self, client: Client, zone: str, agents: int, is_unreachable: Callable[[str], bool]) -> None:
         self._client, self.zone, self._agents, self._is_unreachable = client, zone, agents, is_unreachable

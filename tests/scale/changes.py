@@ -19,18 +19,14 @@ ROLLOUT_EVERY_S = 5.0
 class ClusterChanges:
     """Rolls out Deployments, and lets a zone fail.
 
-    Args:
-        client: has the administrator's rights.
-        nodes: names of nodes, by index of their zone.
-
     Attributes:
         deployments: namespace and name of each Deployment that is rolled out.
         unreachable_zones: names of zones that have failed now.
         done: number of changes by kind, ``rollouts`` and ``zone_failures``.
     """
 
-    def __init__(self, client: Client, nodes: Sequence[Sequence[str]]) -> None:
-        self._client, self._nodes = client, nodes
+    def __init__(self, client: Client, nodes_by_zone: Sequence[Sequence[str]]) -> None:
+        self._client, self._nodes_by_zone = client, nodes_by_zone
         self.deployments: Sequence[tuple[str, str]] = ()
         self.unreachable_zones: set[str] = set()
         self.done = {"rollouts": 0, "zone_failures": 0}
@@ -51,11 +47,11 @@ class ClusterChanges:
         """Let a zone fail for a while: its nodes are not Ready, and agents cannot reach it."""
         await asyncio.sleep(begins_s)
         self.unreachable_zones.add(zone_name(zone))
-        await self._set_ready(self._nodes[zone], "Unknown")
+        await self._set_ready(self._nodes_by_zone[zone], "Unknown")
         self.done["zone_failures"] += 1
         await asyncio.sleep(lasts_s)
         self.unreachable_zones.discard(zone_name(zone))
-        await self._set_ready(self._nodes[zone], "True")
+        await self._set_ready(self._nodes_by_zone[zone], "True")
 
     async def _set_ready(self, nodes: Sequence[str], status: str) -> None:
         condition = {"type": "Ready", "status": status, "reason": "Scale", "message": "set by the scale run"}

@@ -20,13 +20,7 @@ def zone_name(index: int) -> str:
 
 
 def node_body(name: str, *, zone: int, number: int) -> dict[str, Any]:
-    """A ready node of about 5 kB, with a dozen labels, five conditions, ten images and an announced agent.
-
-    Args:
-        name: of the node.
-        zone: index of its zone.
-        number: of the node in the cluster; determines its address.
-    """
+    """A ready node of about 5 kB, with labels, conditions, images and an announced agent; ``number`` determines its address."""
     address = f"10.{number >> 14 & 255}.{number >> 7 & 127}.{number & 127}"
     labels = {
         "kubernetes.io/hostname": name,

@@ -68,11 +68,7 @@ async def install_rules(lab: Lab) -> None:
 
 
 async def put_nodes_and_pods(plane: ControlPlane, sizes: Sizes, say: ProgressPrinter) -> list[list[str]]:
-    """Write nodes and pods into etcd: agents, pods of the AppGroups that never change, and others up to the number of pods.
-
-    Returns:
-        Names of the nodes, by index of their zone.
-    """
+    """Write nodes and pods of agents, of AppGroups that never change, and of others; returns names of nodes by index of their zone."""
     names = [[f"node-{zone:03}-{i:03}" for i in range(sizes.nodes_per_zone)] for zone in range(sizes.zones)]
     flat = [(zone, name) for i in range(sizes.nodes_per_zone) for zone, name in enumerate(z[i] for z in names)]
     nodes = ((f"minions/{name}", node_body(name, zone=zone, number=number)) for number, (zone, name) in enumerate(flat))

@@ -41,11 +41,7 @@ _DEADLINE_S = 600.0
 
 
 async def run_scale(sizes: Sizes, *, name: str, say: ProgressPrinter) -> ScaleReport:
-    """Measure a cluster of these sizes, and remove it.
-
-    Raises:
-        LabError: the control plane did not start, or our programs did not become ready.
-    """
+    """Measure a cluster of these sizes, and remove it; raises LabError if the control plane or a program does not start."""
     started = time.monotonic()
     async with Lab.start(None, name=name, components=()) as lab, AsyncExitStack() as stack:
         plane = lab.control_plane

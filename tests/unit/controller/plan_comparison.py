@@ -15,16 +15,7 @@ from tests.unit.controller.oracle import Best, World
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """One cluster.
-
-    Attributes:
-        seed: of the cluster.
-        style: of the cluster.
-        ours: what the plan is worth, by the oracle.
-        best: the best placement that CP-SAT found, starting from ours.
-        proven: whether it is the best there is.
-        violations: what the answer itself says.
-    """
+    """Values of our plan and of the best one of CP-SAT, whether that is proven, and the violations that our plan reports."""
 
     seed: int
     style: Style
@@ -58,7 +49,7 @@ def plan_file(objects: list[Json]) -> OfflinePlan:
 
 
 def fitting_objects(seed: int, seconds: float = 10.0) -> list[Json]:
-    """A cluster's objects less the pods that CP-SAT finds no place for, so that the cluster is full and every pod has a place."""
+    """A cluster's objects without the pods that CP-SAT cannot place, so that the cluster is full and all pods can be placed."""
     objects = random_objects(seed)
     world = World(objects)
     placed = world.most_placed(seconds)
@@ -67,15 +58,9 @@ def fitting_objects(seed: int, seconds: float = 10.0) -> list[Json]:
 
 
 def compare(seed: int, seconds: float, *, fitting: bool = False) -> Comparison:
-    """Make a cluster, plan it and look for something better.
+    """Plan a random cluster, and search for a better plan for this time per goal; ``fitting`` removes pods that CP-SAT cannot place.
 
-    Args:
-        seed: of the cluster.
-        seconds: that CP-SAT has for each of its goals.
-        fitting: take those pods away that nobody could place.
-
-    Raises:
-        BrokenRuleError: the plan breaks a rule of Kubernetes.
+    Raises BrokenRuleError if our plan breaks a rule of Kubernetes.
     """
     objects = fitting_objects(seed) if fitting else random_objects(seed)
     answer, world = plan_file(objects), World(objects)

@@ -1,4 +1,4 @@
-"""A small cluster as the scheduling rules see it: nodes, costs and one AppGroup, ``a1`` in the namespace ``default``."""
+"""Builds nodes, costs, AppGroups and pods, and the scheduler's state with them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from controller.cluster.crds import AppGroup, NetworkTopology
+from controller.cluster.crds import AppGroup, AppGroupStatus, NetworkTopology
 from controller.cluster.pods import GATE, Pod
 from controller.cluster.services import Service
 from controller.scheduler.config import SchedulerConfig
@@ -37,13 +37,25 @@ def topology(zones: Costs, regions: Costs | None = None) -> NetworkTopology:
     return topology_of(weight_body(zones, regions))
 
 
-def app_group(calls: Mapping[str, Mapping[str, int]], namespace: str = "default") -> AppGroup:
-    body = {"metadata": {"name": "a1", "namespace": namespace}, "spec": appgroup_spec(calls)}
-    return msgspec.convert(body, AppGroup)
+def app_group(
+    calls: Mapping[str, Mapping[str, Any]],
+    namespace: str = "default",
+    *,
+    name: str = "a1",
+    algorithm: str = "KahnSort",
+    members: int = 1,
+    generation: int = 1,
+    status: AppGroupStatus | None = None,
+) -> AppGroup:
+    """An AppGroup with calls as in `appgroup_spec`."""
+    metadata = {"name": name, "namespace": namespace, "generation": generation}
+    spec = appgroup_spec(calls, members=members, algorithm=algorithm)
+    group = msgspec.convert({"metadata": metadata, "spec": spec}, AppGroup)
+    return group if status is None else msgspec.structs.replace(group, status=status)
 
 
 def pod(workload: str, node: str = "", *, name: str = "p1", group: str = "a1", **fields: Any) -> Pod:
-    """Bound where a node is named; ``metadata`` and ``status`` are added to, everything else is of the spec."""
+    """A pod, bound if it has a node; ``metadata`` and ``status`` are further fields of these, other keywords fields of the spec."""
     meta = {"name": name, "namespace": "default", "uid": f"u-{name}", **fields.pop("metadata", {})}
     meta.setdefault("labels", {GROUP: group, WORKLOAD: workload} if group else {})
     status = {"phase": "Running" if node else "Pending", **fields.pop("status", {})}
@@ -51,12 +63,29 @@ def pod(workload: str, node: str = "", *, name: str = "p1", group: str = "a1", *
     return msgspec.convert({"metadata": meta, "spec": spec, "status": status}, Pod)
 
 
+def group_pod(
+    workload: str,
+    on: str,
+    *,
+    of: str = "g",
+    name: str = "p",
+    namespace: str = "shop",
+    phase: str = "Running",
+    created: str = "2026-01-01T00:00:00Z",
+    leaving: bool = False,
+) -> Pod:
+    """A pod of an AppGroup's workload on a node."""
+    times = {"creationTimestamp": created} | ({"deletionTimestamp": "2026-01-02T00:00:00Z"} if leaving else {})
+    metadata = {"namespace": namespace, **times}
+    return pod(workload, on, name=name, group=of, metadata=metadata, status={"phase": phase})
+
+
 def gated(workload: str = "P1", **fields: Any) -> Pod:
     return pod(workload, **{"schedulingGates": [{"name": GATE}], **fields})
 
 
 def state_with(config: SchedulerConfig, *objects: Object) -> State:
-    """The state with these objects; an object without a kind of its own is a Namespace."""
+    """The state with these objects; an `Object` is a Namespace."""
     state = State(config, "netaware-system")
     for item in objects:
         key = item.metadata.key
@@ -82,6 +111,6 @@ def state_of(
     placed: Iterable[tuple[str, str]] = (),
     config: SchedulerConfig | None = None,
 ) -> State:
-    """The state with these bound pods: workload and node of each."""
+    """The state with an AppGroup and pods that are bound, given as workload and node."""
     pods = (pod(w, node, name=f"{w.lower()}-{number}") for number, (w, node) in enumerate(placed))
     return state_with(config or SchedulerConfig(), *nodes, costs, app_group(calls), *pods)

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.cluster.crds import AppGroup
 from controller.cluster.dependency_graph import DependencyEdge, DependencyGraph, build_graph
-from tests.unit.controller.objects import AppGroup
 
 Workload = tuple[str, list[dict[str, Any]]]
 

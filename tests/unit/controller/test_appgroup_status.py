@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -13,21 +14,15 @@ from hypothesis import strategies as st
 from controller.appgroups.status import GroupState, admission_condition, compute_group_state, plan_status
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable, Location
+from controller.cluster.crds import WORKLOAD_LABEL, AppGroup, AppGroupStatus, WeightInfo
 from controller.cluster.membership import Membership
-from controller.cluster.services import ServiceIndex
+from controller.cluster.pods import Pod
+from controller.cluster.services import Service, ServiceIndex
 from kubekit.conditions import find_condition
 from kubekit.wire import Condition
 from tests.support.bodies import symmetric_costs, weight_body
-from tests.unit.controller.objects import (
-    WORKLOAD_LABEL,
-    AppGroup,
-    AppGroupStatus,
-    Pod,
-    WeightInfo,
-    appgroup,
-    service,
-)
-from tests.unit.controller.objects import group_pod as pod
+from tests.unit.controller import scheduling
+from tests.unit.controller.scheduling import group_pod as pod
 
 NODES: dict[str, Location] = {
     "n1": Location("west", "z1"),
@@ -40,7 +35,16 @@ NODES: dict[str, Location] = {
 
 WEIGHT = weight_body(symmetric_costs({("z1", "z2"): 5}), symmetric_costs({("west", "east"): 20}))
 COSTS = CostTable(msgspec.convert(WEIGHT, WeightInfo))
-group = partial(appgroup, members=2, algorithm="ReverseKahn")
+group = partial(scheduling.app_group, namespace="shop", name="g", members=2, algorithm="ReverseKahn")
+
+
+def service(
+    name: str, selector: Mapping[str, str], distribution: str = "", *, namespace: str = "shop", version: str = "1"
+) -> Service:
+    """A Service with an address, and with a trafficDistribution where one is given."""
+    metadata = {"name": name, "namespace": namespace, "resourceVersion": version}
+    spec = {"selector": selector, "trafficDistribution": distribution, "clusterIP": "10.0.0.1"}
+    return msgspec.convert({"metadata": metadata, "spec": spec}, Service)
 
 
 def state_of(app_group: AppGroup, *pods: Pod, rules: NetworkOverheadArgs | None = None, **more: Any) -> GroupState:

@@ -10,9 +10,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.cluster.crds import AppGroup, NetworkTopology
 from controller.cluster.dependency_graph import build_graph
 from controller.convert.spellings import convert_documents
-from tests.unit.controller.objects import AppGroup, NetworkTopology
 
 # The proposal's example, in the spelling of its text.
 PROPOSAL_GROUP = """

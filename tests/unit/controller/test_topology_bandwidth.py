@@ -13,13 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.cluster.config import NetworkOverheadArgs
+from controller.cluster.crds import AppGroup, NetworkTopology, WeightInfo
 from controller.cluster.membership import Membership
+from controller.cluster.pods import Pod
 from controller.topology.bandwidth import compute_allocations, read_user_capacities, sum_by_region_pair
 from controller.topology.weights import Bandwidths, build_weight, plan_topology_patch
 from netperf.costs import ZoneCost, ZoneCosts
 from netperf.sample import NodeLocation
-from tests.unit.controller.objects import REGION, ZONE, AppGroup, NetworkTopology, Pod, WeightInfo, appgroup
-from tests.unit.controller.objects import group_pod as pod
+from tests.support.bodies import REGION, ZONE
+from tests.unit.controller.scheduling import app_group
+from tests.unit.controller.scheduling import group_pod as pod
 
 ZONE_OF = {"n1": "z1", "n2": "z1", "n3": "z2", "n4": "z3", "bare": ""}
 LOCATIONS = {node: NodeLocation(node, zone) for node, zone in ZONE_OF.items()}
@@ -28,9 +31,8 @@ ZONES = {"z1": "west", "z2": "west", "z3": "east"}
 
 def group(name: str, needs: Mapping[tuple[str, str], int]) -> AppGroup:
     selectors = sorted({s for pair in needs for s in pair})
-    return appgroup(
-        {s: {d: {"minBandwidth": rate} for (w, d), rate in needs.items() if w == s} for s in selectors}, name=name
-    )
+    calls = {s: {d: {"minBandwidth": rate} for (w, d), rate in needs.items() if w == s} for s in selectors}
+    return app_group(calls, "shop", name=name)
 
 
 def allocations(pods: list[Pod], *groups: AppGroup) -> dict[tuple[str, str], int]:

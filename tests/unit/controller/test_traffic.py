@@ -17,9 +17,11 @@ from prometheus_client import CollectorRegistry
 from controller.cluster.cluster_cache import ClusterCache
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable, Location
+from controller.cluster.crds import AppGroup, AppGroupStatus, WeightInfo
 from controller.cluster.dependency_graph import build_graph
 from controller.cluster.membership import Membership
 from controller.cluster.pod_info import PodReader
+from controller.cluster.pods import Pod
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.prometheus import PrometheusClient, PrometheusError, VectorSample
 from controller.traffic.config import TrafficConfig
@@ -41,7 +43,7 @@ from kubekit.conditions import make_condition
 from kubekit.errors import ConfigError
 from kubekit.wire import Object, ObjectMeta
 from tests.support.bodies import weight_body
-from tests.unit.controller.objects import AppGroup, AppGroupStatus, Pod, WeightInfo, appgroup
+from tests.unit.controller import scheduling
 
 A, B = Location("r1", "z1"), Location("r1", "z2")
 COSTS = CostTable(msgspec.convert(weight_body({("z1", "z2"): 7}), WeightInfo))
@@ -499,7 +501,7 @@ async def test_in_each_leadership_a_condition_becomes_unknown_if_traffic_cannot_
 
     monkeypatch.setattr("controller.traffic.reconciler.read_flows", fail)
     before = make_condition(AS_DESCRIBED, holds=True, reason=AS_DESCRIBED, message="", generation=1)
-    groups = {"shop/g": appgroup({}, status=AppGroupStatus(conditions=[before]))}
+    groups = {"shop/g": scheduling.app_group({}, "shop", name="g", status=AppGroupStatus(conditions=[before]))}
     config = TrafficConfig(prometheus_url="http://prometheus:9090", interval_s=10)
     controller = TrafficController(
         cast("Client", None),
