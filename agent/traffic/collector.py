@@ -78,7 +78,7 @@ class TrafficCollector:
         while True:
             began_s = time.monotonic()
             try:
-                await listen_for_ends(self.add_ended)
+                await listen_for_ends(self.add_events)
             except KernelError as error:
                 if time.monotonic() - began_s > MIN_TRAFFIC_PAUSE_S:
                     log.log_change("events", "", "connection tracking events were read meanwhile")
@@ -97,7 +97,7 @@ class TrafficCollector:
                 log.log_change("table", problem, problem or "connection tracking is read")
             await asyncio.sleep(traffic_pause_s(self.round_cpu_s))
 
-    def add_ended(self, data: bytes | None) -> None:
+    def add_events(self, data: bytes | None) -> None:
         """Add a datagram of events about ended connections; None if the kernel dropped events."""
         self.overflows += data is None
         for connection in parse_connections(data or b""):

@@ -24,7 +24,7 @@ async def main() -> None:
     }
     collector = TrafficCollector(lambda: "z1", Path("/proc"))
     async with asyncio.TaskGroup() as tasks:
-        ends = tasks.create_task(listen_for_ends(collector.add_ended))
+        ends = tasks.create_task(listen_for_ends(collector.add_events))
         while await asyncio.to_thread(sys.stdin.readline):
             await collector.read_table(pods, time.monotonic(), time.time())
             totals = [[e.client.name, e.server, e.port, up, down] for e, up, down in collector.edges.exported.totals]

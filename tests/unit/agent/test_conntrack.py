@@ -224,7 +224,7 @@ def test_exported_bytes_are_those_of_the_last_complete_round_with_its_time(tmp_p
     registry.register(collector)
     collector.edges.set_workloads({CLIENT: WEB, SERVER: CART}, 0)
     run_round(collector.edges)
-    collector.add_ended(encode_message(make_connection(100, 900), 0x102))
+    collector.add_events(encode_message(make_connection(100, 900), 0x102))
     run_round(collector.edges)
 
     def scrape(after_s: float) -> list[Sample]:
