@@ -142,9 +142,9 @@ async def make_pod(client: Client, namespace: str) -> AsyncIterator[Callable[...
     """Create the object of a pod of the kernel; its uid becomes that of the cgroup."""
     made: list[str] = []
 
-    async def make(name: str, node: str, annotations: dict[str, str], *, reserve: str = "") -> Pod:
+    async def make(name: str, node: str, annotations: dict[str, str], *, bandwidth: str = "") -> Pod:
         made.append(name)
-        return await create_pod(client, namespace, name, node, annotations, bandwidth=reserve)
+        return await create_pod(client, namespace, name, node, annotations, bandwidth=bandwidth)
 
     yield make
     for name in made:
