@@ -125,6 +125,9 @@ class History(HistoryRecord, frozen=True):
         return backoff if backoff is not None and backoff.until_s > now else None
 
 
+_decode_history = msgspec.json.Decoder(History).decode
+
+
 def add_moves(history: History, moves: Iterable[PendingMove]) -> History:
     """Add moves, and count their evictions against the limits."""
     moves = tuple(moves)
@@ -201,7 +204,7 @@ class HistoryStore:
         self._saved = History()
         try:
             config_map = await self._client.get(CONFIGMAPS, CONFIGMAP_NAME, ConfigMap, namespace=self._namespace)
-            self._saved = msgspec.json.decode((config_map.data or {}).get(CONFIGMAP_KEY, "{}"), type=History)
+            self._saved = _decode_history((config_map.data or {}).get(CONFIGMAP_KEY, "{}"))
         except ApiError as error:
             if not error.is_not_found:
                 raise
