@@ -119,9 +119,9 @@ def format_type(kind: Any) -> str:
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         limits = [m for m in parts[1:] if isinstance(m, msgspec.Meta)]
-        bounds = [re.sub(rf"(\S+) to {YEAR_S}$", r"≥ \1", str(m)) for m in parts[1:] if isinstance(m, Range)] + [
-            f"{sign} {getattr(m, name)}" for m in limits for name, sign in _BOUNDS if getattr(m, name) is not None
-        ]
+        bounds = [
+            re.sub(rf"(\S+) to (?:{YEAR_S}|1000000)$", r"≥ \1", str(m)) for m in parts[1:] if isinstance(m, Range)
+        ] + [f"{sign} {getattr(m, name)}" for m in limits for name, sign in _BOUNDS if getattr(m, name) is not None]
         return ", ".join([*([format_type(parts[0])] if parts[0] is not float or not bounds else []), *bounds])
     if origin is typing.Literal:
         return ", ".join(f"`{part}`" if part else "empty" for part in parts)
@@ -178,8 +178,9 @@ def build_field_rows(struct: type, path: str = "") -> Iterator[tuple[str, str, s
             yield f"`{name}`", format_type(field.type), _shorten(format_default(field)), meanings.get(field.name, "")
 
 
-def _shorten(text: str, limit: int = 160) -> str:
-    return text if len(text) <= limit else f"{text[: limit // 3]}...`"
+def _shorten(default: str, limit: int = 48) -> str:
+    """Cut a long string, such as a query; lists stay whole."""
+    return default if len(default) <= limit or not default.startswith('`"') else f"{default[: limit // 2]}...`"
 
 
 def format_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -34,7 +34,9 @@ class Queries(Section, frozen=True):
         node_cpu: cores in use, per node.
         node_memory: bytes in use, per node.
         node_bandwidth: bits per second in the busier direction, per node.
-        pod_cpu, pod_memory, pod_bandwidth: the same, per pod.
+        pod_cpu: cores in use, per pod.
+        pod_memory: bytes in use, per pod.
+        pod_bandwidth: bits per second in the busier direction, per pod.
     """
 
     node_cpu: str = "sum by (node) (rate(node_cpu_usage_seconds_total[2m]))"
@@ -85,17 +87,16 @@ class LimitsConfig(Section, frozen=True):
     """Limits on evictions; 0 forbids them.
 
     Attributes:
-        per_node: evictions from a node in a round, with earlier ones whose replacement is not bound yet.
-        per_namespace: the same, from a namespace.
-        per_round: the same, from the cluster.
+        per_node: evictions from a node in a round; earlier ones count until their replacement is bound. 0 forbids evictions.
+        per_namespace: evictions from a namespace, counted likewise.
+        per_round: evictions in the cluster, counted likewise.
         per_workload: evictions of a workload's pods within workloadBackoffS: a number, or a percentage of its pods (at least one).
         unavailable_per_workload: pods of a workload that may be missing, not ready or being moved: a number or a percentage.
-        workload_backoff_s: see perWorkload; also the first back-off of a pod whose move the planner would undo.
+        workload_backoff_s: period of perWorkload; first back-off of a pod whose move the planner would undo.
         failure_backoff_s: first back-off of a workload after a move that did not help; doubles up to a week.
-        usage_lag_s: time until usage shows a move, during which LowNodeLoad evicts no other pod of the node. A move is evaluated
-            2.5 times as long after its replacement was bound.
-        start_timeout_s: time until a replacement must be bound; later, its move counts as one that did not help.
-        min_success_percent: a strategy stops if a smaller share of its moves of a day helped; 0 never stops it.
+        usage_lag_s: time until usage shows a move; meanwhile LowNodeLoad evicts no other pod of the node.
+        start_timeout_s: time until a replacement must be bound; after this time, its move counts as one that did not help.
+        min_success_percent: a strategy stops if a smaller share of its moves of a day helped; with 0 it never stops.
     """
 
     per_node: Count = 2
@@ -119,8 +120,8 @@ class ProtectionConfig(Section, frozen=True):
     """Pods that may be evicted. Mirror, static, DaemonSet and critical pods never are, nor those whose annotation forbids it.
 
     Attributes:
-        evict_local_storage: whether to evict pods with emptyDir or hostPath volumes, whose data is lost.
-        evict_volume_claims: whether to evict pods with PersistentVolumeClaims.
+        evict_local_storage: evict pods with emptyDir or hostPath volumes, whose data is lost.
+        evict_volume_claims: evict pods with PersistentVolumeClaims.
         owner_kinds: kinds of workloads whose pods may be evicted. A Job counts an eviction against its backoffLimit.
         min_replicas: pods of workloads with fewer replicas are not evicted.
         min_pod_age_s: younger pods are not evicted.
@@ -137,7 +138,7 @@ class MisplacementConfig(Section, frozen=True):
     """Strategies that move pods of AppGroups: NetworkMisplacement and ZoneSurvival.
 
     Attributes:
-        enabled: whether these two strategies run.
+        enabled: run NetworkMisplacement and ZoneSurvival.
         margin: a move must lower the network cost by this much, and by 20 %. It does not apply to moves that end a violation.
         hold_s: time for which a better node must have existed before a move.
     """
@@ -151,7 +152,7 @@ class DeschedulerConfig(Section, frozen=True):
     """The descheduler (docs/descheduling.md).
 
     Attributes:
-        enabled: whether it runs.
+        enabled: run the descheduler.
         interval_s: seconds between rounds; a policy's deschedulingInterval overrides it.
         dry_run: decide and report, but evict nothing.
         policy: LowNodeLoadArgs or a DeschedulerConfiguration (descheduler/v1alpha2); null for LowNodeLoad's defaults.

@@ -26,7 +26,7 @@ class PriceTable(Section, frozen=True):
     Attributes:
         preset: list prices of a cloud; empty to use the prices below.
         currency: currency of the prices below.
-        same_zone: per GB within a zone.
+        same_zone: price per GB within a zone.
         between_zones: per GB between zones of a region.
         between_regions: per GB between regions.
     """
