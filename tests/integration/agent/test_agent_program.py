@@ -257,7 +257,7 @@ async def test_observing_reports_the_verdict_and_changes_nothing(
 
 
 async def test_the_capacity_command_works_without_a_cluster() -> None:
-    code, stdout, stderr = await call_agent("capacity", "--capacity=10G", "--bandwidth=10%")
+    code, stdout, stderr = await call_agent("capacity", "--capacity=10G", "--reserve=10%")
     assert code == 0, stderr
     shown = json.loads(stdout)
     assert (shown["rate_bps"], shown["gross_bps"], shown["source"], shown["node"]) == (9 * 10**9, 10**10, "flag", None)
