@@ -41,19 +41,9 @@ class PodFact(Pod, frozen=True):
         return re.sub(r"[^A-Za-z0-9._/-]", "?", self.spec.scheduler_name) or DEFAULT_SCHEDULER
 
     @property
-    def scheduled_condition(self) -> Condition | None:
-        """Its condition PodScheduled; None if it has none: it is new, and has never been gated."""
-        return self.condition("PodScheduled")
-
-    @property
-    def scheduled_message(self) -> str:
-        """Message of `scheduled_condition`; empty without one."""
-        return self.scheduled_condition.message if self.scheduled_condition is not None else ""
-
-    @property
-    def scheduled_changed_s(self) -> float | None:
-        """Time of the last change of `scheduled_condition`, unix seconds; None if unknown."""
-        return self.scheduled_condition.changed_s if self.scheduled_condition is not None else None
+    def scheduled_condition(self) -> Condition:
+        """Its condition PodScheduled; with the status Unknown if the pod has none, which was never gated and not tried yet."""
+        return self.condition("PodScheduled") or Condition("PodScheduled", "Unknown")
 
     @property
     def created_s(self) -> float | None:

@@ -13,7 +13,7 @@ from controller.cluster.pods import calls_extender, target_of
 from controller.diagnosis.facts import Facts, PodFact
 from controller.diagnosis.unschedulable import ROLLOUT_KINDS, NodeSurveys, find_reason
 from kubekit.text import format_command, make_printable, pluralize
-from kubekit.wire import FINISHED_PHASES, Condition, split_key
+from kubekit.wire import FINISHED_PHASES, split_key
 
 PodDiagnosisKind = Literal[
     "placed", "planned", "gated", "foreign-gate", "refused", "unschedulable", "waiting", "other-scheduler", "terminating", "finished"
@@ -90,8 +90,8 @@ def _diagnose_gated(pod: PodFact, facts: Facts, describe_command: str, *, has_le
 
 
 def _diagnose_queued(pod: PodFact, facts: Facts, describe_command: str) -> PodDiagnosis:
-    if pod.is_unschedulable and pod.scheduled_condition is not None:
-        return _diagnose_unschedulable(pod, pod.scheduled_condition, facts)
+    if pod.is_unschedulable:
+        return _diagnose_unschedulable(pod, facts)
     if pod.group and not uses_netaware(pod, facts):
         summary = (
             f"it has the label of AppGroup {pod.group}, but schedulerName {pod.printable_scheduler_name} {NO_EXTENDER}"
@@ -101,12 +101,12 @@ def _diagnose_queued(pod: PodFact, facts: Facts, describe_command: str) -> PodDi
     return PodDiagnosis("waiting", summary, pod.created_s, fix=(describe_command,))
 
 
-def _diagnose_unschedulable(pod: PodFact, scheduled: Condition, facts: Facts) -> PodDiagnosis:
-    surveys = NodeSurveys(facts.nodes)
+def _diagnose_unschedulable(pod: PodFact, facts: Facts) -> PodDiagnosis:
+    scheduled, surveys = pod.scheduled_condition, NodeSurveys(facts.nodes)
     reason = find_reason(pod, surveys)
     text = f"{pod.printable_scheduler_name} finds no node for it: {reason.meaning} ({scheduled.message or scheduled.reason})"
     kind: PodDiagnosisKind = "refused" if reason.code == "max-cost" else "unschedulable"
-    since = pod.scheduled_changed_s or pod.created_s
+    since = scheduled.changed_s or pod.created_s
     return PodDiagnosis(kind, "; ".join((text, *list_restrictions(pod, surveys))), since, fix=reason.fix)
 
 

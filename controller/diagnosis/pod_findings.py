@@ -117,15 +117,15 @@ def _find_unschedulable(facts: Facts) -> Iterator[PodFinding]:
     surveys = NodeSurveys(facts.nodes)
     for pod in facts.pods:
         if pod.is_unschedulable:
-            code = parse_message(pod.scheduled_message).code
+            code = parse_message(pod.scheduled_condition.message).code
             pods_by_reason[pod.metadata.namespace, pod.group_key, code].append(pod)
         elif pod.group_key and pod.is_gated:
             gated_by_group[pod.group_key].append(pod)
     for (_, group_key, code), pods in sorted(pods_by_reason.items()):
         first, reason = pods[0], find_reason(pods[0], surveys)
         summary = f"{_format_pods(pods)}: {first.printable_scheduler_name} finds no node: {reason.meaning}"
-        cause = (*((first.scheduled_message,) if first.scheduled_message else ()), *list_restrictions(first, surveys))
-        times = (pod.scheduled_changed_s for pod in pods)
+        cause = tuple(filter(None, (first.scheduled_condition.message, *list_restrictions(first, surveys))))
+        times = (pod.scheduled_condition.changed_s for pod in pods)
         since = min((time for time in times if time is not None), default=_first_created_s(pods))
         affects = _affected_keys((*pods, *gated_by_group[group_key]))
         yield PodFinding(f"no-node-{code}", "warning", summary, cause, since=since, affects=affects, fix=reason.fix)
@@ -139,7 +139,7 @@ def _find_untried(facts: Facts) -> Iterator[PodFinding]:
         if not pod.is_waiting or pod.spec.scheduling_gates or pod.is_unschedulable:
             continue
         # A pod that was gated has the condition, and the time when its gate opened is unknown.
-        timeout_s = ATTEMPT_TIMEOUT_S if pod.scheduled_condition is None else GATED_ATTEMPT_TIMEOUT_S
+        timeout_s = ATTEMPT_TIMEOUT_S if pod.scheduled_condition.status == "Unknown" else GATED_ATTEMPT_TIMEOUT_S
         # An active scheduler may have a long queue.
         timeout_s = LONG_WAIT_S if pod.printable_scheduler_name in active_schedulers else timeout_s
         if pod.created_s is not None and facts.now_s - pod.created_s > timeout_s:
@@ -160,7 +160,7 @@ def _active_schedulers(facts: Facts) -> set[str]:
     """Names of schedulers that bound or refused a pod within the last `GATED_ATTEMPT_TIMEOUT_S`."""
     names: set[str] = set()
     for pod in facts.pods:
-        tried_s = pod.scheduled_changed_s if pod.spec.node_name or pod.is_unschedulable else None
+        tried_s = pod.scheduled_condition.changed_s if pod.spec.node_name or pod.is_unschedulable else None
         if tried_s is not None and facts.now_s - tried_s < GATED_ATTEMPT_TIMEOUT_S:
             names.add(pod.printable_scheduler_name)
     return names

@@ -141,7 +141,7 @@ class NodeSurveys:
 def find_reason(pod: PodFact, surveys: NodeSurveys) -> UnschedulableReason:
     """The reason that excludes most nodes for a pod without a node, with commands for this pod."""
     survey = surveys.for_spec(pod.spec)
-    reason = find_reason_in_message(pod.scheduled_message, pod.metadata.key, pod.group_key, survey)
+    reason = find_reason_in_message(pod.scheduled_condition.message, pod.metadata.key, pod.group_key, survey)
     if reason.code == "taint" and survey.main_taint is not None:
         return msgspec.structs.replace(reason, fix=(*reason.fix[:-1], *_fix_taint(survey.main_taint, pod)))
     return reason

@@ -283,6 +283,9 @@ VOLUME_REASONS = "had volume node affinity conflict", "didn't match PersistentVo
 BY_AFFINITY = pod("front-2", scheduler="default-scheduler", node="n2", is_placed_by_affinity=True)
 
 
+MANY_SILENT = tuple(
+    AgentView(node=f"n{i}", zone=f"z{i:02}", state="down", reason="gone") for i in range(2 * MAX_AFFECTED)
+)
 QUEUED = tuple(pod(name, created_s=NOW_S - ago) for name, ago in (("new", 5), ("old", 60)))
 
 
@@ -319,6 +322,8 @@ def facts_of(message: str) -> Facts:
         (facts(control_plane=no_pods("scheduler"), pods=(pod(created_s=NOW_S - 300),)), ["scheduler-down"]),
         # The leader publishes a path as unreachable, or the results have failed probes.
         (facts(network=network(unreachable=(("z0", "z1"),))), ["zones-unreachable"]),
+        # There may be more zones than a finding lists.
+        (facts(agents=MANY_SILENT, network=network(absent=(("z38", "z39"),))), ["no-agents"]),
         # An outlier is reported after the next probe of its pair.
         (outlier_facts(470.0), []),
         (outlier_facts(490.0), ["topology-NodesContradicted"]),
