@@ -52,36 +52,36 @@ def decide_for(
 
 
 WEB = "default/ReplicaSet/web-5d4f"
-VOLUME = {"spec": {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}}
-ONE_TARGET_IS_TOO_FEW = {"policy": {"numberOfNodes": 1}}
-OTHER_PODS = {"policy": {"podSelectors": [{"selector": {"matchLabels": {"app": "other"}}}]}}
+
+
+def with_volume(**source: Any) -> dict[str, Any]:
+    return {"spec": {"volumes": [{"name": "v", **source}]}}
 
 
 class Case(NamedTuple):
     """A pod of an overutilized node that fails one condition.
 
     Attributes:
-        pod: fields of the pod.
-        given: history, settings and budgets.
         why: the reported reason, or a part of it.
+        pod: fields of the pod.
+        given: history, settings, budgets, and cores in use by the pod.
     """
 
     condition: str
-    pod: dict[str, Any] = {}
-    given: dict[str, Any] = {}
-    why: str = ""
+    why: str
+    pod: dict[str, Any]
+    given: dict[str, Any]
+
+
+def case(condition: str, why: str = "", pod: dict[str, Any] | None = None, **given: Any) -> Case:
+    return Case(condition, why, pod or {}, given)
 
 
 CASES = [
-    Case("reason-duration", {}, {"policy": {"anomalyCondition": {}}}, "overutilized for 1 of 5 consecutive rounds"),
-    Case(
-        "usage-lag",
-        {},
-        {"history": History(pending_moves=(pending_move(planned_at_s=NOW_S - 60),))},
-        "1 recent moves show in its usage",
-    ),
+    case("reason-duration", "overutilized for 1 of 5 consecutive rounds", policy={"anomalyCondition": {}}),
+    case("usage-lag", "1 recent moves show", history=History(pending_moves=(pending_move(planned_at_s=NOW_S - 60),))),
     *(
-        Case("eviction-protection", fields)
+        case("eviction-protection", pod=fields)
         for fields in (
             {"annotations": {"kubernetes.io/config.mirror": "x"}},
             {"owner": "Node/hot"},
@@ -95,78 +95,67 @@ CASES = [
             {"annotations": {"descheduler.koordinator.sh/eviction-cost": "2147483647"}},
         )
     ),
-    Case("bare-pod", {"owner": ""}),
-    Case("owner-kind", {"owner": "Job/migrate"}),
-    Case("owner-kind", {"owner": "TaskRun/build"}),
-    Case("volume-claim", VOLUME),
-    Case("local-storage", {"spec": {"volumes": [{"name": "v", "emptyDir": {}}]}}),
-    Case("local-storage", {"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/x"}}]}}),
-    Case("namespace", {}, {"policy": {"evictableNamespaces": {"exclude": ["default"]}}}),
+    case("bare-pod", pod={"owner": ""}),
+    case("owner-kind", pod={"owner": "Job/migrate"}),
+    case("owner-kind", pod={"owner": "TaskRun/build"}),
+    case("volume-claim", pod=with_volume(persistentVolumeClaim={"claimName": "c"})),
+    case("local-storage", pod=with_volume(emptyDir={})),
+    case("local-storage", pod=with_volume(hostPath={"path": "/x"})),
+    case("namespace", policy={"evictableNamespaces": {"exclude": ["default"]}}),
     *(
-        Case("namespace", {"namespace": namespace}, {}, f"the admission policy forbids evictions in {namespace}")
+        case("namespace", f"the admission policy forbids evictions in {namespace}", {"namespace": namespace})
         for namespace in ("kube-system", "kube-public", "kube-node-lease", "netaware-system")
     ),
-    Case("pod-selector", {}, OTHER_PODS),
-    Case(
+    case("pod-selector", policy={"podSelectors": [{"selector": {"matchLabels": {"app": "other"}}}]}),
+    case(
         "pod-age",
-        {"created_s": NOW_S - 30},
-        {"protection": {"minPodAgeS": 60}},
         "it is 30 s old, less than protection.minPodAgeS",
+        {"created_s": NOW_S - 30},
+        protection={"minPodAgeS": 60},
     ),
-    Case("min-replicas", {}, {"protection": {"minReplicas": 2}}, f"{WEB} has 1 of at least 2 pods"),
-    Case("pod-usage", {}, {"cpu": 0}, "it uses no cpu"),
-    Case("pod-usage", {}, {"cpu": None}, "its use of cpu is not known"),
-    Case(
+    case("min-replicas", f"{WEB} has 1 of at least 2 pods", protection={"minReplicas": 2}),
+    case("pod-usage", "it uses no cpu", cpu=0),
+    case("pod-usage", "its use of cpu is not known", cpu=None),
+    case(
         "breaker",
-        {},
-        {"history": History(breaker_entries=(BreakerEntry(NOW_S, "LowNodeLoad"),) * 4)},
         "0 of 4 moves in 24 h helped",
+        history=History(breaker_entries=(BreakerEntry(NOW_S, "LowNodeLoad"),) * 4),
     ),
-    Case("round-limit", {}, {"limits": {"perRound": 0}}, "limit of 0 evictions per round"),
-    Case("node-limit", {}, {"limits": {"perNode": 0}}, "limit of 0 evictions per node"),
-    Case("free-capacity", {}, ONE_TARGET_IS_TOO_FEW, "1 node is underutilized, and numberOfNodes asks for more than 1"),
-    Case("namespace-limit", {}, {"limits": {"perNamespace": 0}}, "limit of 0 evictions per namespace"),
-    Case(
+    case("round-limit", "limit of 0 evictions per round", limits={"perRound": 0}),
+    case("node-limit", "limit of 0 evictions per node", limits={"perNode": 0}),
+    case(
+        "free-capacity", "1 node is underutilized, and numberOfNodes asks for more than 1", policy={"numberOfNodes": 1}
+    ),
+    case("namespace-limit", "limit of 0 evictions per namespace", limits={"perNamespace": 0}),
+    case(
         "group-limit",
-        {"labels": {"appgroup.diktyo.x-k8s.io": "g"}},
-        {"history": History(pending_moves=(pending_move(node="far", group="default/g"),))},
         "another pod of AppGroup default/g is being moved",
+        {"labels": {"appgroup.diktyo.x-k8s.io": "g"}},
+        history=History(pending_moves=(pending_move(node="far", group="default/g"),)),
     ),
-    Case(
-        "replica-backoff",
-        {"uid": "q"},
-        {"history": History(backoffs={"q": BackoffEntry(NOW_S + 60, 1, "the planner")})},
-    ),
-    Case(
+    case("replica-backoff", pod={"uid": "q"}, history=History(backoffs={"q": BackoffEntry(NOW_S + 60, 1, "planner")})),
+    case(
         "workload-backoff",
-        {},
-        {"history": History(backoffs={WEB: BackoffEntry(NOW_S + 7200, 2, "returned")})},
         f"{WEB} had 2 failed moves in a row (returned); not moved for another 120 min",
+        history=History(backoffs={WEB: BackoffEntry(NOW_S + 7200, 2, "returned")}),
     ),
-    Case(
-        "workload-limit",
-        {},
-        {"limits": {"perWorkload": 1}, "history": History(evictions=(Eviction(NOW_S - 299, WEB),))},
-    ),
-    Case(
+    case("workload-limit", limits={"perWorkload": 1}, history=History(evictions=(Eviction(NOW_S - 299, WEB),))),
+    case(
         "unavailable-limit",
-        {"ready": False},
-        {"limits": {"unavailablePerWorkload": 1}},
         f"1 of 1 pods of {WEB} are not available",
+        {"ready": False},
+        limits={"unavailablePerWorkload": 1},
     ),
-    Case(
-        "disruption-budget",
-        {"labels": {"a": "b"}},
-        {"budgets": [budget("x", "a=b", 0)]},
-        "default/x allows no disruption",
+    case(
+        "disruption-budget", "default/x allows no disruption", {"labels": {"a": "b"}}, budgets=[budget("x", "a=b", 0)]
     ),
-    Case(
+    case(
         "disruption-budget",
-        {"labels": {"a": "b"}},
-        {"budgets": [budget("x", "a=b", 9), budget("all", "", 9)]},
         "several PodDisruptionBudgets cover it: default/all, default/x",
+        {"labels": {"a": "b"}},
+        budgets=[budget("x", "a=b", 9), budget("all", "", 9)],
     ),
-    Case("node-fit", {"cpu": "65"}, {}, "0/1 nodes are available: 1 insufficient cpu"),
+    case("node-fit", "0/1 nodes are available: 1 insufficient cpu", {"cpu": "65"}),
 ]
 TESTED_ELSEWHERE = {"group-readiness", "planner"}
 
@@ -190,12 +179,9 @@ def test_every_condition_has_a_case_in_the_order_of_the_list() -> None:
     [
         ({}, {}),
         ({"owner": "", "annotations": {EVICT: "true"}}, {}),
-        ({"spec": {"volumes": [{"emptyDir": {}}]}}, {"protection": {"evictLocalStorage": True}}),
-        ({"spec": {"volumes": [{"emptyDir": {}}]}, "annotations": {EVICT: "true"}}, {}),
-        (
-            {"spec": {"volumes": [{"persistentVolumeClaim": {"claimName": "c"}}]}},
-            {"protection": {"evictVolumeClaims": True}},
-        ),
+        (with_volume(emptyDir={}), {"protection": {"evictLocalStorage": True}}),
+        ({**with_volume(emptyDir={}), "annotations": {EVICT: "true"}}, {}),
+        (with_volume(persistentVolumeClaim={"claimName": "c"}), {"protection": {"evictVolumeClaims": True}}),
         ({"owner": "Job/migrate"}, {"protection": {"ownerKinds": ["Job"]}}),
         ({"annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}}, {}),
     ],
