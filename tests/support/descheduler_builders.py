@@ -223,13 +223,7 @@ def make_config(policy: Mapping[str, Any] | None = None, **sections: Any) -> Res
         "anomalyCondition": CALM,
         **(policy or {}),
     }
-    free = {
-        "perNode": 100,
-        "perNamespace": 1000,
-        "perRound": 1000,
-        "perWorkload": 1000,
-        "unavailablePerWorkload": 1000,
-    }
+    free = {"perNode": 100, "perNamespace": 1000, "perRound": 1000, "perWorkload": 1000, "unavailablePerWorkload": 1000}
     limits = {**free, **sections.pop("limits", {})}
     # Most made-up workloads have one young pod.
     protection = {"minReplicas": 1, "minPodAgeS": 0, **sections.pop("protection", {})}

@@ -79,6 +79,14 @@ def configuration(**fields: Any) -> dict[str, Any]:
     return {"kind": "DeschedulerConfiguration", **fields}
 
 
+def profile(**fields: Any) -> dict[str, Any]:
+    return configuration(profiles=[fields])
+
+
+def enabling(point: str, plugin: str) -> dict[str, Any]:
+    return profile(plugins={point: {"enabled": [{"name": plugin}]}})
+
+
 def migration_args(**fields: Any) -> dict[str, Any]:
     return {"name": "MigrationController", "args": fields}
 
@@ -89,6 +97,8 @@ def section(**fields: Any) -> DeschedulerConfig:
 
 ENABLED = {"plugins": {"balance": {"enabled": [{"name": "LowNodeLoad"}]}}}
 LOW_ONLY = {"lowThresholds": {"cpu": 80}}
+WITHOUT_VALUES = {"matchExpressions": [{"key": "a", "operator": "In"}]}
+FIRST_ARGS = "profiles[0].pluginConfig[0].args"
 BANDWIDTH_POLICY = {f"{name}Thresholds": {"network.aware.com/bandwidth": 30} for name in ("low", "high")}
 CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"koord-descheduler-config": SEED}}
 
@@ -166,13 +176,9 @@ def test_the_policy_overrides_limits_interval_dry_run_and_node_selector() -> Non
         "dryRun": True,
         "nodeSelector": {"matchLabels": {"disk": "ssd"}},
     }
-    migration = {
-        "maxMigratingPerNode": 1,
-        "maxMigratingPerWorkload": "20%",
-        "evictFailedBarePods": True,
-        "objectLimiters": {"workload": {"duration": "10m"}},
-    }
-    document["profiles"][0]["pluginConfig"].append({"name": "MigrationController", "args": migration})
+    migration = migration_args(maxMigratingPerNode=1, maxMigratingPerWorkload="20%", evictFailedBarePods=True)
+    migration["args"]["objectLimiters"] = {"workload": {"duration": "10m"}}
+    document["profiles"][0]["pluginConfig"].append(migration)
     found = section(policy=document, intervalS=5).resolve()
     assert (found.limits.per_node, found.limits.per_namespace, found.limits.per_round) == (1, 7, 9)
     assert (found.limits.per_workload, found.limits.workload_backoff_s) == ("20%", 600)
@@ -184,8 +190,8 @@ def test_the_policy_overrides_limits_interval_dry_run_and_node_selector() -> Non
 
 @pytest.mark.parametrize(("total", "limit"), [({}, 1_000_000), ({"maxNoOfPodsToEvictTotal": 9}, 9)])
 def test_a_max_migrating_of_zero_is_no_limit_as_in_koordinator(total: dict[str, int], limit: int) -> None:
-    profiles = [{"pluginConfig": [migration_args(maxMigratingGlobally=0)]}]
-    assert section(policy=configuration(profiles=profiles, **total)).resolve().limits.per_round == limit
+    policy = profile(pluginConfig=[migration_args(maxMigratingGlobally=0)]) | total
+    assert section(policy=policy).resolve().limits.per_round == limit
 
 
 @pytest.mark.parametrize(
@@ -205,10 +211,7 @@ def test_a_max_migrating_of_zero_is_no_limit_as_in_koordinator(total: dict[str, 
         (args(nodeSelector={"matchLabel": {"a": "b"}}), "nodeSelector.matchLabel"),
         (args(nodeSelector={"matchExpressions": [{"key": "a", "operator": "Is"}]}), "nodeSelector"),
         (args(podSelectors=[{"name": "x"}]), "podSelectors[0].selector"),
-        (
-            args(podSelectors=[{"selector": {"matchExpressions": [{"key": "a", "operator": "In"}]}}]),
-            "podSelectors[0].selector",
-        ),
+        (args(podSelectors=[{"selector": WITHOUT_VALUES}]), "podSelectors[0].selector"),
         (args(numberOfNodes=-1), "numberOfNodes"),
         (args(nodeMetricExpirationSeconds=0), "nodeMetricExpirationSeconds"),
         (args(resourceWeights={"gpu": 1}), "resourceWeights.gpu"),
@@ -227,27 +230,15 @@ def test_a_max_migrating_of_zero_is_no_limit_as_in_koordinator(total: dict[str, 
         (configuration(deschedulingInterval="often"), "deschedulingInterval"),
         (configuration(maxNoOfPodsToEvictPerNode=-1), "maxNoOfPodsToEvictPerNode"),
         (configuration(profiles=[{}, {}]), "profiles"),
+        (profile(pluginConfig=[migration_args(maxMigratingPerNode=-1)]), f"{FIRST_ARGS}.maxMigratingPerNode"),
+        (profile(pluginConfig=[{"name": "LoadAware"}]), "profiles[0].pluginConfig[0].name"),
         (
-            configuration(profiles=[{"pluginConfig": [migration_args(maxMigratingPerNode=-1)]}]),
-            "profiles[0].pluginConfig[0].args.maxMigratingPerNode",
+            profile(**ENABLED, pluginConfig=[{"name": "LowNodeLoad", "args": LOW_ONLY}]),
+            f"{FIRST_ARGS}.highThresholds.cpu",
         ),
-        (
-            configuration(profiles=[{"plugins": {"deschedule": {"enabled": [{"name": "LowNodeLoad"}]}}}]),
-            "profiles[0].plugins.deschedule.enabled[0].name",
-        ),
-        (
-            configuration(profiles=[{"plugins": {"balance": {"enabled": [{"name": "MigrationController"}]}}}]),
-            "profiles[0].plugins.balance.enabled[0].name",
-        ),
-        (configuration(profiles=[{"pluginConfig": [{"name": "LoadAware"}]}]), "profiles[0].pluginConfig[0].name"),
-        (
-            configuration(profiles=[{"plugins": {"balance": {"enabled": [{"name": "HighNodeUtilization"}]}}}]),
-            "profiles[0].plugins.balance.enabled[0].name",
-        ),
-        (
-            configuration(profiles=[{**ENABLED, "pluginConfig": [{"name": "LowNodeLoad", "args": LOW_ONLY}]}]),
-            "profiles[0].pluginConfig[0].args.highThresholds.cpu",
-        ),
+        (enabling("deschedule", "LowNodeLoad"), "profiles[0].plugins.deschedule.enabled[0].name"),
+        (enabling("balance", "MigrationController"), "profiles[0].plugins.balance.enabled[0].name"),
+        (enabling("balance", "HighNodeUtilization"), "profiles[0].plugins.balance.enabled[0].name"),
     ],
 )
 def test_an_invalid_policy_is_refused_naming_the_field(document: dict[str, Any], field: str) -> None:

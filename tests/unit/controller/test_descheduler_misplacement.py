@@ -108,23 +108,17 @@ def test_a_pod_with_a_violated_dependency_moves_to_the_node_with_the_best_score(
     assert moved_pods(plan(world, enabled=False)) == []
     assert (move.pod, move.node, move.target) == ("default/web-1", "z3-n1", "z1-n1")
     assert (move.cost_before, move.cost_after) == (40, 0)
-    assert (
-        move.reason
-        == "pod is misplaced, network cost(40)>elsewhere(0), dependencies beyond maxNetworkCost(1)>elsewhere(0)"
-    )
+    reason = "pod is misplaced, network cost(40)>elsewhere(0), dependencies beyond maxNetworkCost(1)>elsewhere(0)"
+    assert move.reason == reason
     score_table = world.network.score("default", "shop", "web")
     score = {name: score_table.node_score(name, world.network.location_index[name]).cost for name in world.nodes}
     assert (move.cost_before, move.cost_after) == (score["z3-n1"], score[move.target])
     assert move.cost_after == min(score.values())
 
 
-@pytest.mark.parametrize(
-    ("gain", "margin", "moves"),
-    [(12, 10, 1), (9, 10, 0), (40, 10, 1), (5, 1, 1), (5, 6, 0)],
-)
+@pytest.mark.parametrize(("gain", "margin", "moves"), [(12, 10, 1), (9, 10, 0), (40, 10, 1), (5, 1, 1), (5, 6, 0)])
 def test_the_gain_must_reach_the_margin(gain: int, margin: int, moves: int) -> None:
-    costs = {("z1", "z2"): gain, ("z1", "z3"): gain, ("z2", "z3"): gain}
-    decision = plan(cluster(APART, costs=costs, max_cost=1000), margin=margin)
+    decision = plan(cluster(APART, costs=dict.fromkeys(CHEAP, gain), max_cost=1000), margin=margin)
     assert len(decision.plan.moves) == moves
 
 
@@ -154,15 +148,9 @@ def test_one_pod_of_a_group_moves_at_a_time() -> None:
     decision = plan(cluster(placed))
     assert len(decision.plan.moves) == 1
     assert "group-limit" in decision.plan.skip_counts or "group-readiness" in decision.plan.skip_counts
-    underway = pending_move(
-        pod="default/web-9",
-        uid="9",
-        workload="default/ReplicaSet/web-rs",
-        node="z3-n1",
-        planned_at_s=NOW_S,
-        group="default/shop",
-        sibling_short_uids=tuple(map(short_uid, ("uid-default-web-1", "uid-default-web-2"))),
-    )
+    siblings = tuple(map(short_uid, ("uid-default-web-1", "uid-default-web-2")))
+    earlier = ("default/web-9", "9", "default/ReplicaSet/web-rs", "z3-n1")
+    underway = pending_move(*earlier, group="default/shop", sibling_short_uids=siblings)
     assert moved_pods(plan(cluster(placed), history=History(pending_moves=(underway,)))) == []
 
 
@@ -336,7 +324,7 @@ def test_network_misplacement_does_not_undo_zone_survival() -> None:
 
 def test_network_misplacement_may_move_the_only_replica_of_a_zone_to_a_third_zone() -> None:
     """All dependencies of web are in z3; once web-1 is there, web-2 must not follow."""
-    far = {("z1", "z2"): 90, ("z1", "z3"): 90, ("z2", "z3"): 90}
+    far = dict.fromkeys(CHEAP, 90)
     peers = {"web-2": "z2-n1", "db-1": "z3-n1", "db-2": "z3-n2"}
     (move,) = plan(cluster({"web-1": "z1-n1", **peers}, costs=far, max_cost=100, spread="zone")).plan.moves
     assert (move.pod, move.strategy) == ("default/web-1", "NetworkMisplacement")

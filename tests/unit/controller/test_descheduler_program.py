@@ -139,12 +139,8 @@ def make_descheduler(api: Api, netaware_namespace: str = "netaware-system") -> t
 
 def act_during_decision(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> list[bool]:
     """Call ``act`` on the event loop while LowNodeLoad decides; the list tells afterwards whether the loop was free for it."""
-    loop, has_acted, was_free, plan_moves = (
-        asyncio.get_running_loop(),
-        threading.Event(),
-        list[bool](),
-        LowNodeLoadStrategy.plan_moves,
-    )
+    loop, plan_moves = asyncio.get_running_loop(), LowNodeLoadStrategy.plan_moves
+    has_acted, was_free = threading.Event(), list[bool]()
 
     def act_and_signal() -> None:
         act()
