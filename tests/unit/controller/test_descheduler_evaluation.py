@@ -38,6 +38,7 @@ from tests.support.descheduler_builders import (
 WORKLOAD = "default/Deployment/web"
 LIMITS = LimitsConfig()
 HALF_A_DAY_S = 12 * 3600.0
+NODES = [node("hot"), node("idle")]
 
 
 def make_move(**fields: Any) -> PendingMove:
@@ -52,7 +53,7 @@ def replica(name: str, on: str, age_s: float = 5, **fields: Any) -> PodInfo:
 
 
 def world(*pods: PodInfo, hot_cpu: float = 2.0, idle_cpu: float = 1.0) -> DeschedulerSnapshot:
-    return snapshot([node("hot"), node("idle")], pods, {"hot": amounts(hot_cpu, 1), "idle": amounts(idle_cpu, 1)})
+    return snapshot(NODES, pods, {"hot": amounts(hot_cpu, 1), "idle": amounts(idle_cpu, 1)})
 
 
 def replica_backoffs(history: History) -> dict[str, float]:
@@ -128,15 +129,11 @@ def test_a_move_whose_pod_was_not_evicted_does_not_count() -> None:
 
 
 def test_older_siblings_are_no_replacements_and_each_replacement_is_claimed_once() -> None:
-    known = (short_uid("uid-default-sibling"),)
-    moves = (
-        make_move(sibling_short_uids=known),
-        make_move(pod="default/web-old2", uid="old2", node="idle", sibling_short_uids=known),
-    )
-    view = world(
-        replica("sibling", "hot", age_s=-50), replica("new", "idle", age_s=2), replica("newer", "hot", age_s=3)
-    )
-    history, outcomes = evaluate_after(view, 10, *moves)
+    siblings = (short_uid("uid-default-sibling"),)
+    first = make_move(sibling_short_uids=siblings)
+    second = make_move(pod="default/web-old2", uid="old2", node="idle", sibling_short_uids=siblings)
+    new = (replica("new", "idle", age_s=2), replica("newer", "hot", age_s=3))
+    history, outcomes = evaluate_after(world(replica("sibling", "hot", age_s=-50), *new), 10, first, second)
     assert outcomes == []
     assert [m.replacement_pod for m in history.pending_moves] == ["default/new", "default/newer"]
 
@@ -208,11 +205,9 @@ def test_the_outcome_decides_the_back_offs_of_the_workload_and_the_replacement(
 
 def test_the_successor_of_a_deleted_replacement_is_evaluated() -> None:
     """The kubelet may have evicted the replacement before its evaluation."""
-    with_replacement, _ = evaluate_after(world(replica("new", "idle")), 60)
-    assert (
-        evaluate_after(world(), 120, *with_replacement.pending_moves)[0].pending_moves == with_replacement.pending_moves
-    )
-    history, outcomes = evaluate_after(world(replica("next", "hot", age_s=130)), 140, *with_replacement.pending_moves)
+    pending = evaluate_after(world(replica("new", "idle")), 60)[0].pending_moves
+    assert evaluate_after(world(), 120, *pending)[0].pending_moves == pending
+    history, outcomes = evaluate_after(world(replica("next", "hot", age_s=130)), 140, *pending)
     assert outcomes == ["returned"]
     assert replica_backoffs(history) == {replica("next", "hot").uid: NOW_S + 140 + 2 * HALF_A_DAY_S}
 
@@ -228,12 +223,7 @@ def results(count: int, good: int, strategy: Any = "LowNodeLoad", age_s: float =
     return tuple(BreakerEntry(NOW_S - age_s, strategy, has_helped=i < good) for i in range(count))
 
 
-HOT = (
-    [node("hot"), node("idle")],
-    [pod("p", "hot")],
-    {"hot": amounts(3, 1), "idle": amounts(0.1, 1)},
-    {"p": amounts(1, 1)},
-)
+HOT = (NODES, [pod("p", "hot")], {"hot": amounts(3, 1), "idle": amounts(0.1, 1)}, {"p": amounts(1, 1)})
 
 
 @pytest.mark.parametrize(
@@ -268,9 +258,8 @@ def test_a_replacement_is_not_moved_again_for_half_a_day() -> None:
     config = make_config(protection={"minPodAgeS": 0})
     (pending,) = decide_once(snapshot(*HOT), config).pending_moves
     replacement = pod("q", "idle", uid="q", created_s=NOW_S)
-    nodes = [node("hot"), node("idle")]
-    view = snapshot(nodes, [replacement], {"hot": amounts(0.1, 1), "idle": amounts(3, 1)}, {"q": amounts(1, 1)})
-    cooled = snapshot(nodes, [replacement], {"hot": amounts(0.1, 1), "idle": amounts(0.5, 1)})
+    view = snapshot(NODES, [replacement], {"hot": amounts(0.1, 1), "idle": amounts(3, 1)}, {"q": amounts(1, 1)})
+    cooled = snapshot(NODES, [replacement], {"hot": amounts(0.1, 1), "idle": amounts(0.5, 1)})
     history = History(pending_moves=(pending,))
     for at_s in (30.0, 900.0, 40_000.0):
         history, _ = evaluate_moves(cooled, history, config.limits, NOW_S + at_s)
@@ -291,7 +280,7 @@ def test_a_pod_that_always_returns_is_evicted_at_most_four_times_in_a_day(*, res
         labels, name = {"pod-template-hash": "5d4f"}, f"web-{len(moves)}"
         one = pod(name, "hot", owner="ReplicaSet/web-5d4f", labels=labels, uid=name, created_s=born_s)
         usage = {"hot": amounts(3.8, 1), "idle": amounts(0.2, 1)}
-        view = snapshot([node("hot"), node("idle")], [one], usage, {name: amounts(1.6, 0.5)})
+        view = snapshot(NODES, [one], usage, {name: amounts(1.6, 0.5)})
         decision = decide_unconfirmed(view, history, state, config, now)
         outcomes |= {end.outcome for end in decision.evaluated_moves}
         history, state = add_moves(decision.history, decision.pending_moves), decision.durations
