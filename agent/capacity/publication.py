@@ -97,11 +97,8 @@ def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, d
     source = cut_bytes(f"{node_bandwidth.source}: {node_bandwidth.explanation}", MAX_ANNOTATION_BYTES)
     annotations = {BANDWIDTH_OWNER_ANNOTATION: AGENT, BANDWIDTH_SOURCE_ANNOTATION: source}
     differ = any(node.metadata.annotation(name) != text for name, text in annotations.items())
-    return Writes(
-        status=tuple(operations),
-        metadata={"metadata": {"annotations": annotations}} if differ else None,
-        condition=condition,
-    )
+    metadata: dict[str, object] | None = {"metadata": {"annotations": annotations}} if differ else None
+    return Writes(status=tuple(operations), metadata=metadata, condition=condition)
 
 
 def plan_withdrawal(node: OwnNode) -> Writes:

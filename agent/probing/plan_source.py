@@ -60,13 +60,8 @@ class PlanSource:
                 await node_watch.wait_for_change()
                 continue
             log.log_change("zone", "", "this node has a zone", zone=zone)
-            reflector = Reflector(
-                client,
-                CONFIGMAPS,
-                ConfigMap,
-                namespace=namespace,
-                field_selector=f"metadata.name={plan_object_name(zone)}",
-            )
+            selector = f"metadata.name={plan_object_name(zone)}"
+            reflector = Reflector(client, CONFIGMAPS, ConfigMap, namespace=namespace, field_selector=selector)
             reflector.subscribe(partial(self._apply_config_map, zone))
             await run_until(_wait_for_other_zone(node_watch, zone), reflector.run())
             self.set_plan(None)

@@ -233,13 +233,8 @@ class ProbeScheduler:
         run_flags = find_quality_flags(run, datagrams)
         cost_source = choose_cost_source(run, datagrams, run_flags)
         flags = run_flags if cost_source == "measurement" or datagrams is None else find_quality_flags(datagrams)
-        sample = Sample(
-            measurement=run,
-            quality_flags=flags,
-            datagrams=datagrams,
-            cost_source=cost_source,
-            **self._next_stamp(probe),
-        )
+        stamp = self._next_stamp(probe)
+        sample = Sample(measurement=run, quality_flags=flags, datagrams=datagrams, cost_source=cost_source, **stamp)
         return ProbeOutcome(
             probe=probe, test=test, result="ok", sample=sample, run_flags=run_flags, has_peer_answered=True
         )
@@ -254,17 +249,15 @@ class ProbeScheduler:
         """
         if run_error is not None and probe.pair_index == 0 and self._prober is not None:
             self._failed_runs_in_a_row[probe.nodes] += 1
-        result: ProbeResult = "ok" if run_error is None else run_error.reason
-        outcome = ProbeOutcome(
-            probe=probe, test=test, result=result, detail="" if run_error is None else run_error.detail
-        )
+        reason, detail = (run_error.reason, run_error.detail) if run_error is not None else (None, "")
+        outcome = ProbeOutcome(probe=probe, test=test, result=reason or "ok", detail=detail)
         sample = None
         if datagrams is not None and (datagrams.transactions or 0) >= MIN_DATAGRAMS / 2:
             substitute = msgspec.structs.replace(datagrams, test=test)
             sample = Sample(
                 measurement=substitute,
                 quality_flags=find_quality_flags(substitute),
-                run_failure=None if run_error is None else run_error.reason,
+                run_failure=reason,
                 failed_runs=self._failed_runs_in_a_row[probe.nodes],
                 **self._next_stamp(probe),
             )
