@@ -59,12 +59,7 @@ class CertificateAuthority:
         self.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue(
-        self,
-        file_name: str,
-        common_name: str,
-        *,
-        organization: str = "",
-        hosts: tuple[str, ...] = (),
+        self, file_name: str, common_name: str, *, organization: str = "", hosts: tuple[str, ...] = ()
     ) -> KeyPair:
         """Sign and write a certificate that is valid for clients and for servers.
 

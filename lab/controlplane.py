@@ -236,12 +236,7 @@ class ControlPlane:
         return self._write_kubeconfig_and_credentials(self.kubeconfig_of(file_name), user, credentials, "default")
 
     async def write_token_kubeconfig(
-        self,
-        namespace: str,
-        service_account: str,
-        *,
-        file_name: str = "",
-        bound_pod: tuple[str, str] | None = None,
+        self, namespace: str, service_account: str, *, file_name: str = "", bound_pod: tuple[str, str] | None = None
     ) -> Path:
         """Request a service account's token, valid for a day; write and return a kubeconfig with it.
 

@@ -117,10 +117,7 @@ class Installation:
 
 
 async def install(
-    lab: Lab,
-    *,
-    controller_config: Mapping[str, Any] | None = None,
-    overlay: Path = OVERLAY,
+    lab: Lab, *, controller_config: Mapping[str, Any] | None = None, overlay: Path = OVERLAY
 ) -> Installation:
     """Apply the manifests, start all programs, and wait until they are ready.
 
@@ -193,13 +190,7 @@ async def _start_central_programs(client: Client, installation: Installation) ->
 
 
 def start_central_program(
-    programs: Programs,
-    name: str,
-    verb: str,
-    url: str,
-    *,
-    kubeconfig: Path,
-    config: Path,
+    programs: Programs, name: str, verb: str, url: str, *, kubeconfig: Path, config: Path
 ) -> None:
     """Start a verb of ``python -m controller`` on the host.
 

@@ -1,4 +1,4 @@
-"""Labs for end-to-end tests: state directories of their own, so that no running lab is touched, and no leftovers."""
+"""Fixtures of end-to-end tests: labs have temporary state directories, so that they do not touch a user's lab."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CAPACITY_TIMEOUT_S = 900.0
 
 
 class LabCommand:
-    """``python -m lab`` with a state directory of its own."""
+    """Runs ``python -m lab`` with a temporary state directory."""
 
     def __init__(self, state_home: Path) -> None:
         self.labs = state_home / "netaware" / "labs"
@@ -38,7 +38,7 @@ class LabCommand:
         if "--name" in args:
             self._names.add(args[args.index("--name") + 1])
         argv = [sys.executable, "-m", "lab", *args]
-        # A test run that was started in the background ignores Ctrl-C, and so would its children.
+        # The children of a test run in the background would otherwise ignore Ctrl-C as it does.
         argv = ["env", "--default-signal=INT", *argv]
         return subprocess.Popen(argv, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/")
 
@@ -50,20 +50,20 @@ class LabCommand:
         return stdout
 
     def json(self, *args: str, code: int = 0) -> dict[str, Any]:
-        """The same with ``--json``: stdout must be one object and nothing else."""
-        answer = json.loads(self(*args, "--json", code=code))
-        assert isinstance(answer, dict)
-        return answer
+        """Run a command with ``--json``; return its stdout, which must be one object."""
+        output = json.loads(self(*args, "--json", code=code))
+        assert isinstance(output, dict)
+        return output
 
     def down_all(self) -> None:
-        """End every lab that was started."""
+        """Stop every lab that was started."""
         for name in self._names:
             self("down", "--name", name)
 
 
 @pytest.fixture
 def lab_command(tmp_path: Path) -> Iterator[LabCommand]:
-    """Run ``python -m lab``; labs that a test leaves running are ended after it."""
+    """Runs ``python -m lab``; stops labs that a test leaves running."""
     command = LabCommand(tmp_path)
     yield command
     command.down_all()
@@ -71,16 +71,15 @@ def lab_command(tmp_path: Path) -> Iterator[LabCommand]:
 
 @pytest.fixture
 def privileges() -> None:
-    """The right to make namespaces; without it the test is skipped and says what is missing."""
+    """Skips the test if this process lacks the privileges to create namespaces."""
     skip_if_unsupported(require_privileges)
 
 
 @pytest.fixture(scope="module")
 def node_binaries() -> NodeBinaries:
-    """Programs of real nodes. Modules of tests with real nodes run one after the other (tests.support.chains).
+    """Programs of real nodes; skips the test if the machine cannot run real nodes, and waits for capacity.
 
-    Where the machine cannot have such nodes the test is skipped and says what is missing; where others use what nodes need it
-    waits, so a test's own limit of time is for the function alone (``timeout(…, func_only=True)``).
+    Because of the wait, timeouts of tests are for the function alone (``timeout(…, func_only=True)``).
     """
     skip_if_unsupported(require_privileges)
     programs = skip_if_unsupported(find_or_build_node_binaries)
@@ -90,7 +89,7 @@ def node_binaries() -> NodeBinaries:
 
 @pytest.fixture(scope="session")
 def images() -> Mapping[str, Path]:
-    """OCI layouts of the agent's and the controller's image, by name with its tag."""
+    """Image name with tag -> OCI layout, for agent and controller."""
     return skip_if_unsupported(find_or_build_images)
 
 

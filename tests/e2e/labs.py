@@ -1,4 +1,4 @@
-"""A lab with our programs installed, in a state directory of its own."""
+"""Starts a lab with our programs, in a temporary state directory."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from lab.installation import Installation, install
 from lab.topology import load_topology
 
 
-class Running(NamedTuple):
-    """The lab, what was installed in it, and its administrator."""
+class InstalledLab(NamedTuple):
+    """A lab, our programs in it, and the administrator's client."""
 
     lab: Lab
-    installed: Installation
+    installation: Installation
     client: Client
 
 
 @asynccontextmanager
-async def installed_lab(name: str, topology: str = "four-zones", **options: Any) -> AsyncIterator[Running]:
-    """Start the lab and install, with the options of `lab.installation.install`."""
+async def installed_lab(name: str, topology: str = "four-zones", **options: Any) -> AsyncIterator[InstalledLab]:
+    """Start a lab and install our programs, with the options of `lab.installation.install`."""
     with tempfile.TemporaryDirectory() as folder:
         async with Lab.start(load_topology(topology), name=name, components=COMPONENTS, folder=Path(folder)) as lab:
-            installed = await install(lab, **options)
+            installation = await install(lab, **options)
             async with Client(lab.client_config) as client:
-                yield Running(lab, installed, client)
+                yield InstalledLab(lab, installation, client)

@@ -16,36 +16,36 @@ _TIMEOUT_S = 30.0
 
 
 def leftovers_of(lab: dict[str, Any]) -> list[str]:
-    """Everything that a lab may leave and left; ``lab`` is what `lab up --json` said of it and has nodes.
+    """Return the leftovers of an ended lab with nodes; ``lab`` is the output of `lab up --json`.
 
-    Its slot is free once it has ended, and a lab of another test may take it at once, with names that differ in nothing.
-    The bridge goes last and its alias says whose it is: under another lab's bridge no name is a leftover.
+    A lab of another test may take the free slot at once, and then has the same names. The bridge's alias says whose names they are.
     """
     deadline = time.monotonic() + _TIMEOUT_S
     slot = lab["nodes"][0]["netns"].split("-")[1]
     while True:
-        owner = _owner(slot)
-        named = _named_after(slot)
-        if _owner(slot) == owner:
+        owner = _find_owner(slot)
+        names = _list_names(slot)
+        if _find_owner(slot) == owner:
             break
-        assert time.monotonic() < deadline, f"slot {slot} changes hands all the time"
-    found = named if owner in {None, lab["state_dir"][-255:]} else []
-    found += [f"process {process.pid}" for process in find_processes(Path(lab["state_dir"]))]
-    found += [line for line in Path("/proc/self/mounts").read_text().splitlines() if lab["state_dir"] in line]
-    return found + [str(path) for path in Path(lab["state_dir"]).parent.glob(f"{lab['name']}*")]
+        assert time.monotonic() < deadline, f"slot {slot} keeps changing its owner"
+    leftovers = names if owner in {None, lab["state_dir"][-255:]} else []
+    leftovers += [f"process {process.pid}" for process in find_processes(Path(lab["state_dir"]))]
+    leftovers += [line for line in Path("/proc/self/mounts").read_text().splitlines() if lab["state_dir"] in line]
+    return leftovers + [str(path) for path in Path(lab["state_dir"]).parent.glob(f"{lab['name']}*")]
 
 
-def _owner(slot: str) -> str | None:
-    """State directory of the lab that holds a slot; empty a moment before it says so, None when the slot is free."""
+def _find_owner(slot: str) -> str | None:
+    """Return the state directory of the lab that has a slot; empty before the lab has written it, None if the slot is free."""
     try:
         return (_DEVICES / bridge_name(int(slot)) / "ifalias").read_text().strip()
     except OSError:
         return None
 
 
-def _named_after(slot: str) -> list[str]:
-    found = [name for name in namespaces.list_names() if name.startswith(f"netaware-{slot}-")]
-    found += [
+def _list_names(slot: str) -> list[str]:
+    """Return network namespaces, devices and cgroups that are named after a slot."""
+    names = [name for name in namespaces.list_names() if name.startswith(f"netaware-{slot}-")]
+    names += [
         p.name for p in _DEVICES.iterdir() if p.name.startswith(f"nav{slot}-") or p.name == bridge_name(int(slot))
     ]
-    return found + [str(p) for h in cgroups.list_hierarchies() for p in h.glob(f"netaware-{slot}-*")]
+    return names + [str(p) for h in cgroups.list_hierarchies() for p in h.glob(f"netaware-{slot}-*")]

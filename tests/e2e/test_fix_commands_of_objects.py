@@ -109,11 +109,7 @@ CLAIM = {
     "apiVersion": "v1",
     "kind": "PersistentVolumeClaim",
     "metadata": {"name": "data"},
-    "spec": {
-        "storageClassName": "",
-        "accessModes": ["ReadWriteOnce"],
-        "resources": {"requests": {"storage": "1Gi"}},
-    },
+    "spec": {"storageClassName": "", "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
 }
 WITH_CLAIM: Json = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]}
 FRONT = make_group(workload("front"))

@@ -1,4 +1,4 @@
-"""A lab's life: up, found again, down; two at once; killed and cleaned up; interrupted and failed."""
+"""Commands start, find, stop and clean up labs, also two at once, and after a kill, an interrupt or the end of a program."""
 
 from __future__ import annotations
 
@@ -44,27 +44,26 @@ def state_of(command: Command, name: str) -> str:
 
 
 @pytest.mark.usefixtures("privileges")
-def test_up_gives_a_cluster_whose_nodes_are_ready_and_down_leaves_nothing(lab_command: Command) -> None:
+def test_up_starts_a_cluster_with_ready_nodes_and_down_removes_it(lab_command: Command) -> None:
     lab = lab_command.json("up", "--name", "e2e-life")
     assert [node["name"] for node in lab["nodes"]] == [f"n{i}" for i in range(1, 9)]
     assert lab["zones"] == ["z1", "z2", "z3", "z4"]
     nodes = {node["metadata"]["name"]: node for node in Cluster(lab).get("nodes")["items"]}
     for node in lab["nodes"]:
-        seen = nodes[node["name"]]
-        assert seen["metadata"]["labels"]["topology.kubernetes.io/zone"] == node["zone"]
-        assert seen["metadata"]["labels"]["topology.kubernetes.io/region"] == node["region"]
-        assert {"type": "InternalIP", "address": node["address"]} in seen["status"]["addresses"]
-        assert "taints" not in seen["spec"]
+        api_node = nodes[node["name"]]
+        assert api_node["metadata"]["labels"]["topology.kubernetes.io/zone"] == node["zone"]
+        assert api_node["metadata"]["labels"]["topology.kubernetes.io/region"] == node["region"]
+        assert {"type": "InternalIP", "address": node["address"]} in api_node["status"]["addresses"]
+        assert "taints" not in api_node["spec"]
         assert node["netns"] in namespaces.list_names()
     Cluster(lab).run("create", "deployment", "web", "--image=none", "--replicas=4")
     wait_until(lambda: [p["status"]["phase"] for p in Cluster(lab).get("pods")["items"]] == ["Running"] * 4, "4 pods")
 
-    inside = ["nsenter", f"--net=/run/netns/{lab['nodes'][5]['netns']}", lab["kubectl"]]
-    argv = [*inside, "--kubeconfig", lab["kubeconfig"], "get", "--raw", "/readyz"]
+    enter = ["nsenter", f"--net=/run/netns/{lab['nodes'][5]['netns']}", lab["kubectl"]]
+    argv = [*enter, "--kubeconfig", lab["kubeconfig"], "get", "--raw", "/readyz"]
     assert subprocess.run(argv, check=True, capture_output=True, timeout=30).stdout == b"ok"
 
-    again = lab_command.json("up", "--name", "e2e-life")
-    assert again == lab
+    assert lab_command.json("up", "--name", "e2e-life") == lab
     status = lab_command.json("status", "--name", "e2e-life")
     assert status["state"] == "running"
     assert all(program["alive"] and program["rss_bytes"] > 0 for program in status["programs"])
@@ -77,45 +76,43 @@ def test_up_gives_a_cluster_whose_nodes_are_ready_and_down_leaves_nothing(lab_co
 
 @pytest.mark.chaos
 @pytest.mark.usefixtures("privileges")
-def test_two_labs_run_side_by_side_and_end_one_by_one(lab_command: Command, small: str) -> None:
-    one = lab_command.json("up", "--name", "e2e-one", "--topology", small)
-    two = lab_command.json("up", "--name", "e2e-two", "--topology", small)
-    assert one["server"] != two["server"]
+def test_two_labs_run_side_by_side_and_down_stops_one(lab_command: Command, small: str) -> None:
+    first = lab_command.json("up", "--name", "e2e-one", "--topology", small)
+    second = lab_command.json("up", "--name", "e2e-two", "--topology", small)
+    assert first["server"] != second["server"]
     for key in ("netns", "address", "management_address"):
-        assert not {n[key] for n in one["nodes"]} & {n[key] for n in two["nodes"]}
-    Cluster(one).run("create", "namespace", "only-in-one")
-    names = [item["metadata"]["name"] for item in Cluster(two).get("namespaces")["items"]]
+        assert not {n[key] for n in first["nodes"]} & {n[key] for n in second["nodes"]}
+    Cluster(first).run("create", "namespace", "only-in-one")
+    names = [item["metadata"]["name"] for item in Cluster(second).get("namespaces")["items"]]
     assert "only-in-one" not in names
     lab_command("wan", "set", "--name", "e2e-one", "z1", "z2", "--delay", "9ms")
-    shown = [lab_command.json("wan", "show", "--name", n)["links"] for n in ("e2e-one", "e2e-two")]
-    delays = [next(link["rtt_us"] for link in links if len(set(link["zones"])) == 2) for links in shown]
+    links_by_lab = [lab_command.json("wan", "show", "--name", n)["links"] for n in ("e2e-one", "e2e-two")]
+    delays = [next(link["rtt_us"] for link in links if len(set(link["zones"])) == 2) for links in links_by_lab]
     assert delays == [9000.0, 3000.0]
     lab_command("down", "--name", "e2e-one")
-    assert leftovers_of(one) == []
-    assert len(Cluster(two).get("nodes")["items"]) == 2
+    assert leftovers_of(first) == []
+    assert len(Cluster(second).get("nodes")["items"]) == 2
 
 
 @pytest.mark.chaos
 @pytest.mark.usefixtures("privileges")
-@pytest.mark.parametrize("cure", ["up", "down"])
-def test_a_lab_that_was_killed_is_cleaned_up_by_the_next_command(lab_command: Command, small: str, cure: str) -> None:
+@pytest.mark.parametrize("next_command", ["up", "down"])
+def test_the_next_command_cleans_up_a_killed_lab(lab_command: Command, small: str, next_command: str) -> None:
     lab = lab_command.json("up", "--name", "e2e-killed", "--topology", small)
     os.kill(lab["pid"], signal.SIGKILL)
     wait_until(lambda: state_of(lab_command, "e2e-killed") == "killed", "the end of the lab")
     assert set(namespaces.list_names()) >= {node["netns"] for node in lab["nodes"]}
-    if cure == "up":
-        fresh = lab_command.json("up", "--name", "e2e-killed", "--topology", small)
-        assert fresh["pid"] != lab["pid"]
-        assert len(Cluster(fresh).get("nodes")["items"]) == 2
+    if next_command == "up":
+        new_lab = lab_command.json("up", "--name", "e2e-killed", "--topology", small)
+        assert new_lab["pid"] != lab["pid"]
+        assert len(Cluster(new_lab).get("nodes")["items"]) == 2
         assert all(process.pid not in lab["programs"].values() for process in find_processes(Path(lab["state_dir"])))
     else:
         assert lab_command.json("down", "--name", "e2e-killed")["outcome"] == "cleaned up"
         assert leftovers_of(lab) == []
 
 
-def test_a_control_plane_without_nodes_outlives_its_programs_and_reports_which_ended(
-    lab_command: Command, small: str
-) -> None:
+def test_a_lab_without_nodes_goes_on_when_a_program_ends_and_reports_it(lab_command: Command, small: str) -> None:
     lab = lab_command.json("up", "--name", "e2e-none", "--topology", "none")
     assert (lab["nodes"], lab["topology"]) == ([], None)
     assert Cluster(lab).get("nodes")["items"] == []
@@ -126,12 +123,12 @@ def test_a_control_plane_without_nodes_outlives_its_programs_and_reports_which_e
     assert "runs with topology none" in stderr
     os.kill(lab["programs"]["kube-scheduler"], signal.SIGKILL)
 
-    def ended() -> list[str]:
+    def ended_programs() -> list[str]:
         status = lab_command.json("status", "--name", "e2e-none")
         assert status["state"] == "running"
         return [program["name"] for program in status["programs"] if not program["alive"]]
 
-    wait_until(lambda: ended() == ["kube-scheduler"], "the end of kube-scheduler")
+    wait_until(lambda: ended_programs() == ["kube-scheduler"], "the end of kube-scheduler")
     assert Cluster(lab).get("namespaces")["items"], "the kubeconfig works"
     log = lab_command.labs / "e2e-none.log"
     wait_until(lambda: "a program ended" in log.read_text(), "a line in the log")

@@ -1,4 +1,4 @@
-"""Real nodes in a lab: Ready beside kwok's, pods that run and reach each other through the emulated network, nothing left."""
+"""Real nodes in a lab are Ready beside kwok's nodes, run pods over the emulated network, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def mixed(tmp_path: Path, lab_command: Command, node_binaries: NodeBinaries) -> 
     return up
 
 
-def pods(lab: Cluster, *args: str) -> list[dict[str, Any]]:
+def list_pods(lab: Cluster, *args: str) -> list[dict[str, Any]]:
     return list(lab.get("pods", "-A", *args)["items"])
 
 
@@ -47,8 +47,8 @@ def is_ready(pod: dict[str, Any]) -> bool:
     return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", ()))
 
 
-def dns_round_trip_s(lab: dict[str, Any], node: str, server: str) -> float:
-    """How long a name server takes to tell a node the address of the API's Service; the fastest of ten."""
+def measure_dns_round_trip_s(lab: dict[str, Any], node: str, server: str) -> float:
+    """Return the shortest of ten round trips from a node to a name server, asked for the address of the API's Service."""
     (entry,) = (n for n in lab["nodes"] if n["name"] == node)
     script = (
         "import socket, sys, time\n"
@@ -78,13 +78,15 @@ def test_real_nodes_run_pods_whose_traffic_takes_the_emulated_network(
     nodes = {n["metadata"]["name"]: n for n in cluster.get("nodes")["items"]}
     assert nodes["e2e-real-a"]["status"]["nodeInfo"]["containerRuntimeVersion"].startswith("containerd://")
     assert nodes["e2e-real-a"]["status"]["allocatable"]["cpu"] == "1"
-    wait_until(lambda: len(pods(cluster)) == 3 and all(map(is_ready, pods(cluster))), "DNS and metrics-server")
-    servers = {p["spec"]["nodeName"]: p["status"]["podIP"] for p in pods(cluster, "-l", "k8s-app=kube-dns")}
-    # The node's own pod answers at once; from the other zone's takes the link's round trip, by its address or the Service's.
-    assert dns_round_trip_s(mixed, "e2e-real-a", servers["e2e-real-b"]) >= 0.02
-    assert dns_round_trip_s(mixed, "e2e-real-a", "10.96.0.10") > 0
+    wait_until(
+        lambda: len(list_pods(cluster)) == 3 and all(map(is_ready, list_pods(cluster))), "DNS and metrics-server"
+    )
+    servers = {p["spec"]["nodeName"]: p["status"]["podIP"] for p in list_pods(cluster, "-l", "k8s-app=kube-dns")}
+    # The pod in the other zone answers after the link's round trip. The Service may choose the pod of the same node.
+    assert measure_dns_round_trip_s(mixed, "e2e-real-a", servers["e2e-real-b"]) >= 0.02
+    assert measure_dns_round_trip_s(mixed, "e2e-real-a", "10.96.0.10") > 0
     wait_until(lambda: "e2e-real-a" in cluster.run("top", "nodes"), "metrics of the nodes")
-    name = next(p["metadata"]["name"] for p in pods(cluster, "-l", "k8s-app=kube-dns"))
+    name = next(p["metadata"]["name"] for p in list_pods(cluster, "-l", "k8s-app=kube-dns"))
     assert "CoreDNS" in cluster.run("logs", "-n", "kube-system", name)
     as_node = ["--as=system:node:e2e-real-a", "--as-group=system:nodes", "label", "node", "e2e-real-a"]
     argv = [mixed["kubectl"], "--kubeconfig", mixed["kubeconfig"], *as_node, "node-restriction.kubernetes.io/mine=1"]
@@ -94,7 +96,9 @@ def test_real_nodes_run_pods_whose_traffic_takes_the_emulated_network(
     assert leftovers_of(mixed) == []
 
 
-def test_a_killed_lab_leaves_no_process_mount_cgroup_or_device(mixed: dict[str, Any], lab_command: Command) -> None:
+def test_down_removes_processes_mounts_cgroups_and_devices_of_a_killed_lab(
+    mixed: dict[str, Any], lab_command: Command
+) -> None:
     os.kill(mixed["pid"], signal.SIGKILL)
     lab_command("down", "--name", "e2e-real")
     assert leftovers_of(mixed) == []

@@ -31,10 +31,7 @@ def refused(text: str) -> str:
 
 @pytest.mark.parametrize(
     ("name", "zones", "nodes", "least_us", "most_us"),
-    [
-        ("four-zones", 4, 8, 1200, 27_000),
-        ("kubecon", 15, 15, 1000, 24_000),
-    ],
+    [("four-zones", 4, 8, 1200, 27_000), ("kubecon", 15, 15, 1000, 24_000)],
 )
 def test_shipped_topologies_have_their_zones_and_delays(
     name: str, zones: int, nodes: int, least_us: float, most_us: float
