@@ -1,8 +1,7 @@
-"""Memory and CPU of an agent that enforces the limits of 110 pods, while nothing changes.
+"""Measures memory and CPU of an idle agent that enforces the limits of 110 pods.
 
-The pods are network namespaces with veth pairs and real processes in cgroups, the API server is real, netserver runs
-where it is installed. Needs root. CPU is a share of one core; a full check, which comes every five minutes, is measured by
-itself and added, since the measured quiet time is shorter.
+Pods are network namespaces with veth pairs and processes in cgroups, and the API server is real. CPU is a share of one core. The idle
+time is shorter than the interval of full checks, so the cost of a full check is measured separately and added. Needs root.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tests.integration.agent.agents import Agent, create_pod, report_pod_address
 from tests.integration.agent.pods_on_node import NETWORK, NodePod, node_pod, run, run_bench
 
 PODS_ON_NODE = 110
-AS_INSTALLED = {
+IMAGE_ENVIRONMENT = {
     "PYTHONOPTIMIZE": "2",
     "PYTHONNODEBUGRANGES": "1",
     "FROZENLIST_NO_EXTENSIONS": "1",
@@ -36,9 +35,9 @@ AS_INSTALLED = {
     "MALLOC_TRIM_THRESHOLD_": "65536",
     "SSL_CERT_FILE": os.devnull,
 }
-"""The environment of image and manifest; the CA comes with the credentials."""
-QUIET_S = 60.0
-SETTLE_S = 40.0
+"""Environment of the image and the manifest."""
+IDLE_S = 60.0
+WARM_UP_S = 40.0
 NODE = "bench-node"
 
 
@@ -48,7 +47,7 @@ def measure() -> Figures:
 
 
 async def _start(stack: AsyncExitStack) -> tuple[Agent, list[NodePod]]:
-    """An agent that has enforced the limits of all pods, and has settled."""
+    """Start an agent, and wait until it has enforced the limits of all pods."""
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="netaware-bench-")))
     plane = await stack.enter_async_context(
         ControlPlane.start("bench-agent", state_dir=directory / "plane", components=())
@@ -56,19 +55,19 @@ async def _start(stack: AsyncExitStack) -> tuple[Agent, list[NodePod]]:
     client = await stack.enter_async_context(Client(plane.client_config))
     pods = [stack.enter_context(node_pod(number, adopt_uid=True)) for number in range(PODS_ON_NODE)]
     await _populate(client, pods)
-    agent = await stack.enter_async_context(_agent(directory, plane))
-    await _until_enforced(agent, PODS_ON_NODE)
-    await asyncio.sleep(SETTLE_S)
+    agent = await stack.enter_async_context(_running_agent(directory, plane))
+    await _wait_until_enforced(agent, PODS_ON_NODE)
+    await asyncio.sleep(WARM_UP_S)
     return agent, pods
 
 
-async def _quiet() -> Figures:
+async def _measure_idle() -> Figures:
     async with AsyncExitStack() as stack:
         agent, pods = await _start(stack)
-        check_s = await _cpu_of_a_check(agent, pods[0])
+        check_s = await _full_check_cpu_s(agent, pods[0])
         await asyncio.sleep(5.0)
         cpu_s, started = _cpu_s(agent), time.monotonic()
-        await asyncio.sleep(QUIET_S)
+        await asyncio.sleep(IDLE_S)
         idle = (_cpu_s(agent) - cpu_s) / (time.monotonic() - started) + check_s / FULL_CHECK_INTERVAL_S
         memory_mb = psutil.Process(agent.process.pid).memory_info().rss / 2**20
     what = f"{PODS_ON_NODE} annotated pods, both directions enforced"
@@ -79,7 +78,7 @@ async def _quiet() -> Figures:
     }
 
 
-def _agent(directory: Path, plane: ControlPlane) -> AbstractAsyncContextManager[Agent]:
+def _running_agent(directory: Path, plane: ControlPlane) -> AbstractAsyncContextManager[Agent]:
     found = find_netperf_if_available()
     env = {"NETAWARE_NETPERF": str(found.netperf), **found.env} if found else {}
     return running_agent(
@@ -90,7 +89,7 @@ def _agent(directory: Path, plane: ControlPlane) -> AbstractAsyncContextManager[
         "--capacity=10G",
         "--bandwidth=enforce",
         f"--cni-network={NETWORK}",
-        env={**AS_INSTALLED, **env},
+        env={**IMAGE_ENVIRONMENT, **env},
     )
 
 
@@ -109,7 +108,7 @@ async def _populate(client: Client, pods: list[NodePod]) -> None:
         await report_pod_address(client, created, pod.address)
 
 
-async def _until_enforced(agent: Agent, count: int) -> None:
+async def _wait_until_enforced(agent: Agent, count: int) -> None:
     async with asyncio.timeout(120):
         while True:
             verdicts = await agent.metrics("netaware_pod_bandwidth_verdict")
@@ -118,8 +117,8 @@ async def _until_enforced(agent: Agent, count: int) -> None:
             await asyncio.sleep(1.0)
 
 
-async def _cpu_of_a_check(agent: Agent, pod: NodePod) -> float:
-    """CPU seconds of one full check, caused by a change of a link that does not affect limits."""
+async def _full_check_cpu_s(agent: Agent, pod: NodePod) -> float:
+    """CPU seconds of a full check, after a change of a link that does not affect limits."""
     before = _cpu_s(agent)
     run(f"ip link set {pod.host_device} txqueuelen 999")
     await asyncio.sleep(6.0)
@@ -127,10 +126,10 @@ async def _cpu_of_a_check(agent: Agent, pod: NodePod) -> float:
 
 
 def _cpu_s(agent: Agent) -> float:
-    """CPU seconds of the agent itself so far, without its children."""
+    """CPU seconds of the agent without its children."""
     times = psutil.Process(agent.process.pid).cpu_times()
     return float(times.user + times.system)
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(_quiet())))
+    print(json.dumps(asyncio.run(_measure_idle())))

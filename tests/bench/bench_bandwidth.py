@@ -1,7 +1,7 @@
-"""Effect and cost of limits: accuracy from the first second, queueing delay, and CPU per Gbit/s behind an ifb.
+"""Measures accuracy and queueing delay of limits, and CPU per Gbit/s behind an ifb.
 
-Pods are network namespaces whose limits the agent's own code sets; the figures are of this machine, so those that depend on it are
-ratios within the run. Accuracy is what the kernel counted at the bucket, headers included, from the first packet on. Needs root.
+Accuracy is what the kernel counts at the bucket from the first packet, with headers. Figures that depend on the machine are ratios
+within a run. Needs root.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ def measure() -> Figures:
 
 
 def _measure() -> Figures:
-    passed: dict[str, tuple[float, float]] = {}
-    highest, slowest_s = 0.0, 0.0
+    shares_by_limit: dict[str, tuple[float, float]] = {}
+    highest_share, longest_delay_s = 0.0, 0.0
     for rate in RATES:
         with node_pod(rate % 251) as pod, running_generators(pod):
             enforce(pod.spec(ingress=f"{rate}M", egress=f"{rate}M"))
             for direction in ("ingress", "egress"):
                 device = pod.host_device if direction == "ingress" else plugin_ifb_name(NETWORK, pod.container)
                 runs = [measure_shares(pod, direction, device, rate * 1e6) for _ in range(RUNS)]
-                highest = max(highest, *(share for run in runs for share in run))
-                # Other work on the machine slows a stream, and speeds up none.
-                passed[f"{rate}M {direction}"] = max(runs)
+                highest_share = max(highest_share, *(share for run in runs for share in run))
+                # Other work on the machine only slows a stream.
+                shares_by_limit[f"{rate}M {direction}"] = max(runs)
                 if rate == 5:
-                    continue  # sixteen frames take 39 ms at 5 Mbit/s: the bound of the tests is the rule there
-                slowest_s = max(slowest_s, measure_delay_s(pod, direction))
-    # The least of three: whoever else is at work makes it more.
+                    continue  # sixteen frames take 39 ms; tests check this rate
+                longest_delay_s = max(longest_delay_s, measure_delay_s(pod, direction))
+    # Other work on the machine only increases it.
     bare, limited = (min(_cpu_per_gbit(rate) for _ in range(3)) for rate in ("", "2G"))
-    lowest = min(share for pair in passed.values() for share in pair)
-    each = ", ".join(f"{name} {100 * one:.1f} and {100 * mean:.1f}" for name, (one, mean) in passed.items())
+    lowest_share = min(share for pair in shares_by_limit.values() for share in pair)
+    each = ", ".join(f"{name} {100 * one:.1f} and {100 * mean:.1f}" for name, (one, mean) in shares_by_limit.items())
     what = f"best of {RUNS}: % of the limit in the first second, and in {SECONDS:.0f} s: {each}"
     return {
-        "limit: least that passes": figure(100 * lowest, "% of the limit", 90, what, at_least=True),
-        "limit: most that passes": figure(100 * highest, "% of the limit", 105, "of every run"),
+        "limit: least that passes": figure(100 * lowest_share, "% of the limit", 90, what, at_least=True),
+        "limit: most that passes": figure(100 * highest_share, "% of the limit", 105, "of every run"),
         "limit: queueing delay p99": figure(
-            1000 * slowest_s, "ms", 50, "one byte to and fro beside a full queue, 50 and 500 Mbit/s"
+            1000 * longest_delay_s, "ms", 50, "one byte to and fro beside a full queue, 50 and 500 Mbit/s"
         ),
         "limit: CPU per Gbit behind ifb": figure(
             limited / bare,
@@ -67,7 +67,7 @@ def _measure() -> Figures:
 
 
 def _cpu_per_gbit(rate: str) -> float:
-    """CPU seconds of the whole machine per Gbit that a pod sent; without traffic of its own the machine must be quiet."""
+    """CPU seconds of the whole machine per Gbit that a pod sends; other work falsifies it."""
     with node_pod(99) as pod, running_generators(pod):
         if rate:
             enforce(pod.spec(egress=rate))

@@ -1,7 +1,7 @@
-"""Plans of random clusters as API servers list them, against CP-SAT. Figures for docs/performance.md.
+"""Compares plans of random clusters with CP-SAT. Figures for docs/performance.md.
 
-Of every second cluster those pods are taken away that CP-SAT finds no place for, so that all of the others must get one.
-`NETAWARE_BENCH_CLUSTERS` says how many, `NETAWARE_BENCH_SECONDS` how long CP-SAT may look for each of its goals.
+Every second cluster has no pods that CP-SAT cannot place. `NETAWARE_BENCH_CLUSTERS` is the number of clusters, and
+`NETAWARE_BENCH_SECONDS` the time limit of CP-SAT for each goal.
 """
 
 from __future__ import annotations
@@ -22,22 +22,20 @@ SECONDS = float(os.environ.get("NETAWARE_BENCH_SECONDS", "10"))
 def measure() -> Figures:
     """All figures."""
     with ProcessPoolExecutor(2) as pool:
-        found = list(pool.map(_compare, range(CLUSTERS)))
-    more = sum(one.ours.unplaced > one.best.unplaced for one in found)
-    same = [one for one in found if one.ours.unplaced == one.best.unplaced]
-    broken = (
-        100
-        * sum(one.limits > (one.best.unplaced, one.best.unspread_workloads, one.best.violations) for one in same)
-        / len(found)
+        comparisons = list(pool.map(_compare, range(CLUSTERS)))
+    worse_placed = sum(c.ours.unplaced > c.best.unplaced for c in comparisons)
+    equally_placed = [c for c in comparisons if c.ours.unplaced == c.best.unplaced]
+    broken = 100 * sum(c.limits > c.best_limits for c in equally_placed) / len(comparisons)
+    proven = sum(c.proven for c in comparisons)
+    details = (
+        f"{sum(c.best.unplaced > 0 for c in comparisons)} clusters have pods that CP-SAT cannot place; {proven} proven"
     )
-    proven = sum(one.proven for one in found)
-    waiting = f"{sum(one.best.unplaced > 0 for one in found)} clusters hold pods that nobody can place; {proven} proven"
     figures = {
-        "clusters_unplaced_more": figure(more, "clusters", 0, f"of {len(found)}; {waiting}"),
+        "clusters_unplaced_more": figure(worse_placed, "clusters", 0, f"of {len(comparisons)}; {details}"),
         "clusters_violations_more": figure(broken, "%", 1),
     }
     for style in ("time", "parity"):
-        ratios = np.array([one.ratio for one in same if one.style == style and one.matches_on_limits])
+        ratios = np.array([c.ratio for c in equally_placed if c.style == style and c.matches_on_limits])
         median, p95, worst = float(np.median(ratios)), float(np.percentile(ratios, 95)), float(ratios.max())
         figures |= {
             f"clusters_{style}_median": figure(round(median, 3), "x", 1),
@@ -48,7 +46,7 @@ def measure() -> Figures:
 
 
 def _compare(seed: int) -> Comparison:
-    found = compare(seed, SECONDS, fitting=seed % 2 == 1)
-    if not found.matches_on_limits or (found.style != "spread" and found.ratio > 1.0001):
-        print(f"  {found}", file=sys.stderr, flush=True)
-    return found
+    comparison = compare(seed, SECONDS, fitting=seed % 2 == 1)
+    if not comparison.matches_on_limits or (comparison.style != "spread" and comparison.ratio > 1.0001):
+        print(f"  {comparison}", file=sys.stderr, flush=True)
+    return comparison

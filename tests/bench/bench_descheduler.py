@@ -1,7 +1,6 @@
-"""One round of the descheduler's rules over a big cluster: its time, and how long it holds the event loop.
+"""Measures the time of a descheduler round in a large cluster, and how long it blocks the event loop.
 
-Pods are read from JSON as the API server sends it. A round is what the live loop computes between reading usage and evicting:
-fold in usage of every node and pod, follow up, decide with nodeFit and without the limits that would end it early.
+A round updates usage, evaluates earlier moves, and decides with nodeFit and without limits that would end it early.
 """
 
 from __future__ import annotations
@@ -35,30 +34,32 @@ from tests.support.descheduler_builders import (
 )
 
 NOW_S = 1_800_000_000.0
-HOT_SHARE, IDLE_SHARE = 0.05, 0.3
+OVERUTILIZED_SHARE, IDLE_SHARE = 0.05, 0.3
 UNLIMITED = dict.fromkeys(("perNode", "perNamespace", "perRound", "perWorkload", "unavailablePerWorkload"), 10**6)
 
 
 def measure() -> Figures:
     """Figures for ``make bench``."""
     cluster = _Cluster(5_000, 100_000)
-    large = cluster.rounds(5)
-    holds = cluster.holds()
+    large = cluster.run_rounds(5)
+    blocked = cluster.measure_blocking()
     moves = f"a tenth of the default interval of 60 s; {large.moves} moves planned off {large.overutilized} overutilized nodes"
-    here = f"of this process' time; {1000 * holds.on_loop:.0f} ms on the loop itself"
+    details = f"of this process' time; {1000 * blocked.on_loop:.0f} ms on the loop itself"
     return {
         "descheduler: one round, 5,000 nodes, 100,000 pods": figure(large.seconds, "s", 6, moves),
-        "descheduler: longest hold of the leader's loop by a round": figure(1000 * holds.in_thread, "ms", 50, here),
+        "descheduler: longest hold of the leader's loop by a round": figure(
+            1000 * blocked.in_thread, "ms", 50, details
+        ),
     }
 
 
-class _Rounds(msgspec.Struct):
+class _RoundFigures(msgspec.Struct):
     seconds: float
     moves: int
     overutilized: int
 
 
-class _Holds(NamedTuple):
+class _BlockedTimes(NamedTuple):
     on_loop: float
     in_thread: float
 
@@ -79,8 +80,8 @@ class _Cluster:
         self._usage = UsageStore(180)
         self._settings = _settings()
 
-    def rounds(self, count: int) -> _Rounds:
-        """The fastest of some rounds, each from the same state: the one that other programs disturbed least."""
+    def run_rounds(self, count: int) -> _RoundFigures:
+        """The fastest of some rounds from the same state, because other work only slows them."""
         compact_memory()  # as the manager does once its stores are full
         seconds = []
         moves = overutilized = 0
@@ -92,15 +93,15 @@ class _Cluster:
             seconds.append(time.perf_counter() - started)
             moves = len(decision.plan.moves)
             overutilized = sum(1 for state in decision.plan.nodes if state.kind == "overutilized")
-        return _Rounds(min(seconds), moves, overutilized)
+        return _RoundFigures(min(seconds), moves, overutilized)
 
     def _decide(self, snapshot: DeschedulerSnapshot, batch: UsageBatch, now: float) -> DescheduleDecision:
         self._usage.update(batch, snapshot.nodes, snapshot.pods.by_key, now)
         seen = replace(snapshot, usage=self._usage.view(now))
         return decide(seen, History(), ReasonDurations(), self._settings, now, assume_lasting=True).decision
 
-    def holds(self) -> _Holds:
-        """How long a round holds an event loop, on it and beside it as the program has it; one after the other, so the ratio counts."""
+    def measure_blocking(self) -> _BlockedTimes:
+        """How long a round blocks the event loop, if it runs on the loop and if it runs in a thread as in the program."""
 
         async def on_loop(batch: UsageBatch, now: float) -> None:
             self._decide(self._world.snapshot(), batch, now)
@@ -111,13 +112,13 @@ class _Cluster:
         found: list[float] = []
         for way in (on_loop, in_thread) * 3:
             now = NOW_S + 60 * (len(found) + 10)
-            found.append(asyncio.run(_longest_hold(way(self._batch(now), now))))
-        return _Holds(min(found[::2]), min(found[1::2]))
+            found.append(asyncio.run(_longest_block_s(way(self._batch(now), now))))
+        return _BlockedTimes(min(found[::2]), min(found[1::2]))
 
-    def _share(self, index: int) -> float:
-        """Percent of cpu in use: a part of the nodes is overutilized, a part idle, the rest between."""
+    def _cpu_percent(self, index: int) -> float:
+        """CPU usage of a node in percent: some nodes are overutilized, some idle, the others between."""
         place = (index * 7919 % len(self._names)) / len(self._names)
-        return 85.0 if place < HOT_SHARE else 20.0 if place < HOT_SHARE + IDLE_SHARE else 50.0
+        return 85.0 if place < OVERUTILIZED_SHARE else 20.0 if place < OVERUTILIZED_SHARE + IDLE_SHARE else 50.0
 
     def _batch(self, now: float) -> UsageBatch:
         cores, per_node = 32_000, max(1, len(self._pods) // len(self._names))
@@ -125,7 +126,7 @@ class _Cluster:
             reading
             for i, name in enumerate(self._names)
             for reading in (
-                UsageReading(name, "cpu", cores * self._share(i) / 100, now),
+                UsageReading(name, "cpu", cores * self._cpu_percent(i) / 100, now),
                 UsageReading(name, "memory", 40 * 2**30, now),
             )
         ]
@@ -133,15 +134,15 @@ class _Cluster:
             reading
             for key, i in self._pods
             for reading in (
-                UsageReading(key, "cpu", cores * self._share(i) / 100 / per_node, now),
+                UsageReading(key, "cpu", cores * self._cpu_percent(i) / 100 / per_node, now),
                 UsageReading(key, "memory", 2**30, now),
             )
         ]
         return UsageBatch(tuple(readings))
 
 
-async def _longest_hold(work: Awaitable[None]) -> float:
-    """The longest stretch, in seconds of this process' time, in which nothing else on the loop had its turn."""
+async def _longest_block_s(work: Awaitable[None]) -> float:
+    """The longest time in which the event loop runs nothing else, in seconds of this process."""
     longest, last, busy = 0.0, time.process_time(), asyncio.ensure_future(work)
     while not busy.done():
         await asyncio.sleep(0.001)

@@ -1,7 +1,4 @@
-"""Placement of a production cluster that others published.
-
-Runs on two cores; deadlines are those of `simulate`. Figures for docs/performance.md.
-"""
+"""Measures the placement of a published production cluster, with the deadlines of `simulate`. Figures for docs/performance.md."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ def measure() -> Figures:
 
 
 def measure_m3() -> Figures:
-    """Machines as hosts, PreferSameNode, no replica above its fair share."""
+    """Machines are hosts, with PreferSameNode and no replica above its fair share."""
     data = m3.read()
     problem = m3.problem_of(data)
     before = m3.scores(problem, m3.production(data))
@@ -42,19 +39,19 @@ def measure_m3() -> Figures:
 
 
 def measure_zones() -> Figures:
-    """M3 dealt to three zones, PreferSameZone, every service to survive a zone."""
+    """Machines are dealt to three zones, with PreferSameZone, and every service must span zones."""
     data = m3.read()
     found = []
     for deal in range(DEALS):
         problem = m3.problem_of(data, deal)
         found.append(m3.scores(problem, solve(problem, seed=deal, deadline_s=50.0)))
         print(f"  deal {deal}: {found[-1]}", file=sys.stderr, flush=True)
-    near = 100 * statistics.mean(one.in_zone for one in found)
+    in_zone_percent = 100 * statistics.mean(one.in_zone for one in found)
     max_load_ratio = statistics.mean(one.max_load_ratio for one in found)
     together, unplaced = max(one.together for one in found), max(one.unplaced for one in found)
     return {
         "m3_zones_in_zone": figure(
-            near, "%", 92, f"least of {DEALS}: {100 * min(f.in_zone for f in found):.1f} %", at_least=True
+            in_zone_percent, "%", 92, f"least of {DEALS}: {100 * min(f.in_zone for f in found):.1f} %", at_least=True
         ),
         "m3_zones_hottest": figure(
             max_load_ratio, "x", 1.15, f"worst of {DEALS}: {max(f.max_load_ratio for f in found):.3f}"

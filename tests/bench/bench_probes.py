@@ -1,4 +1,4 @@
-"""Probes a round and size of the plan from 2 zones to 100 zones of 100 nodes, and how long it takes to plan them."""
+"""Counts probes of a round, and measures size and duration of probe plans, for 2 zones up to 100 zones of 100 nodes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def measure() -> Figures:
         figures[what] = figure(probes, "probes", zones * (zones - 1) // 2)
     nodes = _nodes(*SIZES[-1])
     plan = plan_pairs(nodes, PlanOptions(), None, NOW_S)
-    dead = plan.zones["zone-000"].probes[0].origin.node
-    left = [node for node in nodes if node.name != dead]
-    changed = plan_pairs(left, PlanOptions(), plan.zones, NOW_S)
-    moved = sum(old.probes != changed.zones[zone].probes for zone, old in plan.zones.items())
-    touched = sum(
-        any(dead in (probe.origin.node, probe.destination.node) for probe in zone.probes)
+    removed = plan.zones["zone-000"].probes[0].origin.node
+    remaining = [node for node in nodes if node.name != removed]
+    changed = plan_pairs(remaining, PlanOptions(), plan.zones, NOW_S)
+    changed_zones = sum(old.probes != changed.zones[zone].probes for zone, old in plan.zones.items())
+    zones_of_removed = sum(
+        any(removed in (probe.origin.node, probe.destination.node) for probe in zone.probes)
         for zone in plan.zones.values()
     )
     largest = max(len(encode_plan(zone)[PLAN_KEY]) for zone in plan.zones.values())
@@ -39,10 +39,10 @@ def measure() -> Figures:
             _median_ms(lambda: plan_pairs(nodes, PlanOptions(), None, NOW_S)), "ms"
         ),
         "plan, 100 zones x 100 nodes, one node dies": figure(
-            _median_ms(lambda: plan_pairs(left, PlanOptions(), plan.zones, NOW_S)), "ms"
+            _median_ms(lambda: plan_pairs(remaining, PlanOptions(), plan.zones, NOW_S)), "ms"
         ),
         "plan objects written when one of 10,000 nodes dies": figure(
-            moved, "objects", touched, "those with a probe from or to it"
+            changed_zones, "objects", zones_of_removed, "those with a probe from or to it"
         ),
         "largest plan object, 100 zones": figure(largest, "bytes", 2**20),
     }

@@ -1,7 +1,6 @@
-"""The extender's time per pod: filter and prioritize over HTTP on loopback, beside the least that any extender needs.
+"""Measures the extender's time per pod: filter and prioritize over HTTP, compared with decoding and encoding the same JSON.
 
-The service runs in a process of its own; the cluster in it is made up (nodes in 40 zones, the Online Boutique with 10 of its
-11 pods placed), the requests are those of a kube-scheduler. The floor is msgspec alone: decode and encode the same JSON.
+The extender runs in a process of its own, with 40 zones and the Online Boutique, of which 10 of 11 pods are placed.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def zone_of(i: int) -> tuple[str, str]:
     return f"region-{zone % REGIONS}", f"zone-{zone:02d}"
 
 
-def made_up_cluster(size: int) -> State:
+def make_state(size: int) -> State:
     nodes = [node(node_name(i), *zone_of(i), cpu="8") for i in range(size)]
     document = yaml.safe_load(EXAMPLE.read_text())
     document["metadata"]["namespace"] = "default"
@@ -60,13 +59,13 @@ def made_up_cluster(size: int) -> State:
 
 
 def serve(size: int, pipe: Connection) -> None:
-    """The service's process: send the port, serve until the pipe closes."""
+    """Serve the extender in this process until the pipe closes; send its port first."""
 
     async def main() -> None:
         registry = CollectorRegistry()
         server = Server("127.0.0.1:0", registry=registry)
         config = SchedulerConfig()
-        Extender(made_up_cluster(size), config, ExtenderMetrics(registry), lambda: "").add_routes(server.app)
+        Extender(make_state(size), config, ExtenderMetrics(registry), lambda: "").add_routes(server.app)
         async with server.running() as address:
             compact_memory()
             pipe.send(int(address.rpartition(":")[2]))
@@ -75,8 +74,8 @@ def serve(size: int, pipe: Connection) -> None:
     asyncio.run(main())
 
 
-class Caller:
-    """A keep-alive connection that posts JSON as Go's client does: the body in one write, the answer by its length."""
+class KeepAliveConnection:
+    """A keep-alive connection that posts JSON as Go's client does."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=30)
@@ -85,24 +84,24 @@ class Caller:
         self._view = memoryview(self._buffer)
 
     def post(self, path: str, body: bytes) -> memoryview:
-        """The answer's body; good until the next call."""
+        """Body of the response, valid until the next call."""
         head = (
             f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         self._socket.sendall(head.encode() + body)
-        have = 0
-        while (end := self._buffer.find(b"\r\n\r\n", 0, have)) < 0:
-            have += self._receive(have)
+        received = 0
+        while (end := self._buffer.find(b"\r\n\r\n", 0, received)) < 0:
+            received += self._receive(received)
         headers = self._buffer[:end].decode().lower()
         if not headers.startswith("http/1.1 200"):
             raise RuntimeError(headers)
-        whole = end + 4 + int(headers.split("content-length:")[1].split("\r\n")[0])
-        while have < whole:
-            have += self._receive(have)
-        return self._view[end + 4 : whole]
+        message_end = end + 4 + int(headers.split("content-length:")[1].split("\r\n")[0])
+        while received < message_end:
+            received += self._receive(received)
+        return self._view[end + 4 : message_end]
 
-    def _receive(self, have: int) -> int:
-        count = self._socket.recv_into(self._view[have:])
+    def _receive(self, received: int) -> int:
+        count = self._socket.recv_into(self._view[received:])
         if not count:
             raise ConnectionError("the service closed the connection")
         return count
@@ -111,8 +110,8 @@ class Caller:
         self._socket.close()
 
 
-def in_order_of_workers(size: int, rng: random.Random, workers: int = 16) -> list[str]:
-    """All nodes as kube-scheduler lists them: from a rotating start, found by 16 workers that take chunks of √n nodes."""
+def list_nodes_like_scheduler(size: int, rng: random.Random, workers: int = 16) -> list[str]:
+    """All nodes in kube-scheduler's order: from a rotating start, found by workers that take chunks of √n nodes."""
     start, chunk = rng.randrange(size), max(int(size**0.5), 1)
     todo = [range(begin, min(begin + chunk, size)) for begin in range(0, size, chunk)]
     found: list[str] = []
@@ -130,21 +129,21 @@ def in_order_of_workers(size: int, rng: random.Random, workers: int = 16) -> lis
     return found
 
 
-def questions(size: int) -> Callable[[], tuple[dict[str, Any], list[str]]]:
-    """Requests as kube-scheduler sends them: each pod new, the nodes in another order each time."""
+def make_requests(size: int) -> Callable[[], tuple[dict[str, Any], list[str]]]:
+    """A function that returns the pod and nodes of each request, with another order of nodes each time."""
     rng, count = random.Random(2), 0
     labels = {APPGROUP_LABEL: "online-boutique", WORKLOAD_LABEL: "P1", "app": "frontend"}
     containers = [{"name": "server", "image": "x", "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}}}]
     spec = {"schedulerName": "network-aware-scheduler", "containers": containers, "serviceAccountName": "default"}
 
-    def next_question() -> tuple[dict[str, Any], list[str]]:
+    def next_request() -> tuple[dict[str, Any], list[str]]:
         nonlocal count
         count += 1
-        names = in_order_of_workers(size, rng)
+        names = list_nodes_like_scheduler(size, rng)
         metadata = {"name": f"p1-{count}", "namespace": "default", "uid": f"uid-{count}", "labels": labels}
         return {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}}, names
 
-    return next_question
+    return next_request
 
 
 class _Answer(msgspec.Struct):
@@ -157,15 +156,15 @@ class _Entry(msgspec.Struct):
     score: int
 
 
-class _Asked(msgspec.Struct):
+class _Request(msgspec.Struct):
     NodeNames: list[str]
 
 
 def floor_s(messages: list[tuple[bytes, Any]]) -> float:
-    """Seconds to decode each request and to encode each answer, given as bytes and as the type to read it by."""
-    kinds = [_Asked, _Asked]
-    answers = [msgspec.json.decode(answer, type=kind) for answer, kind in messages[2:]]
-    decoders = [msgspec.json.Decoder(kind) for kind in kinds]
+    """Seconds to decode each request and to encode each response with msgspec."""
+    request_types = [_Request, _Request]
+    answers = [msgspec.json.decode(answer, type=response_type) for answer, response_type in messages[2:]]
+    decoders = [msgspec.json.Decoder(response_type) for response_type in request_types]
     encode = msgspec.json.Encoder().encode
     started = time.perf_counter()
     for decoder, (body, _) in zip(decoders, messages[:2], strict=True):
@@ -176,32 +175,32 @@ def floor_s(messages: list[tuple[bytes, Any]]) -> float:
 
 
 def measure_size(size: int) -> tuple[float, float, float, float]:
-    """Median and 99th percentile of filter + prioritize, the floor's median, and the share of nodes refused."""
+    """Median and 99th percentile of filter and prioritize, median of the floor, and share of refused nodes."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=serve, args=(size, theirs), daemon=True)
     process.start()
     try:
-        caller, ask = Caller(ours.recv()), questions(size)
+        connection, next_request = KeepAliveConnection(ours.recv()), make_requests(size)
         took, floors, refused = [], [], 0.0
-        for turn in range(ROUNDS + 5):
-            pod, names = ask()
+        for round_number in range(ROUNDS + 5):
+            pod, names = next_request()
             body = json.dumps({"Pod": pod, "Nodes": None, "NodeNames": names}, separators=(",", ":")).encode()
             started = time.perf_counter()
-            reply = caller.post("/filter", body)
+            reply = connection.post("/filter", body)
             filtered_s = time.perf_counter() - started
             answer = bytes(reply)
             kept = msgspec.json.decode(answer, type=_Answer).nodenames
             second = json.dumps({"Pod": pod, "Nodes": None, "NodeNames": kept}, separators=(",", ":")).encode()
             started = time.perf_counter()
-            reply = caller.post("/prioritize", second)
+            reply = connection.post("/prioritize", second)
             total_s = filtered_s + time.perf_counter() - started
             scores = bytes(reply)
-            if turn >= 5:
+            if round_number >= 5:
                 took.append(total_s)
                 floors.append(floor_s([(body, None), (second, None), (answer, _Answer), (scores, list[_Entry])]))
             refused = 1 - len(kept) / size
-        caller.close()
+        connection.close()
     finally:
         ours.close()
         process.terminate()
@@ -212,9 +211,9 @@ def measure_size(size: int) -> tuple[float, float, float, float]:
 def measure() -> Figures:
     """Figures for `make bench`."""
     median_s, p99_s, floor, refused = measure_size(NODES)
-    told = f"{REFERENCE}; {refused:.0%} of the nodes are refused here"
+    reference = f"{REFERENCE}; {refused:.0%} of the nodes are refused here"
     return {
-        "extender_10000_nodes_median": figure(median_s * 1e3, "ms", MEDIAN_BUDGET_MS, told),
+        "extender_10000_nodes_median": figure(median_s * 1e3, "ms", MEDIAN_BUDGET_MS, reference),
         "extender_10000_nodes_p99": figure(p99_s * 1e3, "ms"),
         "extender_10000_nodes_over_floor": figure(
             median_s / floor, "x", FLOOR_BUDGET, "the same JSON decoded and encoded with msgspec, without HTTP"

@@ -1,8 +1,8 @@
-"""How good placements of whole groups are, end to end through the real kube-scheduler, against the brute-force optimum.
+"""Compares placements of whole groups by the real kube-scheduler with the brute-force optimum.
 
-Run by hand (minutes): ``python tests/bench/decision_quality.py --cases 200``. Random groups of 5 to 9 workloads with 1 to 3
-replicas, each in a cluster of its own: 3 to 6 zones of one node, told apart by a label that its pods select. All cases are
-scheduled at once, by the default scheduler, by upstream's rule in each of the six orders, and by ours in both modes.
+Run by hand (minutes): ``python tests/bench/decision_quality.py --cases 200``. Each random group has 5 to 9 workloads with 1 to 3 replicas
+and 3 to 6 zones of one node, which its pods select by a label. All groups are scheduled at once by the default scheduler, by upstream's
+rule in each of the six orders, and by ours in both modes.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ QUIET_S, LONGEST_S = 12.0, 600.0
 
 
 class Mode(msgspec.Struct, frozen=True):
-    """One way to place pods."""
+    """A way to place pods."""
 
     name: str
     algorithm: str = "KahnSort"
     config: SchedulerConfig | None = None
 
 
-def modes() -> list[Mode]:
-    """The default scheduler, upstream's rule in six orders, ours in both deliveries."""
+def list_modes() -> list[Mode]:
+    """The default scheduler, upstream's rule in six orders, and ours by extender and by affinity."""
     rules = NetworkOverheadArgs(namespaces=(NAMESPACE,))
     # A pod that upstream's rule finds no node for holds up the rest of its group for this long only.
     gates = GatesConfig(missing_workload_timeout_s=3.0)
@@ -69,14 +69,7 @@ def modes() -> list[Mode]:
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """One mode over all cases.
-
-    Attributes:
-        ratios: cost over the optimum, for cases that were placed whole and whose optimum has no violation.
-        violations: cases with a violation though the optimum has none.
-        pending: cases with a pod that was not placed.
-        seconds: until nothing moved any more.
-    """
+    """Results of a mode: ratios of cost to the optimum, groups with avoidable violations, groups with pending pods, and seconds."""
 
     ratios: list[float]
     violations: int
@@ -86,7 +79,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def control_plane(name: str, **options: Any) -> AsyncIterator[tuple[ControlPlane, Client]]:
-    """A control plane with our CustomResourceDefinitions and a namespace of that name."""
+    """A control plane with our CustomResourceDefinitions and a namespace."""
     with tempfile.TemporaryDirectory() as folder:
         async with (
             ControlPlane.start(name, state_dir=Path(folder) / "state", **options) as plane,
@@ -100,17 +93,17 @@ async def control_plane(name: str, **options: Any) -> AsyncIterator[tuple[Contro
 
 @asynccontextmanager
 async def cluster(cases: list[groups.Case]) -> AsyncIterator[tuple[ControlPlane, Client]]:
-    """A control plane with every case's nodes and costs, and kubelets played by kwok."""
+    """A control plane with kwok, and nodes and costs of all groups."""
     async with control_plane(NAMESPACE) as (plane, client):
         await plane.start_kwok()
-        await eventually(lambda: exists(client))
-        await in_batches([make_nodes(client, number, case) for number, case in enumerate(cases)])
-        await eventually(lambda: all_ready(client))
+        await eventually(lambda: is_namespace_ready(client))
+        await gather_in_batches([make_nodes(client, number, case) for number, case in enumerate(cases)])
+        await eventually(lambda: are_nodes_ready(client))
         await make_costs(client, cases)
         yield plane, client
 
 
-async def exists(client: Client) -> bool:
+async def is_namespace_ready(client: Client) -> bool:
     try:
         await client.get(SERVICE_ACCOUNTS, "default", Object, namespace=NAMESPACE)
         for resource in (APPGROUPS, NETWORK_TOPOLOGIES):
@@ -120,7 +113,7 @@ async def exists(client: Client) -> bool:
     return True
 
 
-async def all_ready(client: Client) -> bool:
+async def are_nodes_ready(client: Client) -> bool:
     return all(node.is_ready and not node.spec.taints for node in await client.list(NODES, Node))
 
 
@@ -146,7 +139,7 @@ async def make_costs(client: Client, cases: list[groups.Case]) -> None:
     await set_costs(client, NAMESPACE, costs)
 
 
-async def in_batches(work: list[Any]) -> None:
+async def gather_in_batches(work: list[Any]) -> None:
     limit = asyncio.Semaphore(AT_ONCE)
 
     async def one(task: Any) -> None:
@@ -177,7 +170,7 @@ async def make_group(client: Client, mode: Mode, number: int, case: groups.Case)
 
 
 async def run_mode(plane: ControlPlane, client: Client, mode: Mode, cases: list[groups.Case]) -> dict[int, list[Pod]]:
-    """Place every case; its pods at the end."""
+    """Place every group; returns their pods at the end."""
     async with AsyncExitStack() as stack:
         url = None
         if mode.config is not None:
@@ -185,22 +178,22 @@ async def run_mode(plane: ControlPlane, client: Client, mode: Mode, cases: list[
             await stack.enter_async_context(run_leader(client, mode.config, namespace=NAMESPACE))
         scheduler = await plane.start_scheduler(name=f"scheduler-{time.time_ns()}", extender_url=url)
         try:
-            await in_batches([make_group(client, mode, number, case) for number, case in enumerate(cases)])
-            return await settled(client)
+            await gather_in_batches([make_group(client, mode, number, case) for number, case in enumerate(cases)])
+            return await wait_until_placed(client)
         finally:
             await plane.programs.stop(scheduler)
 
 
-async def settled(client: Client) -> dict[int, list[Pod]]:
-    """Wait until all pods are bound, or nothing has been bound for a while."""
-    began = moved = time.monotonic()
+async def wait_until_placed(client: Client) -> dict[int, list[Pod]]:
+    """Wait until all pods are bound, or none has been bound for a while."""
+    began = last_bound_at = time.monotonic()
     bound = -1
     while True:
         pods = await client.list(PODS, Pod, namespace=NAMESPACE)
-        now = sum(bool(pod.spec.node_name) for pod in pods)
-        if now != bound:
-            bound, moved = now, time.monotonic()
-        if bound == len(pods) or time.monotonic() - moved > QUIET_S or time.monotonic() - began > LONGEST_S:
+        bound_count = sum(bool(pod.spec.node_name) for pod in pods)
+        if bound_count != bound:
+            bound, last_bound_at = bound_count, time.monotonic()
+        if bound == len(pods) or time.monotonic() - last_bound_at > QUIET_S or time.monotonic() - began > LONGEST_S:
             break
         await asyncio.sleep(0.5)
     by_case: dict[int, list[Pod]] = {}
@@ -209,7 +202,7 @@ async def settled(client: Client) -> dict[int, list[Pod]]:
     return by_case
 
 
-async def clean(client: Client, namespace: str = NAMESPACE) -> None:
+async def delete_pods_and_groups(client: Client, namespace: str = NAMESPACE) -> None:
     for resource in (PODS, APPGROUPS):
         path = resource.path(namespace)
         await client.request("DELETE", path, body={"gracePeriodSeconds": 0}, timeout_s=120)
@@ -220,7 +213,7 @@ async def clean(client: Client, namespace: str = NAMESPACE) -> None:
     await eventually(is_empty)
 
 
-def summarise(
+def compare_with_optimum(
     cases: list[groups.Case], best: list[tuple[int, int]], found: dict[int, list[Pod]], took_s: float
 ) -> Outcome:
     """Compare placements with the optimum."""
@@ -242,8 +235,8 @@ def summarise(
     return Outcome(ratios, violated, pending, took_s)
 
 
-def table(cases: int, clean_cases: int, outcomes: dict[str, Outcome]) -> str:
-    """The outcome as Markdown."""
+def format_table(cases: int, clean_cases: int, outcomes: dict[str, Outcome]) -> str:
+    """The outcomes as a Markdown table."""
     lines = [
         f"{cases} random groups; {clean_cases} of them can be placed without a violation, and figures are for those.",
         "",
@@ -277,19 +270,19 @@ async def main() -> None:
     print(file=sys.stderr)
     outcomes: dict[str, Outcome] = {}
     async with cluster(cases) as (plane, client):
-        for mode in modes():
+        for mode in list_modes():
             if args.only in mode.name:
                 started = time.monotonic()
                 found = await run_mode(plane, client, mode, cases)
-                outcomes[mode.name] = summarise(cases, best, found, time.monotonic() - started)
+                outcomes[mode.name] = compare_with_optimum(cases, best, found, time.monotonic() - started)
                 print(
                     mode.name,
-                    table(0, 0, {mode.name: outcomes[mode.name]}).splitlines()[-1],
+                    format_table(0, 0, {mode.name: outcomes[mode.name]}).splitlines()[-1],
                     file=sys.stderr,
                     flush=True,
                 )
-                await clean(client)
-    print(table(len(cases), sum(b[0] == 0 for b in best), outcomes))
+                await delete_pods_and_groups(client)
+    print(format_table(len(cases), sum(b[0] == 0 for b in best), outcomes))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Cluster M3 as a problem, and what a placement of it is worth by the measures of the paper and of the issue; see data/README.md."""
+"""Reads the published cluster M3 as a placement problem, and scores placements of it; see data/README.md."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from controller.cluster.services import Routing
 from controller.scheduler.placement.problem import CallCostTable, CallEdge, Floats, Ints, Problem
 
 _DATA = Path(__file__).parent / "data" / "m3.json.gz"
-_WHOLE = 10**12
+_SCALE = 10**12
 """The publisher's amounts are shares of all machines; as whole numbers they are exact to 12 digits."""
 LOCAL_US, IN_ZONE_US, BETWEEN_ZONES_US = 30.0, 100.0, 1000.0
 
 
 class Scores(msgspec.Struct, frozen=True):
-    """Shares of 1.
+    """Scores of a placement; the first three are shares.
 
     Attributes:
-        gained_affinity: as RASA scores it.
+        gained_affinity: RASA's score.
         in_zone: traffic that stays in its zone under PreferSameZone.
-        max_load_ratio: load of the callee's busiest replica over its fair share, mean over the traffic.
-        together: services of several replicas wholly in one zone.
+        max_load_ratio: load of the callee's busiest replica over its fair share, weighted by traffic.
+        together: services with several replicas in one zone.
         unplaced: replicas.
     """
 
@@ -40,13 +40,13 @@ class Scores(msgspec.Struct, frozen=True):
 
 
 def read() -> Mapping[str, Any]:
-    """The published file."""
+    """The published data."""
     data: Mapping[str, Any] = json.loads(gzip.decompress(_DATA.read_bytes()))
     return data
 
 
 def zones_of(machines: int, deal: int | None) -> Ints:
-    """[machine] zone: dealt to three in turn after a shuffle; all in one without a deal."""
+    """[machine] zone: dealt to three zones after a shuffle, or all in one without ``deal``."""
     zone_of = np.zeros(machines, np.int64)
     if deal is not None:
         order = list(range(machines))
@@ -56,14 +56,14 @@ def zones_of(machines: int, deal: int | None) -> Ints:
 
 
 def problem_of(data: Mapping[str, Any], deal: int | None = None) -> Problem:
-    """Machines as hosts of one zone under PreferSameNode, or dealt to three under PreferSameZone that every service survives."""
+    """The problem with machines as hosts of one zone and PreferSameNode, or dealt to three zones with PreferSameZone."""
     services, machines = data["ServiceList"], data["MachineList"]
     number = {service["Service"]: i for i, service in enumerate(services)}
     zone_of = zones_of(len(machines), deal)
     zones = int(zone_of.max()) + 1
     latency: Floats = np.full((zones, zones), BETWEEN_ZONES_US)
     np.fill_diagonal(latency, IN_ZONE_US)
-    capacity = np.array([[_whole(m["TotalCPU"]), _whole(m["TotalMem"])] for m in machines], np.int64)
+    capacity = np.array([[_scaled(m["TotalCPU"]), _scaled(m["TotalMem"])] for m in machines], np.int64)
     routing = Routing.NODE if deal is None else Routing.ZONE
     return Problem(
         free=capacity,
@@ -71,7 +71,7 @@ def problem_of(data: Mapping[str, Any], deal: int | None = None) -> Problem:
         zone_of=zone_of,
         has_zone_label=np.ones(zones, np.bool_),
         workload_of=np.arange(len(services)),
-        requests=np.array([[_whole(s["RequestCPU"]), _whole(s["RequestMem"])] for s in services], np.int64),
+        requests=np.array([[_scaled(s["RequestCPU"]), _scaled(s["RequestMem"])] for s in services], np.int64),
         row_of=np.zeros(len(services), np.int64),
         allowed=np.ones((1, len(machines)), np.bool_),
         class_of=np.repeat(np.arange(len(services)), [len(s["ContainerList"]) for s in services]),
@@ -87,16 +87,12 @@ def problem_of(data: Mapping[str, Any], deal: int | None = None) -> Problem:
     )
 
 
-def _whole(amount: float) -> int:
-    return round(amount * _WHOLE)
+def _scaled(amount: float) -> int:
+    return round(amount * _SCALE)
 
 
 def scores(problem: Problem, at: Ints) -> Scores:
-    """Of a placement.
-
-    Raises:
-        AssertionError: a machine has less than it is given.
-    """
+    """Scores of a placement; raises AssertionError if a machine is overcommitted."""
     placed = at >= 0
     used = np.zeros_like(problem.free)
     np.add.at(used, at[placed], problem.requests[problem.class_of[placed]])
@@ -111,9 +107,9 @@ def scores(problem: Problem, at: Ints) -> Scores:
     for edge in problem.edges:
         gained += edge.weight * np.minimum(share[edge.caller], share[edge.callee]).sum()
         callers, called = zone_share[edge.caller], zone_share[edge.callee]
-        there = called > 0
-        near += edge.weight * callers[there].sum()
-        max_load_ratio += edge.weight * (callers[there] / called[there] + callers[~there].sum()).max()
+        has_callee = called > 0
+        near += edge.weight * callers[has_callee].sum()
+        max_load_ratio += edge.weight * (callers[has_callee] / called[has_callee] + callers[~has_callee].sum()).max()
     several = in_zone.sum(axis=1) > 1
     return Scores(
         gained_affinity=float(gained / traffic),
@@ -125,7 +121,7 @@ def scores(problem: Problem, at: Ints) -> Scores:
 
 
 def production(data: Mapping[str, Any]) -> Ints:
-    """[replica] machine that it had."""
+    """[replica] machine in production."""
     machine_of = {c: m for m, machine in enumerate(data["MachineList"]) for c in machine["InitialDeployingContainers"]}
     found = [machine_of.get(c, -1) for service in data["ServiceList"] for c in service["ContainerList"]]
     return np.array(found, np.int64)

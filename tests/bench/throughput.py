@@ -1,8 +1,7 @@
-"""Pods a second that the real kube-scheduler binds over thousands of nodes: stock, asking our extender, told by affinity.
+"""Measures pods per second that kube-scheduler binds on thousands of nodes: alone, with our extender, and by node affinity.
 
-Run by hand (minutes): ``python tests/bench/throughput.py``. Nodes are API objects without a kubelet. Pods exist before the
-clock starts; it runs from the start of the scheduler to the last binding. Targets and affinity are those that the real leader
-wrote to these pods in a round before.
+Run by hand (minutes): ``python tests/bench/throughput.py``. Nodes are API objects without a kubelet. The time is that from the start of
+the scheduler to the last binding. The leader wrote targets and affinity to these pods in an earlier run.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object
 from lab.controlplane import ControlPlane
 from lab.scheduling import build_scheduler_config
 from netperf.contract import NETAWARE_NAMESPACE, REGION_LABEL, ZONE_LABEL
-from tests.bench.decision_quality import clean, control_plane, in_batches
+from tests.bench.decision_quality import control_plane, delete_pods_and_groups, gather_in_batches
 from tests.support.bodies import appgroup_spec, random_weight
 from tests.support.controller_program import controller_program
 from tests.support.scheduling import running
 
 NAMESPACE = "throughput"
 ZONES, REGIONS, GROUP_SIZE = 40, 4, 10
-LONGEST_S = 600.0
+TIMEOUT_S = 600.0
 MODES = ("stock", "extender", "affinity")
-# Nobody owns these pods in truth; with an owner they are treated as pods of a Deployment are.
+# Pods with an owner are treated like those of a Deployment; no such ReplicaSet exists.
 OWNER = {
     "apiVersion": "apps/v1",
     "kind": "ReplicaSet",
@@ -57,14 +56,14 @@ class BoundSpec(Wire, frozen=True):
 
 
 class Handover(msgspec.Struct, frozen=True):
-    """What the leader wrote to a pod."""
+    """Target and affinity that the leader wrote to a pod."""
 
     target: str
     affinity: dict[str, Any] | None
 
 
 class Bound(Object, frozen=True):
-    """A pod, of which only the binding matters here."""
+    """A pod with the fields that are read here."""
 
     spec: BoundSpec = BoundSpec()
 
@@ -75,7 +74,7 @@ async def cluster(nodes: int) -> AsyncIterator[tuple[ControlPlane, Client]]:
         await client.create(NAMESPACES, {"metadata": {"name": NETAWARE_NAMESPACE}}, Object)
         account = {"metadata": {"name": "default"}}
         await client.create(SERVICE_ACCOUNTS, account, Object, namespace=NAMESPACE)
-        await in_batches([make_node(client, i) for i in range(nodes)])
+        await gather_in_batches([make_node(client, i) for i in range(nodes)])
         await make_costs(client)
         yield plane, client
 
@@ -86,7 +85,7 @@ async def make_node(client: Client, number: int) -> None:
     amounts = {"cpu": "32", "memory": "128Gi", "pods": "110"}
     status = {"capacity": amounts, "allocatable": amounts, "conditions": [{"type": "Ready", "status": "True"}]}
     await client.create(NODES, {"metadata": {"name": name, "labels": labels}, "status": status}, Node)
-    # Admission taints every new node; there is no node controller here to take that away.
+    # Admission taints every new node, and no node controller runs here.
     await client.patch(NODES, name, {"spec": {"taints": None}}, Node, patch_type=MERGE_PATCH)
 
 
@@ -97,17 +96,17 @@ async def make_costs(client: Client) -> None:
     await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=NAMESPACE)
 
 
-async def make_group(client: Client, number: int, mode: str, handed: dict[str, Handover]) -> None:
+async def make_group(client: Client, number: int, mode: str, handover_by_pod: dict[str, Handover]) -> None:
     rng = random.Random(number)
     calls = {f"w{i}": {f"w{j}": 20 for j in range(i + 1, GROUP_SIZE) if rng.random() < 0.3} for i in range(GROUP_SIZE)}
     spec = appgroup_spec(calls, members=GROUP_SIZE, algorithm="ReverseKahn")
     body = {**APPGROUPS.type_meta, "metadata": {"name": f"g{number}"}, "spec": spec}
     await client.create(APPGROUPS, body, Object, namespace=NAMESPACE)
     for i in range(GROUP_SIZE):
-        await client.create(PODS, pod_body(number, i, mode, handed), Object, namespace=NAMESPACE)
+        await client.create(PODS, pod_body(number, i, mode, handover_by_pod), Object, namespace=NAMESPACE)
 
 
-def pod_body(group: int, workload: int, mode: str, handed: dict[str, Handover]) -> dict[str, Any]:
+def pod_body(group: int, workload: int, mode: str, handover_by_pod: dict[str, Handover]) -> dict[str, Any]:
     name = f"g{group}-w{workload}"
     labels = {APPGROUP_LABEL: f"g{group}", WORKLOAD_LABEL: f"w{workload}"}
     metadata: dict[str, Any] = {"name": name, "labels": labels, "ownerReferences": [OWNER]}
@@ -121,14 +120,14 @@ def pod_body(group: int, workload: int, mode: str, handed: dict[str, Handover]) 
     if mode == "gated":
         spec["schedulingGates"] = [{"name": GATE}]
     elif mode == "extender":
-        metadata["annotations"] = {TARGET_ANNOTATION: handed[name].target}
+        metadata["annotations"] = {TARGET_ANNOTATION: handover_by_pod[name].target}
     elif mode == "affinity":
-        spec["affinity"] = handed[name].affinity
+        spec["affinity"] = handover_by_pod[name].affinity
     return {"metadata": metadata, "spec": spec}
 
 
 @asynccontextmanager
-async def counted(client: Client) -> AsyncIterator[Reflector[Bound]]:
+async def watched_pods(client: Client) -> AsyncIterator[Reflector[Bound]]:
     store: Reflector[Bound] = Reflector(client, PODS, Bound, namespace=NAMESPACE)
     async with running({"pods": store.run()}):
         await store.synced.wait()
@@ -136,8 +135,8 @@ async def counted(client: Client) -> AsyncIterator[Reflector[Bound]]:
 
 
 @asynccontextmanager
-async def program(plane: ControlPlane, verb: str, placement: str, *flags: str) -> AsyncIterator[str]:
-    """The controller's program with this placement, ready; its address."""
+async def running_program(plane: ControlPlane, verb: str, placement: str, *flags: str) -> AsyncIterator[str]:
+    """Run a command of the controller with this placement; yields its URL."""
     config = plane.state_dir / f"{verb}.yaml"
     document: dict[str, Any] = {"apiVersion": "netaware.io/v1alpha1", "kind": "ControllerConfiguration"}
     config.write_text(yaml.safe_dump({**document, "scheduler": {"placement": placement}}))
@@ -146,32 +145,34 @@ async def program(plane: ControlPlane, verb: str, placement: str, *flags: str) -
 
 
 async def run_mode(
-    plane: ControlPlane, client: Client, mode: str, percentage: int, pods: int, handed: dict[str, Handover]
+    plane: ControlPlane, client: Client, mode: str, percentage: int, pods: int, handover_by_pod: dict[str, Handover]
 ) -> float:
-    """Bind all pods once, and clean up; pods a second."""
-    await in_batches([make_group(client, number, mode, handed) for number in range(pods // GROUP_SIZE)])
+    """Bind all pods and delete them; returns pods per second."""
+    await gather_in_batches([make_group(client, number, mode, handover_by_pod) for number in range(pods // GROUP_SIZE)])
     async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(counted(client))
+        store = await stack.enter_async_context(watched_pods(client))
         url = None
         if mode == "extender":
-            url = await stack.enter_async_context(program(plane, "extender", "extender"))
+            url = await stack.enter_async_context(running_program(plane, "extender", "extender"))
         data = build_scheduler_config(extender_url=url, percentage_of_nodes_to_score=percentage)
         data["clientConnection"] = {"qps": 2000, "burst": 4000}
         scheduler = await plane.start_scheduler(data, name=f"scheduler-{time.time_ns()}")
         started = time.monotonic()
         try:
             if mode == "gated":
-                await stack.enter_async_context(program(plane, "manager", "affinity", "--no-leader-elect"))
-            async with asyncio.timeout(LONGEST_S):
+                await stack.enter_async_context(running_program(plane, "manager", "affinity", "--no-leader-elect"))
+            async with asyncio.timeout(TIMEOUT_S):
                 while sum(bool(p.spec.node_name) for p in store) < pods:
                     await asyncio.sleep(0.1)
             if mode == "gated":
                 for p in store:
-                    handed[p.metadata.name] = Handover(p.metadata.annotation(TARGET_ANNOTATION), p.spec.affinity)
+                    handover_by_pod[p.metadata.name] = Handover(
+                        p.metadata.annotation(TARGET_ANNOTATION), p.spec.affinity
+                    )
             return pods / (time.monotonic() - started)
         finally:
             await plane.programs.stop(scheduler)
-            await clean(client, NAMESPACE)
+            await delete_pods_and_groups(client, NAMESPACE)
 
 
 async def main() -> None:
@@ -182,11 +183,11 @@ async def main() -> None:
     args = parser.parse_args()
     figures: dict[str, float] = {}
     async with cluster(args.nodes) as (plane, client):
-        handed: dict[str, Handover] = {}
-        await run_mode(plane, client, "gated", 100, args.pods, handed)
+        handover_by_pod: dict[str, Handover] = {}
+        await run_mode(plane, client, "gated", 100, args.pods, handover_by_pod)
         for percentage, label in ((0, "default sample"), (100, "100 %")):
             for mode in MODES * args.rounds:
-                rate = await run_mode(plane, client, mode, percentage, args.pods, handed)
+                rate = await run_mode(plane, client, mode, percentage, args.pods, handover_by_pod)
                 name = f"{mode}, {label} of nodes"
                 figures[name] = max(figures.get(name, 0.0), round(rate, 1))
                 print(f"{name}: {rate:.1f} pods/s", file=sys.stderr, flush=True)

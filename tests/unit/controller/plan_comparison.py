@@ -27,12 +27,17 @@ class Comparison(msgspec.Struct, frozen=True):
     @property
     def matches_on_limits(self) -> bool:
         """Whether the plan is as good as the best one in all but cost."""
-        return self.limits == (self.best.unplaced, self.best.unspread_workloads, self.best.violations)
+        return self.limits == self.best_limits
 
     @property
     def limits(self) -> tuple[int, int, int]:
         """Criteria that take precedence over the cost."""
         return self.ours.unplaced, self.ours.unspread_workloads, self.ours.violations
+
+    @property
+    def best_limits(self) -> tuple[int, int, int]:
+        """Criteria of the best plan."""
+        return self.best.unplaced, self.best.unspread_workloads, self.best.violations
 
     @property
     def ratio(self) -> float:
