@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from controller.diagnosis.cluster_views import AgentView
 from controller.diagnosis.facts import Facts
-from controller.diagnosis.findings import MAX_AFFECTED, MAX_CAUSES, Finding, NodeFinding, ZoneFinding
+from controller.diagnosis.findings import MAX_CAUSES, Finding, NodeFinding, ZoneFinding
 from kubekit.text import format_command, pluralize
 from netperf.contract import AGENT, AGENT_POD_SELECTOR
 from netperf.results import refresh_interval_s
@@ -54,7 +54,7 @@ def find_agent_findings(facts: Facts) -> Iterator[Finding]:
         cause = tuple(f"{agent.node}: {agent.reason}" for agent in impaired[:MAX_CAUSES])
         nodes = tuple(agent.node for agent in impaired)
         fix = _format_restarts(facts, nodes)
-        yield NodeFinding("agents-impaired", "warning", summary, cause, affects=nodes[:MAX_AFFECTED], fix=fix)
+        yield NodeFinding("agents-impaired", "warning", summary, cause, affects=nodes, fix=fix)
 
 
 def _find_failure_reason(agent: AgentView, facts: Facts) -> str:
@@ -78,8 +78,8 @@ def _no_agents_finding(facts: Facts, failures_by_zone: Mapping[str, list[_AgentF
         facts.format_kubectl(f"get pods -l {AGENT_POD_SELECTOR} -o wide"),
         facts.format_kubectl(_RESTART_ALL),
     )
-    cause, affects = _format_causes(failures), zones[:MAX_AFFECTED]
-    return Finding("no-agents", "critical", summary, cause, affects=affects, fix=fix, alert=_ALERT)
+    cause = _format_causes(failures)
+    return Finding("no-agents", "critical", summary, cause, affects=zones, fix=fix, alert=_ALERT)
 
 
 def _zone_finding(facts: Facts, zone: str, failures: Sequence[_AgentFailure], working_count: int) -> Finding:
@@ -87,8 +87,7 @@ def _zone_finding(facts: Facts, zone: str, failures: Sequence[_AgentFailure], wo
     cause, fix = _format_causes(failures), _format_restarts(facts, nodes)
     if working_count:
         summary = f"{len(nodes)} of {len(nodes) + working_count} agents of zone {zone} do not work"
-        affects = nodes[:MAX_AFFECTED]
-        return NodeFinding("agents-down", "warning", summary, cause, affects=affects, fix=fix, alert=_ALERT)
+        return NodeFinding("agents-down", "warning", summary, cause, affects=nodes, fix=fix, alert=_ALERT)
     summary = f"no agent of zone {zone} works ({pluralize(len(nodes), 'node')}): its latencies are old or inferred"
     return ZoneFinding("zone-without-agent", "critical", summary, cause, affects=(zone,), fix=fix, alert=_ALERT)
 

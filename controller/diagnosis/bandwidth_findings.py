@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from controller.diagnosis.cluster_views import BandwidthView, NetworkView
-from controller.diagnosis.findings import MAX_AFFECTED, MAX_CAUSES, Finding, PodFinding
+from controller.diagnosis.findings import MAX_CAUSES, Finding, PodFinding
 from kubekit.text import pluralize
 
 
@@ -17,8 +17,7 @@ def find_bandwidth_findings(network: NetworkView, bandwidth: BandwidthView) -> I
         summary = "pods request more bandwidth than there is"
         fix = ("kubectl netaware bandwidth", "lower requests or minBandwidth, or move pods to other nodes")
         alert = "NetawareBandwidthOvercommitted"
-        affects = tuple(overcommitted[:MAX_AFFECTED])
-        yield Finding("bandwidth-overcommitted", "warning", summary, affects=affects, fix=fix, alert=alert)
+        yield Finding("bandwidth-overcommitted", "warning", summary, affects=tuple(overcommitted), fix=fix, alert=alert)
     unenforced = [pod for pod in bandwidth.pods if pod.unenforced_verdicts]
     if unenforced:
         summary = f"bandwidth limits of {pluralize(len(unenforced), 'pod')} are not enforced"
@@ -27,7 +26,7 @@ def find_bandwidth_findings(network: NetworkView, bandwidth: BandwidthView) -> I
             for pod in unenforced[:MAX_CAUSES]
             for direction, verdict in pod.unenforced_verdicts.items()
         )
-        affects = tuple(f"{pod.namespace}/{pod.name}" for pod in unenforced[:MAX_AFFECTED])
+        affects = tuple(f"{pod.namespace}/{pod.name}" for pod in unenforced)
         fix = ("kubectl netaware bandwidth pod", "correct what the agent's verdict names: docs/bandwidth.md")
         alert = "NetawareLimitNotEnforced"
         yield PodFinding("limits-not-enforced", "warning", summary, cause, affects=affects, fix=fix, alert=alert)

@@ -20,12 +20,8 @@ def diagnose(facts: Facts) -> tuple[Finding, ...]:
     program_findings = list(find_program_findings(facts))
     agent_findings = list(find_agent_findings(facts))
     findings = [*program_findings, *agent_findings]
-    silent_zones = {
-        zone for finding in agent_findings if finding.code == "zone-without-agent" for zone in finding.affects
-    }
-    if any(finding.code == "no-agents" for finding in agent_findings):
-        # A finding lists only some of many zones.
-        silent_zones = {agent.zone for agent in facts.agents}
+    zone_codes = {"zone-without-agent", "no-agents"}
+    silent_zones = {zone for finding in agent_findings if finding.code in zone_codes for zone in finding.affects}
     suppressed_codes: set[str] = set()
     if has_leader(program_findings):
         findings += find_network_findings(facts, silent_zones)

@@ -129,6 +129,7 @@ def find_objects(finding: Finding, facts: Facts) -> list[ObjectKey]:
 def _format_note(finding: Finding) -> str:
     """The event's note, cut to its limit; a fix that does not fit is omitted, because half a command is dangerous."""
     cause = f". Cause: {'; '.join(finding.cause)}" if finding.cause else ""
-    text, fix = f"{finding.summary}{cause}", f". Fix: {finding.fix[-1]}" if finding.fix else ""
+    text = f"{finding.summary}{cause}"
+    fix = f". Fix: {finding.fix[-1]}" if finding.fix else ""
     text_bytes = MAX_NOTE_BYTES - len(fix.encode())
     return cut_bytes(text, text_bytes) + fix if text_bytes >= _MIN_NOTE_BYTES else cut_bytes(text, MAX_NOTE_BYTES)

@@ -31,7 +31,7 @@ APPLY_AGAIN = (
 )
 """The fix that restores netaware's objects."""
 MAX_AFFECTED = 20
-"""At most this many affected objects are listed in a finding."""
+"""At most this many affected objects are listed in a finding of `diagnose`."""
 MAX_CAUSES = 3
 """At most this many objects are listed as causes of a finding."""
 MAX_TEXT_BYTES = 1024
@@ -112,11 +112,11 @@ def has_leader(findings: Iterable[Finding]) -> bool:
 
 
 def sanitize(finding: Finding) -> Finding:
-    """The finding with control characters replaced and long texts cut; commands are not cut."""
+    """The finding with the first `MAX_AFFECTED` objects, control characters replaced and long texts cut; commands are not cut."""
 
     def clean(text: str) -> str:
         return cut_bytes(make_printable(text), MAX_TEXT_BYTES)
 
-    cause, affects = tuple(map(clean, finding.cause)), tuple(map(clean, finding.affects))
+    cause, affects = tuple(map(clean, finding.cause)), tuple(map(clean, finding.affects[:MAX_AFFECTED]))
     fix = tuple(map(make_printable, finding.fix))
     return msgspec.structs.replace(finding, summary=clean(finding.summary), cause=cause, affects=affects, fix=fix)

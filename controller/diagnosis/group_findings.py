@@ -37,13 +37,15 @@ def find_group_findings(facts: Facts, unreachable_zones: Collection[str]) -> Ite
 
 
 def _find_spec_problems(group: AppGroup) -> Iterator[Finding]:
-    key, graph = group.metadata.key, build_graph(group.spec)
+    key = group.metadata.key
+    graph = build_graph(group.spec)
     order = sort_workloads(graph.callees_by_caller(), group.spec.topology_sorting_algorithm)
     for fault in spec_faults_of(group, graph, order):
-        code, alert = f"spec-{fault.reason}", ""
-        if fault.reason == "Cycle":
-            code, alert = "dependency-cycle", "NetawareAppGroupCycle"
-        summary, fix = f"AppGroup {key}: {fault.message}", (format_group_command("edit", key),)
+        is_cycle = fault.reason == "Cycle"
+        code = "dependency-cycle" if is_cycle else f"spec-{fault.reason}"
+        alert = "NetawareAppGroupCycle" if is_cycle else ""
+        summary = f"AppGroup {key}: {fault.message}"
+        fix = (format_group_command("edit", key),)
         yield ConditionFinding(code, "warning", summary, affects=(key,), fix=fix, alert=alert)
 
 
@@ -73,8 +75,9 @@ def _find_failed_conditions(group: AppGroup, unreachable_zones: Collection[str])
     def build_finding(condition_type: str, code: str, summary: str, fix: tuple[str, ...], alert: str = "") -> Finding:
         condition = failed[condition_type]
         severity: Severity = "info" if condition_type == BALANCED else "warning"
-        summary, cause, since = f"AppGroup {meta.key}: {summary}", (condition.message,), condition.changed_s
-        return ConditionFinding(code, severity, summary, cause, since=since, affects=(meta.key,), fix=fix, alert=alert)
+        summary, cause = f"AppGroup {meta.key}: {summary}", (condition.message,)
+        affects, since = (meta.key,), condition.changed_s
+        return ConditionFinding(code, severity, summary, cause, since=since, affects=affects, fix=fix, alert=alert)
 
     if ADMITTED in failed:
         summary = "namespaces of its workloads do not consent to it"

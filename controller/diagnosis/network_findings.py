@@ -9,7 +9,7 @@ from typing import NamedTuple
 from controller.diagnosis.agent_findings import RESTART_AGENT
 from controller.diagnosis.cluster_views import PairBasis, PairView
 from controller.diagnosis.facts import Facts
-from controller.diagnosis.findings import APPLY_AGAIN, MAX_AFFECTED, ConditionFinding, Finding, Severity, ZoneFinding
+from controller.diagnosis.findings import APPLY_AGAIN, ConditionFinding, Finding, Severity, ZoneFinding
 from kubekit.text import format_command, pluralize
 from kubekit.wire import Condition, split_key
 from netperf.contract import AGENT, CONTROLLER, REGION_LABEL, ZONE_LABEL
@@ -103,19 +103,18 @@ def _pair_names(pairs: Iterable[PairView], *bases: PairBasis) -> tuple[str, ...]
 
 
 def _unreachable_finding(zone: str, other_zone: str) -> Finding:
-    summary, alert = f"zones {zone} and {other_zone} cannot reach each other", "NetawareZonePairUnreachable"
+    summary = f"zones {zone} and {other_zone} cannot reach each other"
     cause = ("probes between them fail from more than one node",)
     show_latency = format_command("kubectl netaware latency {} {}", zone, other_zone)
     fix = (show_latency, f"{_OPEN_PORTS} between their nodes, or correct the route")
-    affects = zone, other_zone
+    affects, alert = (zone, other_zone), "NetawareZonePairUnreachable"
     return ZoneFinding("zones-unreachable", "critical", summary, cause, affects=affects, fix=fix, alert=alert)
 
 
 def _no_plan_finding(facts: Facts, zones: tuple[str, ...]) -> Finding:
     summary = "there is no probe plan, so agents measure nothing"
     fix = (facts.format_kubectl(f"logs deployment/{CONTROLLER} --tail=50 | grep -i plan"), *APPLY_AGAIN)
-    affects = zones[:MAX_AFFECTED]
-    return Finding("no-plan", "critical", summary, affects=affects, fix=fix, alert="NetawareCostsMissing")
+    return Finding("no-plan", "critical", summary, affects=zones, fix=fix, alert="NetawareCostsMissing")
 
 
 def _find_unmeasured(pairs: Sequence[PairView]) -> Iterator[Finding]:
@@ -124,7 +123,7 @@ def _find_unmeasured(pairs: Sequence[PairView]) -> Iterator[Finding]:
         summary = f"there is no measurement for {pluralize(len(names), 'pair')} of zones"
         fix = ("kubectl netaware costs", "kubectl netaware status", f"{_OPEN_PORTS} between their nodes")
         alert = "NetawareCostsMissing" if _pair_names(pairs, "absent") else "NetawareZonePairUnmeasured"
-        yield ZoneFinding("pairs-unmeasured", "warning", summary, affects=names[:MAX_AFFECTED], fix=fix, alert=alert)
+        yield ZoneFinding("pairs-unmeasured", "warning", summary, affects=names, fix=fix, alert=alert)
 
 
 def _find_stale(facts: Facts, pairs: Sequence[PairView]) -> Iterator[Finding]:
@@ -137,7 +136,7 @@ def _find_stale(facts: Facts, pairs: Sequence[PairView]) -> Iterator[Finding]:
         cause = tuple(condition.message for condition in conditions.values())
         since = min((c.changed_s for c in conditions.values() if c.changed_s is not None), default=None)
         fix = ("kubectl netaware costs", "kubectl netaware status", f"{_OPEN_PORTS} between nodes, if probes time out")
-        affects = names[:MAX_AFFECTED] or tuple(conditions)
+        affects = names or tuple(conditions)
         yield ConditionFinding(
             "pairs-stale", "warning", summary, cause, since=since, affects=affects, fix=fix, alert=alert
         )
@@ -179,9 +178,16 @@ def _condition_finding(topology_key: str, condition: Condition, facts: Facts) ->
         "nodes": nodes,
     }
     commands = tuple(format_command(line, **placeholders) for line in fix)
-    code, summary = f"topology-{condition.reason}", f"NetworkTopology {topology_key}: {summary}"
-    cause, since, affects = (condition.message,), condition.changed_s, (topology_key,)
-    return ConditionFinding(code, severity, summary, cause, since=since, affects=affects, fix=commands, alert=alert)
+    return ConditionFinding(
+        f"topology-{condition.reason}",
+        severity,
+        f"NetworkTopology {topology_key}: {summary}",
+        cause=(condition.message,),
+        since=condition.changed_s,
+        affects=(topology_key,),
+        fix=commands,
+        alert=alert,
+    )
 
 
 def _reset_patch(message: str) -> dict[str, object]:

@@ -102,7 +102,8 @@ def _diagnose_queued(pod: PodFact, facts: Facts, describe_command: str) -> PodDi
 
 
 def _diagnose_unschedulable(pod: PodFact, facts: Facts) -> PodDiagnosis:
-    scheduled, surveys = pod.scheduled_condition, NodeSurveys(facts.nodes)
+    scheduled = pod.scheduled_condition
+    surveys = NodeSurveys(facts.nodes)
     reason = find_reason(pod, surveys)
     text = f"{pod.printable_scheduler_name} finds no node for it: {reason.meaning} ({scheduled.message or scheduled.reason})"
     kind: PodDiagnosisKind = "refused" if reason.code == "max-cost" else "unschedulable"

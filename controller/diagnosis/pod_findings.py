@@ -44,8 +44,8 @@ def find_pod_findings(facts: Facts) -> Iterator[PodFinding]:
     yield from _find_gated_too_long(facts)
 
 
-def _affected_keys(pods: Iterable[PodFact]) -> tuple[str, ...]:
-    return tuple(pod.metadata.key for pod in pods)[:MAX_AFFECTED]
+def _keys_of(pods: Iterable[PodFact]) -> tuple[str, ...]:
+    return tuple(pod.metadata.key for pod in pods)
 
 
 def _first_created_s(pods: Iterable[PodFact]) -> float | None:
@@ -75,9 +75,9 @@ def _find_unknown_workloads(facts: Facts) -> Iterator[PodFinding]:
             pods_by_problem[pod.metadata.namespace, problem].append(pod)
     for (_, problem), pods in sorted(pods_by_problem.items()):
         cause = (_NO_DEPENDENCIES,) if any(pod.spec.node_name for pod in pods) else ()
-        summary, since, affects = f"{_format_pods(pods)}: {problem}", _first_created_s(pods), _affected_keys(pods)
-        fix = fix_labels(pods[0])
-        yield PodFinding("unknown-workload", "warning", summary, cause, since=since, affects=affects, fix=fix)
+        summary = f"{_format_pods(pods)}: {problem}"
+        since, fix = _first_created_s(pods), fix_labels(pods[0])
+        yield PodFinding("unknown-workload", "warning", summary, cause, since=since, affects=_keys_of(pods), fix=fix)
 
 
 def _find_refusals(facts: Facts) -> Iterator[tuple[str, str]]:
@@ -106,8 +106,8 @@ def _find_other_schedulers(facts: Facts) -> Iterator[PodFinding]:
         if others and len(others) < len(pods):
             names = ", ".join(sorted({pod.printable_scheduler_name for pod in others}))
             summary = f"{_format_pods(others)} of AppGroup {group_key}: schedulerName {names} {NO_EXTENDER}"
-            affects, fix = _affected_keys(others), (format_scheduler_fix(facts),)
-            yield PodFinding("other-scheduler", "warning", summary, affects=affects, fix=fix)
+            fix = (format_scheduler_fix(facts),)
+            yield PodFinding("other-scheduler", "warning", summary, affects=_keys_of(others), fix=fix)
 
 
 def _find_unschedulable(facts: Facts) -> Iterator[PodFinding]:
@@ -122,12 +122,13 @@ def _find_unschedulable(facts: Facts) -> Iterator[PodFinding]:
         elif pod.group_key and pod.is_gated:
             gated_by_group[pod.group_key].append(pod)
     for (_, group_key, code), pods in sorted(pods_by_reason.items()):
-        first, reason = pods[0], find_reason(pods[0], surveys)
+        first = pods[0]
+        reason = find_reason(first, surveys)
         summary = f"{_format_pods(pods)}: {first.printable_scheduler_name} finds no node: {reason.meaning}"
         cause = tuple(filter(None, (first.scheduled_condition.message, *list_restrictions(first, surveys))))
         times = (pod.scheduled_condition.changed_s for pod in pods)
         since = min((time for time in times if time is not None), default=_first_created_s(pods))
-        affects = _affected_keys((*pods, *gated_by_group[group_key]))
+        affects = _keys_of((*pods, *gated_by_group[group_key]))
         yield PodFinding(f"no-node-{code}", "warning", summary, cause, since=since, affects=affects, fix=reason.fix)
 
 
@@ -152,7 +153,7 @@ def _find_untried(facts: Facts) -> Iterator[PodFinding]:
             logs = facts.format_kubectl(f"logs deployment/{SCHEDULER} --all-containers --tail=50")
             fix = (logs, facts.format_kubectl(f"rollout restart deployment/{SCHEDULER}"))
         summary = f"{_format_pods(pods)}: no scheduler named {name} responds"
-        since, affects = _first_created_s(pods), _affected_keys(pods)
+        since, affects = _first_created_s(pods), _keys_of(pods)
         yield PodFinding("no-scheduler", "warning", summary, since=since, affects=affects, fix=fix, alert=alert)
 
 
@@ -186,5 +187,6 @@ def _find_gated_too_long(facts: Facts) -> Iterator[PodFinding]:
             format_command("kubectl -n {} patch pods {} --type=json -p {}", namespace, names, _REMOVE_GATES),
         )
         summary = f"{_format_pods(pods)} of AppGroup {group_key}: gated for more than {max_wait_s / 60:.0f} min"
-        since, affects, alert = _first_created_s(pods), _affected_keys(pods), "NetawarePodsGatedTooLong"
+        since, affects = _first_created_s(pods), _keys_of(pods)
+        alert = "NetawarePodsGatedTooLong"
         yield PodFinding("gated-too-long", "warning", summary, since=since, affects=affects, fix=fix, alert=alert)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from controller.cluster.pods import PodSpec
 from controller.diagnosis.control_plane import DEPLOYMENTS, LeaseFact, Program, ProgramPod
 from controller.diagnosis.facts import Facts
-from controller.diagnosis.findings import APPLY_AGAIN, MAX_AFFECTED, MAX_CAUSES, Finding
+from controller.diagnosis.findings import APPLY_AGAIN, MAX_CAUSES, Finding
 from controller.diagnosis.unschedulable import NodeSurveys, find_reason_in_message
 from netperf.contract import CONTROLLER
 
@@ -82,7 +82,7 @@ def _no_leader_finding(facts: Facts, affects: tuple[str, ...]) -> Finding:
     since = lease.renewed_s if lease is not None else None
     fix = (facts.format_kubectl(_CONTROLLER_LOGS), facts.format_kubectl("rollout restart deployment/{}", CONTROLLER))
     consequence, alert = _OUTAGES["controller"]
-    summary, affects = f"no controller leads: {consequence}", affects[:MAX_AFFECTED]
+    summary = f"no controller leads: {consequence}"
     return Finding("no-leader", "critical", summary, (cause,), since=since, affects=affects, fix=fix, alert=alert)
 
 
@@ -109,7 +109,8 @@ def _down_finding(facts: Facts, program: Program, pods: list[ProgramPod], affect
     if pods:
         fix = _fix_pods(facts, pods, deployment)
     since = min((pod.since for pod in pods if pod.since is not None), default=None)
-    code, summary, affects = f"{program}-down", f"no {program} is ready: {consequence}", affects[:MAX_AFFECTED]
+    code = f"{program}-down"
+    summary = f"no {program} is ready: {consequence}"
     return Finding(code, "critical", summary, cause, since=since, affects=affects, fix=fix, alert=alert)
 
 
