@@ -1,7 +1,6 @@
-"""Tasks of the documents: each block of a page is pasted into a shell, with words in capitals filled in.
+"""The commands of the documents work: blocks of pages are pasted into a shell, with values for words in capitals.
 
-Uninstalling is in `test_as_shipped.py`, on real nodes; Helm's lines are in
-tests/integration/manifests/test_chart.py.
+Those for uninstalling are in test_as_shipped.py, those of Helm in tests/integration/manifests/test_chart.py.
 """
 
 from __future__ import annotations
@@ -23,61 +22,65 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixture
 
 
 class Reader:
-    """Pastes blocks of pages; their files are in a folder of its own."""
+    """Pastes blocks of pages into a shell; their files are in ``folder``."""
 
     def __init__(self, terminal: Terminal, folder: Path) -> None:
         self._terminal, self._folder = terminal, folder
 
-    async def does(self, block: str) -> str:
-        """Output of a block that is pasted; its files are in the reader's folder."""
-        own = re.sub(r"(?<=-f )(?=[\w-]+\.yaml)|(?<=> )(?=[\w-]+\.yaml)", f"{self._folder}/", block)
-        code, said = await asyncio.to_thread(self._terminal.paste, f"set -eu\n{own}")
-        assert code == 0, f"{own}\n{said}"
-        return said
+    async def paste_block(self, block: str) -> str:
+        """Paste a block and return its output; fails if a command fails."""
+        script = re.sub(r"(?<=-f )(?=[\w-]+\.yaml)|(?<=> )(?=[\w-]+\.yaml)", f"{self._folder}/", block)
+        code, output = await asyncio.to_thread(self._terminal.paste, f"set -eu\n{script}")
+        assert code == 0, f"{script}\n{output}"
+        return output
 
-    async def until(self, line: str, wanted: str) -> None:
+    async def wait_for_output(self, line: str, wanted: str) -> None:
         """Wait until the output of a line has a text."""
-        begun = time.monotonic()
-        while wanted not in (said := (await asyncio.to_thread(self._terminal.paste, line))[1]):
-            assert time.monotonic() - begun < DEADLINE_S, said
+        started = time.monotonic()
+        while wanted not in (output := (await asyncio.to_thread(self._terminal.paste, line))[1]):
+            assert time.monotonic() - started < DEADLINE_S, output
             await asyncio.sleep(0.5)
 
 
-async def test_tasks_of_the_documents_done_as_they_stand(tmp_path: Path) -> None:
+async def test_commands_of_the_documents_work(tmp_path: Path) -> None:
     async with installed_lab("e2e-docs") as (lab, _, _):
         reader = Reader(Terminal(lab.control_plane.kubectl, lab.control_plane.kubeconfig), tmp_path)
-        await reader.until("kubectl netaware status", "12 of 12")
+        await reader.wait_for_output("kubectl netaware status", "12 of 12")
 
         (certificate,) = shell_blocks("install", "Kubernetes 1.34 and 1.35")
-        assert "webhook" in await reader.does(certificate.removeprefix("uv run --extra controller "))
+        assert "webhook" in await reader.paste_block(certificate.removeprefix("uv run --extra controller "))
 
         _, example = shell_blocks("install", "On kind")
-        fetched, _, used = example.partition("\n")
-        assert fetched.startswith("uv tool install"), "the plugin is here already"
-        assert "frontend" in await reader.does(used)
+        install, _, commands = example.partition("\n")
+        assert install.startswith("uv tool install"), "not pasted, because the plugin is installed"
+        assert "frontend" in await reader.paste_block(commands)
 
         write_shown_files("first-appgroup", tmp_path)
-        (applied,) = shell_blocks("first-appgroup", "3. Apply")
-        assert "created" in await reader.does(applied)
-        await reader.until("kubectl get pods -n shop --field-selector=status.phase=Running -o name | wc -l", "4")
-        await reader.until("kubectl netaware diagnose", "nothing is wrong")
-        (looked,) = shell_blocks("first-appgroup", "4. Check")
-        said = await reader.does(looked)
-        assert "nothing is wrong" in said
+        (apply,) = shell_blocks("first-appgroup", "3. Apply")
+        assert "created" in await reader.paste_block(apply)
+        await reader.wait_for_output(
+            "kubectl get pods -n shop --field-selector=status.phase=Running -o name | wc -l", "4"
+        )
+        await reader.wait_for_output("kubectl netaware diagnose", "nothing is wrong")
+        (check,) = shell_blocks("first-appgroup", "4. Check")
+        output = await reader.paste_block(check)
+        assert "nothing is wrong" in output
         for condition in ("Complete", "CostsMet", "SpecValid", "Planned"):
-            assert condition in said
+            assert condition in output
 
         (pod,) = shell_blocks("troubleshooting", "Why is my pod pending?")
         name = "$(kubectl -n shop get pods -o jsonpath='{.items[0].metadata.name}')"
-        assert "it is on n" in await reader.does(re.sub(r"\bNAME\b", name, re.sub(r"\bNAMESPACE\b", "shop", pod)))
+        assert "it is on n" in await reader.paste_block(
+            re.sub(r"\bNAME\b", name, re.sub(r"\bNAMESPACE\b", "shop", pod))
+        )
 
-        (labelled,) = shell_blocks("scheduling", "Which AppGroup a pod belongs to")
-        assert "labeled" in await reader.does(f"kubectl create namespace prod\n{labelled}")
+        (label,) = shell_blocks("scheduling", "Which AppGroup a pod belongs to")
+        assert "labeled" in await reader.paste_block(f"kubectl create namespace prod\n{label}")
 
-        (kept,) = shell_blocks("upgrade", "Before")
-        await reader.does(kept)
+        (backup,) = shell_blocks("upgrade", "Before")
+        await reader.paste_block(backup)
         assert "kind: AppGroup" in (tmp_path / "before.yaml").read_text()
         assert "netperf" in (tmp_path / "configuration.yaml").read_text()
 
-        (changed,) = shell_blocks("upgrade", "With kubectl")
-        assert "serverside-applied" in await reader.does(changed)
+        (upgrade,) = shell_blocks("upgrade", "With kubectl")
+        assert "serverside-applied" in await reader.paste_block(upgrade)

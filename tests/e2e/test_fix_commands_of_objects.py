@@ -1,7 +1,7 @@
-"""In the lab: the fix commands of the first finding resolve it, for each obstacle to scheduling.
+"""In the lab, the fix commands of the first finding resolve it, for each obstacle to scheduling.
 
-Commands are pasted. Where a fix is only described, because somebody has to decide, `Case.manual_fix` does it. Situations that objects
-alone make are in tests/unit/controller/situations.py, those of our own programs in test_fix_commands_of_programs.py, on nodes with kubelets.
+Findings whose fix needs a user's decision only describe it; `Case.manual_fix` then has the commands. Faults of our programs are in
+test_fix_commands_of_programs.py, on real nodes.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1500)]
 
 @dataclass(frozen=True)
 class Case:
-    """One situation.
+    """An obstacle to scheduling.
 
     Attributes:
-        name: as in tests/unit/controller/situations.py.
-        objects: what makes it; ``NS`` in them is the case's own namespace.
-        manual_fix: commands for fixes that are only described.
-        placeholders: values for the words in capitals.
+        name: name of the situation in tests/unit/controller/situations.py.
+        objects: objects that cause it; ``NS`` in them is the namespace of the case.
+        manual_fix: commands for a fix that the finding only describes.
+        placeholders: word in capitals of a fix command -> value.
         setup: commands that change objects outside the namespace.
         teardown: commands that undo ``setup``.
     """
@@ -54,12 +54,14 @@ class Case:
     teardown: Sequence[str] = ()
 
 
-def workload(name: str, *calls: str, limit: int = 100, **more: Any) -> Json:
-    needs = [{"workload": {"kind": "Deployment", "name": c, "selector": c}, "maxNetworkCost": limit} for c in calls]
-    return {"workload": {"kind": "Deployment", "name": name, "selector": name, **more}, "dependencies": needs}
+def build_workload(name: str, *calls: str, limit: int = 100, **more: Any) -> Json:
+    dependencies = [
+        {"workload": {"kind": "Deployment", "name": c, "selector": c}, "maxNetworkCost": limit} for c in calls
+    ]
+    return {"workload": {"kind": "Deployment", "name": name, "selector": name, **more}, "dependencies": dependencies}
 
 
-def make_group(*workloads: Json, members: int = 1) -> Json:
+def build_group(*workloads: Json, members: int = 1) -> Json:
     spec = {"numMembers": members, "topologySortingAlgorithm": "ReverseKahn", "workloads": list(workloads)}
     return {
         "apiVersion": "appgroup.diktyo.x-k8s.io/v1alpha1",
@@ -69,7 +71,7 @@ def make_group(*workloads: Json, members: int = 1) -> Json:
     }
 
 
-def deployment(
+def build_deployment(
     name: str, *, replicas: int = 1, app_group: str = "shop", selector: str = "", request: str = "", **spec: Any
 ) -> Json:
     labels = {"app": name, APPGROUP_LABEL: app_group, WORKLOAD_LABEL: selector or name}
@@ -85,13 +87,18 @@ def deployment(
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": body}
 
 
-def pod(name: str, node: str) -> Json:
-    """One that is placed already, by hand."""
-    made = deployment(name, nodeName=node)["spec"]["template"]
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **made["metadata"]}, "spec": made["spec"]}
+def build_pod(name: str, node: str) -> Json:
+    """Return a pod that already has a node."""
+    template = build_deployment(name, nodeName=node)["spec"]["template"]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, **template["metadata"]},
+        "spec": template["spec"],
+    }
 
 
-def volume(node: str = "") -> Json:
+def build_volume(node: str = "") -> Json:
     spec: Json = {
         "capacity": {"storage": "1Gi"},
         "accessModes": ["ReadWriteOnce"],
@@ -112,7 +119,7 @@ CLAIM = {
     "spec": {"storageClassName": "", "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
 }
 WITH_CLAIM: Json = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]}
-FRONT = make_group(workload("front"))
+FRONT = build_group(build_workload("front"))
 ANTI_AFFINITY: Json = {
     "podAntiAffinity": {
         "requiredDuringSchedulingIgnoredDuringExecution": [
@@ -123,7 +130,7 @@ ANTI_AFFINITY: Json = {
 
 
 def patch_template(name: str, **spec: Any) -> str:
-    """A command that changes a Deployment's template."""
+    """Return a command that changes the pods of a Deployment's template."""
     return f"kubectl -n NS patch deployment {name} -p '{json.dumps({'spec': {'template': {'spec': spec}}})}'"
 
 
@@ -135,14 +142,18 @@ def patch_requests(amount: str) -> str:
 
 SCALE_TO_EIGHT = (
     "kubectl -n NS scale deployment/front --replicas=8",
-    # Otherwise the finding of a missing pod follows after ten minutes.
+    # Without this, diagnose would report a missing pod after ten minutes.
     """kubectl -n NS patch appgroup shop --type=merge -p '{"spec":{"numMembers":8}}'""",
 )
 PARALLEL_CASES: tuple[Case, ...] = (
-    Case("no node has room", [FRONT, deployment("front", request="cpu=100")], manual_fix=[patch_requests("cpu=100m")]),
+    Case(
+        "no node has room",
+        [FRONT, build_deployment("front", request="cpu=100")],
+        manual_fix=[patch_requests("cpu=100m")],
+    ),
     Case(
         "a node selector that fits nothing",
-        [FRONT, deployment("front", nodeSelector={"zone": "mars"})],
+        [FRONT, build_deployment("front", nodeSelector={"zone": "mars"})],
         manual_fix=[patch_template("front", nodeSelector=None)],
     ),
     Case(
@@ -150,43 +161,46 @@ PARALLEL_CASES: tuple[Case, ...] = (
         [
             FRONT,
             {
-                **pod("hog", "n8"),
-                "spec": deployment("hog", request="cpu=3900m", nodeName="n8")["spec"]["template"]["spec"],
+                **build_pod("hog", "n8"),
+                "spec": build_deployment("hog", request="cpu=3900m", nodeName="n8")["spec"]["template"]["spec"],
             },
-            volume("n8"),
+            build_volume("n8"),
             CLAIM,
-            deployment("front", request="cpu=500m", **WITH_CLAIM),
+            build_deployment("front", request="cpu=500m", **WITH_CLAIM),
         ],
         manual_fix=["kubectl -n NS delete pod hog --grace-period=0 --force"],
     ),
     Case(
         "a claim that is not bound",
-        [FRONT, CLAIM, deployment("front", **WITH_CLAIM)],
-        manual_fix=[f"echo '{json.dumps(volume())}' | kubectl create -f -"],
+        [FRONT, CLAIM, build_deployment("front", **WITH_CLAIM)],
+        manual_fix=[f"echo '{json.dumps(build_volume())}' | kubectl create -f -"],
     ),
     Case(
         "no bandwidth left",
-        [FRONT, deployment("front", request="network.aware.com/bandwidth=100T")],
+        [FRONT, build_deployment("front", request="network.aware.com/bandwidth=100T")],
         manual_fix=[patch_requests("network.aware.com/bandwidth=1M")],
         placeholders={"NODE": "n1", "SPEED": "1G"},
     ),
     Case(
         "host ports that are taken",
-        [make_group(workload("front"), members=9), deployment("front", replicas=9, host_port=31999)],
+        [build_group(build_workload("front"), members=9), build_deployment("front", replicas=9, host_port=31999)],
         manual_fix=SCALE_TO_EIGHT,
     ),
     Case(
         "anti-affinity with more replicas than nodes",
-        [make_group(workload("front"), members=9), deployment("front", replicas=9, affinity=ANTI_AFFINITY)],
+        [
+            build_group(build_workload("front"), members=9),
+            build_deployment("front", replicas=9, affinity=ANTI_AFFINITY),
+        ],
         manual_fix=SCALE_TO_EIGHT,
     ),
     Case(
         "a namespace that does not let the group in",
         [
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "NS-other"}},
-            make_group(workload("front"), workload("cart", namespace="NS-other"), members=2),
-            deployment("front"),
-            {**deployment("cart"), "metadata": {"name": "cart", "namespace": "NS-other"}},
+            build_group(build_workload("front"), build_workload("cart", namespace="NS-other"), members=2),
+            build_deployment("front"),
+            {**build_deployment("cart"), "metadata": {"name": "cart", "namespace": "NS-other"}},
         ],
     ),
 )
@@ -194,13 +208,13 @@ PINNED: Json = {"nodeSelector": {"kubernetes.io/hostname": "n5"}}
 SERIAL_CASES: tuple[Case, ...] = (
     Case(
         "every node has a taint",
-        [FRONT, deployment("front", nodeSelector={ZONE_LABEL: "z3"})],
+        [FRONT, build_deployment("front", nodeSelector={ZONE_LABEL: "z3"})],
         setup=["kubectl taint nodes n5 n6 n7 gpu=only:NoSchedule"],
         teardown=["kubectl taint nodes n5 n6 n7 gpu-"],
     ),
     Case(
         "every node is cordoned",
-        [FRONT, deployment("front", **PINNED)],
+        [FRONT, build_deployment("front", **PINNED)],
         setup=["kubectl cordon n1 n5"],
         teardown=["kubectl uncordon n1"],
     ),
@@ -213,37 +227,37 @@ class FixRunner:
 
     def __init__(self, lab: Lab) -> None:
         self.terminal = Terminal(lab.control_plane.kubectl, lab.control_plane.kubeconfig)
-        # A machine of two processors runs few commands at once.
-        self._few = asyncio.Semaphore(3)
-        self.found: list[Json] = []
-        self._count = 0
+        # Limits concurrent commands, for machines with two processors.
+        self._semaphore = asyncio.Semaphore(3)
+        self.findings: list[Json] = []
+        self._reads = 0
 
     async def read_findings(self) -> None:
-        """Read the findings again and again, for all cases."""
+        """Read the findings of all cases every second. Never returns."""
         while True:
             # diagnose may fail or be slow while the API server is busy.
             with contextlib.suppress(AssertionError, subprocess.TimeoutExpired, json.JSONDecodeError):
-                self.found = await asyncio.to_thread(self.terminal.read_findings)
-                self._count += 1
+                self.findings = await asyncio.to_thread(self.terminal.read_findings)
+                self._reads += 1
             await asyncio.sleep(1)
 
-    async def until(self, check: Callable[[], bool], message: Callable[[], str]) -> None:
-        """Wait until what was found after this call is as wanted."""
-        begun, seen = time.monotonic(), self._count + 1
-        while not (self._count > seen and check()):
-            if time.monotonic() - begun > DEADLINE_S:
+    async def wait_until(self, check: Callable[[], bool], message: Callable[[], str]) -> None:
+        """Wait until ``check`` is true with findings that are read after this call."""
+        started, running_read = time.monotonic(), self._reads + 1
+        while not (self._reads > running_read and check()):
+            if time.monotonic() - started > DEADLINE_S:
                 pytest.fail(message())
             await asyncio.sleep(0.2)
 
-    async def until_clean(self) -> None:
-        await self.until(lambda: not self.found, lambda: str(summarize(self.found)))
+    async def wait_until_no_findings(self) -> None:
+        await self.wait_until(lambda: not self.findings, lambda: str(summarize(self.findings)))
 
     async def paste(self, line: str) -> str:
-        async with self._few:
-            code, said = await asyncio.to_thread(self.terminal.paste, line)
+        async with self._semaphore:
+            code, output = await asyncio.to_thread(self.terminal.paste, line)
         # The plugin exits with 1 if what it shows is bad.
-        assert code == 0 or line.startswith("kubectl netaware "), f"{line}: {said}"
-        return said
+        assert code == 0 or line.startswith("kubectl netaware "), f"{line}: {output}"
+        return output
 
     async def apply(self, objects: Sequence[Json], namespace: str) -> None:
         for body in objects:
@@ -252,21 +266,16 @@ class FixRunner:
             await self.paste(f"echo '{text}' | kubectl {where} create -f -")
 
     async def resolve(self, case: Case, namespace: str) -> None:
-        """Wait for the finding, run its fix commands, and wait until it is gone.
-
-        Args:
-            case: its objects exist already.
-            namespace: of the case.
-        """
+        """Wait for the finding of a case whose objects exist, run its fix commands, and wait until it is gone."""
         code = CODES[case.name]
 
         def findings_of_namespace() -> list[Json]:
             prefix = f"{namespace}/"
-            return [f for f in self.found if any(name.startswith(prefix) for name in f["affects"])]
+            return [f for f in self.findings if any(name.startswith(prefix) for name in f["affects"])]
 
-        await self.until(
+        await self.wait_until(
             lambda: any(f["code"] == code for f in findings_of_namespace()),
-            lambda: f"{case.name} not named: {summarize(self.found)}",
+            lambda: f"{case.name} has no finding: {summarize(self.findings)}",
         )
         first = findings_of_namespace()[0]
         assert first["code"] == code, f"{case.name}: {summarize(findings_of_namespace())}"
@@ -276,9 +285,9 @@ class FixRunner:
                 await self.paste(command)
         for line in case.manual_fix:
             await self.paste(line.replace("NS", namespace))
-        await self.until(
+        await self.wait_until(
             lambda: all(f["code"] != code for f in findings_of_namespace()),
-            lambda: f"not ended by {first['fix']}: {summarize(findings_of_namespace())}",
+            lambda: f"not resolved by {first['fix']}: {summarize(findings_of_namespace())}",
         )
 
 
@@ -293,10 +302,10 @@ async def run_case(runner: FixRunner, case: Case, namespace: str) -> None:
 
 
 async def run_in_parallel(runner: FixRunner, cases: Sequence[Case]) -> None:
-    """Each in a namespace of its own, all at the same time; all failures are reported."""
-    each = (run_case(runner, case, f"s{i}-{len(cases)}") for i, case in enumerate(cases))
-    done = await asyncio.gather(*each, return_exceptions=True)
-    failed = [f"{case.name}: {result}" for case, result in zip(cases, done, strict=True) if result is not None]
+    """Run cases at the same time, each in its namespace; fail with all failures."""
+    runs = (run_case(runner, case, f"s{i}-{len(cases)}") for i, case in enumerate(cases))
+    results = await asyncio.gather(*runs, return_exceptions=True)
+    failed = [f"{case.name}: {result}" for case, result in zip(cases, results, strict=True) if result is not None]
     assert failed == [], "\n".join(failed)
 
 
@@ -304,13 +313,13 @@ async def run_in_parallel(runner: FixRunner, cases: Sequence[Case]) -> None:
 async def test_the_fix_commands_of_the_first_finding_resolve_it() -> None:
     async with installed_lab("e2e-lines", controller_config={"topology": {"probing": PROBING}}) as (lab, _, _):
         runner = FixRunner(lab)
-        reading = asyncio.ensure_future(runner.read_findings())
+        reader = asyncio.ensure_future(runner.read_findings())
         try:
-            await runner.until_clean()
+            await runner.wait_until_no_findings()
             await run_in_parallel(runner, PARALLEL_CASES)
             for i, case in enumerate(SERIAL_CASES):
-                await runner.until_clean()
+                await runner.wait_until_no_findings()
                 await run_case(runner, case, f"alone{i}")
         finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)

@@ -1,12 +1,11 @@
-"""Our product on the oldest supported minor of Kubernetes, in both ways, and when that is upgraded to the newest.
+"""The product works on the oldest supported minor of Kubernetes with both placements, and after the upgrade to the newest minor.
 
-It builds that control plane the first time, some minutes.
+The first run builds the oldest control plane, which takes some minutes.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -38,7 +37,7 @@ BOUTIQUE = "boutique"
 pytestmark = [pytest.mark.minors, pytest.mark.timeout(1500, func_only=True)]
 
 
-def link(folder: Path, binaries: Mapping[str, Path]) -> None:
+def link_programs(folder: Path, binaries: Mapping[str, Path]) -> None:
     """Link to these programs, so that a restart runs those of another release."""
     for name, path in binaries.items():
         (folder / name).unlink(missing_ok=True)
@@ -57,23 +56,17 @@ def oldest() -> Binaries:
 
 @pytest.mark.parametrize("placement", ["extender", "affinity"])
 @pytest.mark.usefixtures("privileges")
-async def test_oldest_minor_installs_places_drains_and_is_upgraded_to_the_newest(
-    tmp_path: Path, record_property: Callable[[str, object], None], oldest: Binaries, placement: Placement
+async def test_pods_are_placed_on_the_oldest_minor_and_after_the_upgrade_to_the_newest(
+    tmp_path: Path, oldest: Binaries, placement: Placement
 ) -> None:
     newest = find_or_build_programs()
     programs = tmp_path / "bin"
     programs.mkdir()
-    link(programs, {**newest.paths, **oldest.paths})
-    began = time.monotonic()
+    link_programs(programs, {**newest.paths, **oldest.paths})
 
     def overlay(minor: str) -> Path:
-        """The overlay that docs/install.md names for clusters of that version."""
+        """Return the overlay that docs/install.md names for clusters of this version."""
         return write_kustomization("default", f"kubernetes-{minor}", "replace-pending", folder=tmp_path)
-
-    def passed(what: str) -> None:
-        nonlocal began
-        record_property(what, round(time.monotonic() - began, 1))
-        began = time.monotonic()
 
     binaries = Binaries(oldest.version, {name: programs / name for name in newest.paths})
     started = Lab.start(
@@ -93,23 +86,18 @@ async def test_oldest_minor_installs_places_drains_and_is_upgraded_to_the_newest
         webhook = keys / "webhook.yaml"
         webhook.write_text(yaml.safe_dump(configuration))
         await steps.kubectl("apply", "--server-side", "-f", webhook)
-        await steps.until_installed()
-        passed(f"{minor_of(oldest)} installs")
+        await steps.wait_until_installed()
         await steps.place()
-        passed(f"{minor_of(oldest)} places")
         await steps.drain()
-        passed(f"{minor_of(oldest)} drains")
-        link(programs, newest.paths)
+        link_programs(programs, newest.paths)
         for program in [program for program in lab.programs if program.name.startswith("kube-")]:
             await lab.programs.restart(program)
-            await until(lambda: steps.serves(newest.version), "the newest API server")
+            await wait_until(lambda: steps.serves(newest.version), "the newest API server")
         await steps.kubectl("apply", "--server-side", "-k", overlay(minor_of(newest)))
         await steps.kubectl("delete", "-f", webhook)
-        await until(steps.are_gated, "pods to be gated by the policy")
+        await wait_until(steps.are_gated, "pods to be gated by the policy")
         await steps.roll_out()
-        passed(f"{minor_of(newest)} upgraded")
         await steps.drain()
-        passed(f"{minor_of(newest)} drains")
 
 
 class Steps:
@@ -117,7 +105,7 @@ class Steps:
 
     def __init__(self, lab: Lab, client: Client, placement: Placement) -> None:
         self._lab, self._client, self._placement = lab, client, placement
-        # In affinity mode the cluster's own scheduler places, and a label is all that a user writes.
+        # With affinity the default scheduler places pods, and users only set a label.
         scheduler = "network-aware-scheduler" if placement == "extender" else "default-scheduler"
         self._application = boutique.load_application(scheduler=scheduler, cpu="10m")
 
@@ -130,14 +118,14 @@ class Steps:
         except BootError:
             return False
 
-    async def until_installed(self) -> None:
-        await until(self._is_measured, "costs that were measured")
+    async def wait_until_installed(self) -> None:
+        await wait_until(self._is_measured, "costs that were measured")
         await self.kubectl("create", "namespace", BOUTIQUE)
         if self._placement == "affinity":
             await self.kubectl("label", "namespace", BOUTIQUE, "netaware.io/placement=affinity")
         account = partial(object_exists, self._client, SERVICE_ACCOUNTS, "default", BOUTIQUE)
-        await until(account, "the namespace's service account")
-        await until(self.are_gated, "pods of a group to be gated")
+        await wait_until(account, "the namespace's service account")
+        await wait_until(self.are_gated, "pods of a group to be gated")
 
     async def place(self) -> None:
         application = self._application
@@ -145,45 +133,49 @@ class Steps:
         file = self._lab.paths.state_dir / "boutique.yaml"
         file.write_text(yaml.safe_dump_all(documents))
         await self.kubectl("apply", "-n", BOUTIQUE, "-f", file)
-        await until(self._are_placed, "eleven pods on nodes, as planned")
+        await wait_until(self._are_placed, "eleven pods on nodes, as planned")
 
     async def roll_out(self) -> None:
-        """Every pod anew."""
-        before = {pod.metadata.uid for pod in await self._pods()}
+        """Replace every pod by a restart of the Deployments."""
+        before = {pod.metadata.uid for pod in await self._list_placed_pods()}
         await self.kubectl("rollout", "restart", "deployments", "-n", BOUTIQUE)
 
-        async def replaced() -> bool:
-            return not before & {pod.metadata.uid for pod in await self._pods()} and await self._are_placed()
+        async def are_replaced() -> bool:
+            return (
+                not before & {pod.metadata.uid for pod in await self._list_placed_pods()} and await self._are_placed()
+            )
 
-        await until(replaced, "eleven new pods on nodes, as planned")
+        await wait_until(are_replaced, "eleven new pods on nodes, as planned")
 
     async def drain(self) -> None:
-        """Drain the node of most pods; they all go elsewhere."""
-        nodes = [pod.spec.node_name for pod in await self._pods()]
+        """Drain the node with the most pods, and wait until they are placed on other nodes."""
+        nodes = [pod.spec.node_name for pod in await self._list_placed_pods()]
         node = max(nodes, key=nodes.count)
         await self.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force")
 
-        async def elsewhere() -> bool:
-            return await self._are_placed() and all(pod.spec.node_name != node for pod in await self._pods())
+        async def are_elsewhere() -> bool:
+            return await self._are_placed() and all(
+                pod.spec.node_name != node for pod in await self._list_placed_pods()
+            )
 
-        await until(elsewhere, f"eleven pods on nodes other than {node}")
+        await wait_until(are_elsewhere, f"eleven pods on nodes other than {node}")
         await self.kubectl("uncordon", node)
 
-    async def _pods(self) -> list[Pod]:
+    async def _list_placed_pods(self) -> list[Pod]:
         return [pod for pod in await self._client.list(PODS, Pod, namespace=BOUTIQUE) if pod.spec.node_name]
 
     async def _are_placed(self) -> bool:
-        """Eleven pods, each on its planned node, or in its zone where the scheduler decides."""
+        """Whether eleven pods are each on the planned node, or with affinity in the planned zone."""
         pods = await self._client.list(PODS, Pod, namespace=BOUTIQUE)
         zones = {n.metadata.name: n.metadata.label(ZONE_LABEL) for n in await self._client.list(NODES, Object)}
         groups = await self._client.list(APPGROUPS, AppGroup, namespace=BOUTIQUE)
         targets = [json.loads(pod.metadata.annotation(TARGET_ANNOTATION) or "{}") for pod in pods]
-        where = [(pod.spec.node_name, zones.get(pod.spec.node_name, "")) for pod in pods]
+        placed = [(pod.spec.node_name, zones.get(pod.spec.node_name, "")) for pod in pods]
         planned = [(target.get("node"), target.get("zone")) for target in targets]
         as_planned = (
-            where == planned if self._placement == "extender" else [z for _, z in where] == [z for _, z in planned]
+            placed == planned if self._placement == "extender" else [z for _, z in placed] == [z for _, z in planned]
         )
-        return len(pods) == 11 and all(node for node, _ in where) and as_planned and len(groups) == 1
+        return len(pods) == 11 and all(node for node, _ in placed) and as_planned and len(groups) == 1
 
     async def _is_measured(self) -> bool:
         name, namespace = "nt-default", NETAWARE_NAMESPACE
@@ -192,12 +184,12 @@ class Steps:
         return measured is not None and measured.status == "True"
 
     async def are_gated(self) -> bool:
-        """Whether admission gates a pod, by one that is not made."""
+        """Whether admission gates a pod; the pod is created by a dry run only."""
         pod = next(iter(self._application.deployments.values()))["spec"]["template"]
-        body = {"apiVersion": "v1", "kind": "Pod", **pod, "metadata": {**pod["metadata"], "name": "tried"}}
-        made = await self._client.request("POST", f"{PODS.path(BOUTIQUE)}?dryRun=All", body=body)
-        return bool(json.loads(made)["spec"].get("schedulingGates"))
+        body = {"apiVersion": "v1", "kind": "Pod", **pod, "metadata": {**pod["metadata"], "name": "dry-run"}}
+        response = await self._client.request("POST", f"{PODS.path(BOUTIQUE)}?dryRun=All", body=body)
+        return bool(json.loads(response)["spec"].get("schedulingGates"))
 
 
-async def until(check: Callable[[], Awaitable[bool]], what: str) -> None:
-    await polling.poll_until(check, what, DEADLINE_S, every_s=0.3)
+async def wait_until(check: Callable[[], Awaitable[bool]], description: str) -> None:
+    await polling.poll_until(check, description, DEADLINE_S, every_s=0.3)
