@@ -47,10 +47,8 @@ class FitChecker:
         self._requests_by_node: dict[str, dict[str, int]] = {}
         self._planned_moves: dict[str, tuple[PodInfo, str]] = {}  # key of the pod -> pod and target
         self._other_pod_reasons: dict[str, Mapping[int, str]] = {}
-        bound = (
-            pod for pod in snapshot.pods.by_key.values() if pod.constraints.has_required_anti_affinity and pod.node
-        )
-        self._pods_with_anti_affinity = [pod for pod in bound if not pod.is_finished]
+        bound = (pod for pod in snapshot.pods.by_key.values() if pod.node and not pod.is_finished)
+        self._pods_with_anti_affinity = [pod for pod in bound if pod.constraints.has_required_anti_affinity]
 
     def static_unschedulable_reason(self, node: Host, pod: PodInfo) -> str:
         """Why the pod may not run on the node, by its own constraints and volumes; empty if it may."""
@@ -111,18 +109,15 @@ class FitChecker:
         if pod.key not in self._other_pod_reasons:
             relevant = self._relevant_pods(pod)
             reasons_by_index: dict[int, str] = {}
-            for counts_terminating, kinds in (
-                (False, {RuleKind.SPREAD, RuleKind.AFFINITY}),
-                (True, {RuleKind.ANTI_AFFINITY}),
-            ):
+            rules = (False, {RuleKind.SPREAD, RuleKind.AFFINITY}), (True, {RuleKind.ANTI_AFFINITY})
+            for counts_terminating, kinds in rules:
                 bound = [
                     (self._node_index[node], without_plan_affinity(other))
                     for other, node in relevant
                     if counts_terminating or not other.is_terminating
                 ]
-                reasons_by_index = (
-                    unschedulable_reasons(without_plan_affinity(pod), self._nodes, bound, kinds) | reasons_by_index
-                )
+                found = unschedulable_reasons(without_plan_affinity(pod), self._nodes, bound, kinds)
+                reasons_by_index = found | reasons_by_index
             self._other_pod_reasons[pod.key] = reasons_by_index
         return self._other_pod_reasons[pod.key]
 

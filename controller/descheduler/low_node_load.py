@@ -215,7 +215,7 @@ class LowNodeLoadStrategy:
             self._misfits[key] = candidate.usage, candidate.fit_failure
 
     def _add_move(self, candidate: Candidate, load: NodeLoad, usage: Amounts, exceeded: Sequence[str]) -> Amounts:
-        """Add the candidate's move to the plan; returns the usage of its node after the move.
+        """Add the candidate's move to the plan, and deduct its usage from free capacity; returns its node's usage after the move.
 
         ``usage`` is that of the node before the move, which has ``exceeded`` these resources.
         """
@@ -232,18 +232,15 @@ class LowNodeLoadStrategy:
             exceeded_thresholds={r: load.high_thresholds[r] for r in load.exceeded_resources},
         )
         builder.add_move(candidate, pending)
-        self._deduct_free_capacity(candidate, self._free_capacity_by_pool[load.pool.name])
-        return after
-
-    def _deduct_free_capacity(self, candidate: Candidate, free: dict[str, float]) -> None:
-        """Deduct the candidate's usage from the free capacity of its pool, and sort its target in again."""
-        target = self.loads_by_node.get(candidate.target)
+        free, target = self._free_capacity_by_pool[load.pool.name], self.loads_by_node.get(candidate.target)
         measured = free if target is None else target.usage
         add_amounts(free, {r: amount for r, amount in candidate.usage.items() if r in free and r in measured}, -1)
         if target is not None:
+            # Its place in the order has changed.
             targets = self._targets_by_pool[target.pool.name]
             targets.remove(target)
             insort(targets, target, key=self._target_order)
+        return after
 
 
 def choose_candidate(

@@ -94,14 +94,10 @@ class Page:
         async with self._refresh_lock:
             if time.monotonic() >= self._next_refresh_at:
                 # A failure must end neither the page nor the manager.
-                refresh = run_best_effort(
-                    self._refresh(),
-                    log,
-                    "page",
-                    failure_message="the page cannot be computed",
-                    recovery_message="the page is computed again",
-                )
-                if not await refresh:
+                failed, recovered = "the page cannot be computed", "the page is computed again"
+                if not await run_best_effort(
+                    self._refresh(), log, "page", failure_message=failed, recovery_message=recovered
+                ):
                     self._data = None
             if self._data is None:
                 text = "the page cannot be computed; the controller's log has the reason\n"
