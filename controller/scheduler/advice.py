@@ -224,10 +224,12 @@ def _balanced_condition(placed: PlacedGroup) -> Condition:
             replicas = f"all {replicas_by_location.total()} replicas of {selectors[workload]}"
             messages.append(f"{replicas} are {where}, but its spread is zone")
     reason = "OneZone" if messages else "HotReplica"
-    messages += [
-        f"a replica of {selectors[workload]} takes {ratio:.1f} times its fair share of the calls"
-        for workload, ratio in _overloaded_workloads(placed)
-    ]
+    for callee, selector in enumerate(selectors):
+        edges = placed.edges_to(callee)
+        routing = edges[0].routing if edges else Routing.ANY
+        ratio = placed.evaluate(edges, routing).max_load_ratio if routing is not Routing.ANY else 1.0
+        if ratio > OVERLOADED_RATIO:
+            messages.append(f"a replica of {selector} takes {ratio:.1f} times its fair share of the calls")
     holds: bool | None
     if not any(placed.pods_by_node):
         holds, reason, message = None, "NothingPlaced", "no pod is placed"
@@ -238,16 +240,6 @@ def _balanced_condition(placed: PlacedGroup) -> Condition:
         holds, message = False, join_first(messages, MAX_MESSAGES_SHOWN, "; ")
     generation = placed.group.metadata.generation
     return make_condition(BALANCED, holds=holds, reason=reason, message=message, generation=generation)
-
-
-def _overloaded_workloads(placed: PlacedGroup) -> Iterator[tuple[int, float]]:
-    """Yields workloads whose busiest replica takes too many calls: index, and the replica's load over its fair share."""
-    for callee in range(len(placed.pods_by_node)):
-        edges = placed.edges_to(callee)
-        if edges and edges[0].routing is not Routing.ANY:
-            max_load_ratio = placed.evaluate(edges, edges[0].routing).max_load_ratio
-            if max_load_ratio > OVERLOADED_RATIO:
-                yield callee, max_load_ratio
 
 
 def zone_spread_workloads(placed: PlacedGroup) -> Iterator[tuple[int, Counter[Location]]]:

@@ -60,13 +60,9 @@ class DefaultSchedulerModel:
     def scores(
         self, pod: PodInfo, siblings: Iterable[PodInfo], namespace_pods: Iterable[PodInfo], is_feasible: Bools
     ) -> Ints:
-        """[host] the score for a pod.
+        """[host] the score for a pod, normalised over the hosts where the pod may run, and undefined for others.
 
-        Args:
-            pod: the pod; its current node does not count.
-            siblings: other pods of its workload.
-            namespace_pods: other pods of its namespace.
-            is_feasible: [host] whether the pod may run there; scores are normalised over feasible hosts, and undefined for others.
+        ``siblings`` are the other pods of its workload, ``namespace_pods`` those of its namespace. The pod's current node does not count.
         """
         spec, namespace_pods, requests = pod.constraints.spec, list(namespace_pods), _array_of(pod.requests)
         affinity = _scale_to_100(self._score_node_affinity(spec), is_feasible)
@@ -165,32 +161,6 @@ class DefaultSchedulerModel:
         return scaled
 
 
-class _FreeResources:
-    """Free resources of hosts, for pods that are placed one after the other."""
-
-    def __init__(self, hosts: Sequence[Host], used: Mapping[str, Amounts]) -> None:
-        self._hosts, self._used = hosts, used
-        self._free: dict[str, Ints] = {}
-        """Resource -> [host] free amount."""
-
-    def fits(self, pod: PodInfo) -> Bools:
-        """[host] whether the pod's requests fit there."""
-        fits: Bools = np.ones(len(self._hosts), np.bool_)
-        for resource, amount in pod.requests_with_ports.items():
-            if resource not in self._free:
-                allocatable = [(host.name, capacity_of(resource, host.allocatable)) for host in self._hosts]
-                free = [limit_amount(total - self._used.get(n, {}).get(resource, 0)) for n, total in allocatable]
-                self._free[resource] = np.array(free, np.int64)
-            if amount > 0:
-                fits &= self._free[resource] >= limit_amount(amount)
-        return fits
-
-    def subtract(self, pod: PodInfo, host: int) -> None:
-        """Subtract the requests of a pod for which `fits` was called before."""
-        for resource, amount in pod.requests_with_ports.items():
-            self._free[resource][host] -= limit_amount(amount)
-
-
 def simulate_scheduling(
     waiting: Sequence[tuple[str, PodInfo]],
     hosts: Mapping[str, Host],
@@ -208,7 +178,8 @@ def simulate_scheduling(
         volume_selectors: pod key -> node selectors of its volumes.
     """
     all_hosts = [hosts[name] for name in sorted(hosts)]
-    model, free = DefaultSchedulerModel(all_hosts, used), _FreeResources(all_hosts, used)
+    resources = sorted({resource for _, pod in waiting for resource in pod.requests_with_ports})
+    model, free = DefaultSchedulerModel(all_hosts, used), _free_amounts(all_hosts, used, resources)
     allowed: dict[tuple[Constraints, str], Bools] = {}
     pods_by_workload: dict[str, list[PodInfo]] = defaultdict(list)
     nodes: list[str] = []
@@ -217,7 +188,8 @@ def simulate_scheduling(
         key = pod.constraints, pod.key if selectors else ""
         if key not in allowed:
             allowed[key] = _allowed_hosts(pod, selectors, all_hosts)
-        is_feasible = allowed[key] & free.fits(pod)
+        requests = np.array([limit_amount(pod.requests_with_ports.get(r, 0)) for r in resources], np.int64)
+        is_feasible = allowed[key] & ((requests <= 0) | (free >= requests)).all(axis=1)
         if not is_feasible.any():
             nodes.append("")
             continue
@@ -226,9 +198,18 @@ def simulate_scheduling(
         best = int(rng.choice(np.flatnonzero(scores == scores.max()).tolist()))
         nodes.append(all_hosts[best].name)
         model.add_pod(pod, nodes[-1])
-        free.subtract(pod, best)
+        free[best] -= requests
         pods_by_workload[workload].append(msgspec.structs.replace(pod, node=nodes[-1]))
     return nodes
+
+
+def _free_amounts(hosts: Sequence[Host], used: Mapping[str, Amounts], resources: Sequence[str]) -> Ints:
+    """[host, resource] free amount."""
+    amounts = [
+        [limit_amount(capacity_of(r, host.allocatable) - used.get(host.name, {}).get(r, 0)) for r in resources]
+        for host in hosts
+    ]
+    return np.array(amounts, np.int64).reshape(len(hosts), len(resources))
 
 
 def _allowed_hosts(pod: PodInfo, volume_selectors: Sequence[NodeSelector], hosts: Sequence[Host]) -> Bools:

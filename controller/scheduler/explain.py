@@ -114,10 +114,7 @@ class Explanation(msgspec.Struct, frozen=True, rename="camel"):
 def explain(state: State, pod: Pod, ineligible: Mapping[str, str] = {}) -> Explanation:
     """Explain the node of a pod, or the node that it would get, by the current state.
 
-    Args:
-        state: the cluster, for the rules.
-        pod: waiting or placed.
-        ineligible: node -> why it may not run the pod, see `PlanInputs.ineligible_nodes`.
+    ``ineligible`` is node -> why it may not run the pod, see `PlanInputs.ineligible_nodes`.
 
     Raises:
         DeletedNodeError: in upstream parity, if a pod of a dependency is on a deleted node.

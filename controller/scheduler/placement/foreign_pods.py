@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
 from controller.cluster.hosts import NodeCache, PodTemplate, TemplateKey, template_key_of
 from controller.cluster.pods import Pod
-from controller.scheduler.placement.pod_topology import Term, decode_selector, terms_of
+from controller.scheduler.placement.pod_topology import Term, terms_of
 from controller.scheduler.placement.problem import RuleKind
 from kubekit.owners import controller_of, revision_of
-from kubekit.selectors import Selector, compile_or_none
 
 
 class ForeignPods(msgspec.Struct, frozen=True):
@@ -66,23 +64,11 @@ def _count_by_node(node_cache: NodeCache, pods: Iterable[Pod]) -> dict[TemplateK
 def _relating_rule_kinds(template: PodTemplate, terms: Collection[Term], models: Sequence[Pod]) -> set[RuleKind]:
     """Kinds of the rules that relate pods of a template to pods of the group."""
     example = template.example_pod
-    kinds = {term.kind for term in terms if _selects(term, example.namespace, example.labels)}
+    kinds = {term.kind for term in terms if term.selects(example.namespace, example.labels)}
     if template.terms is None:
         template.terms = tuple(terms_of(example.pod_without_requests))
     for term in template.terms:
-        selected = (_selects(term, model.metadata.namespace, model.metadata.labels or {}) for model in models)
+        selected = (term.selects(model.metadata.namespace, model.metadata.labels or {}) for model in models)
         if term in terms or (term.kind is RuleKind.ANTI_AFFINITY and any(selected)):
             kinds.add(term.kind)
     return kinds
-
-
-def _selects(term: Term, namespace: str, labels: Mapping[str, str]) -> bool:
-    if term.namespaces and namespace not in term.namespaces:
-        return False
-    selector = _compile_selector(term.selector)
-    return selector is not None and selector.matches(labels)
-
-
-@lru_cache(1000)
-def _compile_selector(selector: bytes) -> Selector | None:
-    return compile_or_none(decode_selector(selector))

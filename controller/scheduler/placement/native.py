@@ -7,6 +7,7 @@ search. `native_library` finds or compiles the library.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
@@ -159,7 +160,7 @@ def _library() -> ctypes.CDLL:
 
 def _sizes(problem: Problem, scale: _CostScale) -> dict[str, int]:
     hosts, resources = problem.free.shape
-    return {
+    sizes = {
         "hosts": hosts,
         "resources": resources,
         "zones": len(problem.has_zone_label),
@@ -176,6 +177,7 @@ def _sizes(problem: Problem, scale: _CostScale) -> dict[str, int]:
         "domains": sum(len(rule.bound_counted) for rule in problem.domain_rules),
         "roles": sum(len(rule.roles) for rule in problem.domain_rules),
     }
+    return sizes | {f"{name}+1": size + 1 for name, size in sizes.items()}
 
 
 def _to_native_array(name: str, values: object, sizes: Mapping[str, int]) -> NDArray[Any]:
@@ -185,10 +187,7 @@ def _to_native_array(name: str, values: object, sizes: Mapping[str, int]) -> NDA
         ValueError: the number of entries differs from the product of the dimensions.
     """
     dtype, dimensions = _ARRAYS[name]
-    expected = 1
-    for dimension in dimensions.split():
-        size, _, extra = dimension.partition("+")
-        expected *= sizes[size] + int(extra or 0)
+    expected = math.prod(sizes[dimension] for dimension in dimensions.split())
     array = np.ascontiguousarray(values, dtype).reshape(-1)
     if array.size != expected:
         msg = f"{name} has {array.size} entries, but {dimensions} are {expected}"

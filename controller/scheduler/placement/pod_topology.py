@@ -6,7 +6,8 @@ Required terms must hold; preferred terms and ScheduleAnyway have a price. Anti-
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -15,9 +16,9 @@ from controller.cluster.eligibility import Constraints
 from controller.cluster.hosts import Host
 from controller.cluster.pods import Pod, PodAffinityTerm, PodSpec, SpreadConstraint
 from controller.scheduler.placement.problem import COUNTED, OWNER, Bools, DomainRule, Ints, RuleKind
-from kubekit.selectors import LabelSelector, selects
+from kubekit.selectors import LabelSelector, Selector, compile_or_none
 
-decode_selector = msgspec.json.Decoder(LabelSelector).decode
+_decode_selector = msgspec.json.Decoder(LabelSelector).decode
 _decode_pod_spec = msgspec.json.Decoder(PodSpec).decode
 
 REASON_BY_KIND = {
@@ -54,15 +55,21 @@ class Term(msgspec.Struct, frozen=True):
     price: float = 0.0
     node_constraints: bytes = b""
 
+    def selects(self, namespace: str, labels: Mapping[str, str]) -> bool:
+        """Whether the term counts pods of a namespace with these labels."""
+        selector = _compile_selector(self.selector)
+        return (
+            (not self.namespaces or namespace in self.namespaces) and selector is not None and selector.matches(labels)
+        )
+
+
+@lru_cache(1000)
+def _compile_selector(selector: bytes) -> Selector | None:
+    return compile_or_none(_decode_selector(selector))
+
 
 class DomainRuleBuilder:
-    """Builds the domain rules of a problem.
-
-    Args:
-        pods: [class] one of its pods.
-        hosts: all hosts, in the problem's order.
-        bound: pairs of host index and pod, for each pod that stays.
-    """
+    """Builds the domain rules of classes, each with one of its pods; ``bound`` is host index and pod, for each pod that stays."""
 
     def __init__(self, pods: Sequence[Pod], hosts: Sequence[Host], bound: Sequence[tuple[int, Pod]]) -> None:
         self._pods, self._hosts, self._bound = pods, hosts, bound
@@ -84,20 +91,19 @@ class DomainRuleBuilder:
         return tuple(rule for rule in rules if rule.roles)
 
     def _build_rule(self, term: Term, owners: Sequence[int], bound: Sequence[tuple[int, Pod]]) -> DomainRule:
-        selector = decode_selector(term.selector)
         domain_of, names = self._domains_of(term.topology_key)
         domain_of = np.where(self._counted_hosts(term), domain_of, -1)
         roles: Counter[int] = Counter()
         for class_ in owners:
             roles[class_] |= OWNER
         for class_, pod in enumerate(self._pods):
-            if _is_counted(term, selector, pod):
+            if _is_counted(term, pod):
                 roles[class_] |= COUNTED
         is_eligible: Bools = np.zeros(len(names), np.bool_)
         is_eligible[domain_of[domain_of >= 0]] = True
         bound_counted, bound_owners = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
         for host, pod in self._bound:
-            if domain_of[host] >= 0 and _is_counted(term, selector, pod):
+            if domain_of[host] >= 0 and _is_counted(term, pod):
                 bound_counted[domain_of[host]] += 1
         for host, _ in bound if term.kind in _SYMMETRIC_KINDS else ():
             if domain_of[host] >= 0:
@@ -237,10 +243,7 @@ def _encode_selector(selector: LabelSelector | None) -> bytes:
     return msgspec.json.encode(LabelSelector(match_labels={"": ""}) if selector is None else selector)
 
 
-def _is_counted(term: Term, selector: LabelSelector, pod: Pod) -> bool:
-    """Whether a term counts a pod; ``selector`` is the term's, decoded."""
-    if term.namespaces and pod.metadata.namespace not in term.namespaces:
-        return False
+def _is_counted(term: Term, pod: Pod) -> bool:
     if term.kind is RuleKind.SPREAD and pod.metadata.deletion_timestamp is not None:
         return False  # PodTopologySpread ignores terminating pods; InterPodAffinity does not.
-    return selects(selector, pod.metadata.labels or {})
+    return term.selects(pod.metadata.namespace, pod.metadata.labels or {})

@@ -52,9 +52,7 @@ _HEADER = struct.Struct(">I")
 class PlanningProcess:
     """The client of the planning process: starts it when needed, and sends one request at a time.
 
-    Args:
-        node_cache: the hosts; a request sends the changes since the last request.
-        deadline_s: seconds for one plan, with the time to send the request and the answer.
+    A request sends the changes of the node cache since the last request. ``deadline_s`` is for one plan, from sending to the answer.
     """
 
     def __init__(self, node_cache: NodeCache, *, deadline_s: float = PLAN_DEADLINE_S) -> None:
@@ -140,8 +138,7 @@ class PlanningProcess:
 
     @staticmethod
     async def _send(stream: asyncio.StreamWriter, kind: str, content: object) -> None:
-        data = pickle.dumps((kind, content), pickle.HIGHEST_PROTOCOL)
-        stream.write(_HEADER.pack(len(data)) + data)
+        stream.write(_encode_message(kind, content))
         await stream.drain()
         await asyncio.sleep(0)
 
@@ -200,19 +197,22 @@ def main() -> None:
         if kind != "plan":
             worker.store_part(kind, content)
             continue
-        answer: tuple[str, Any]
         try:
-            answer = "plan", worker.plan(*content)
+            answer = _encode_message("plan", worker.plan(*content))
         except Exception as error:
             # An error of one group must not stop the plans of others.
-            answer = "failed", f"{type(error).__name__}: {error}"
-        data = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
-        sink.write(_HEADER.pack(len(data)) + data)
+            answer = _encode_message("failed", f"{type(error).__name__}: {error}")
+        sink.write(answer)
         sink.flush()
         # Garbage is collected between plans, because a collection within a plan takes as long as the plan. Hosts have no reference
         # cycles and are left out, because the next request may wait already.
         del answer, content, message
         compact_memory(everything=False)
+
+
+def _encode_message(kind: str, content: object) -> bytes:
+    data = pickle.dumps((kind, content), pickle.HIGHEST_PROTOCOL)
+    return _HEADER.pack(len(data)) + data
 
 
 def _read_message(source: BinaryIO) -> tuple[str, Any] | None:
