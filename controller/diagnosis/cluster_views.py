@@ -122,7 +122,7 @@ class AgentView(View, frozen=True):
         node, zone: names; ``zone`` is empty without one.
         state: ``up``; ``down`` if the node should be measured but its agent does not work; ``excluded`` from measurement if the
             node is not Ready, cordoned or without a zone.
-        reason: why the agent is not up, or the problem that it reports.
+        reason: why the agent is not up, or the problem that it reports; empty if it reports none.
         version, prober: what the agent announces; empty if it announces nothing.
         probes: number of node pairs that it measures as origin.
         newest_at: time of the newest sample with this node, unix seconds; null without samples.

@@ -68,7 +68,7 @@ class ControlPlaneStatus(msgspec.Struct, frozen=True):
         pods: pods of the programs; None if they cannot be listed, or the programs do not run as pods.
         lease: the leader's Lease; None if there is none or it cannot be read.
         can_read_lease: whether the Lease could be read, or does not exist; False also if no replica needs it.
-        failed_checks: failed checks of /readyz of the controller's replicas, a line each.
+        failed_checks: failed checks of /readyz of the controller's replicas, a line each; the leader's diagnosis has its own.
     """
 
     is_installed: bool = True

@@ -21,6 +21,7 @@ from kubekit.wire import NODES, PODS, Object, ObjectMeta, Resource
 log = logs.get("controller.events")
 
 INTERVAL_S = 10.0
+"""Shortest pause between diagnoses."""
 PAUSE_FACTOR = 20.0
 """Pause after a diagnosis, as a multiple of its duration, because it takes much CPU time in large clusters."""
 MAX_EVENTS_AT_ONCE = 20
@@ -119,7 +120,7 @@ def find_events(snapshot: ClusterSnapshot, event_filter: FindingEventFilter) -> 
 
 
 def find_objects(finding: Finding, facts: Facts) -> list[ObjectKey]:
-    """The objects that get an event about a finding, see `EventScope`; a NetworkTopology may be missing."""
+    """The objects that get an event about a finding, see `EventScope`; none if there is no NetworkTopology for it."""
     kind = _KIND_BY_SCOPE.get(finding.event_scope)
     if kind is not None:
         return [(kind, key) for key in finding.affects]

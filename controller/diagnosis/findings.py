@@ -14,8 +14,8 @@ EventScope = Literal["pod", "appgroup", "node", "zones", "cluster", "condition"]
 """Objects that get an event about a finding:
 
 - ``pod``, ``appgroup``, ``node``: the affected objects;
-- ``zones``: the NetworkTopology, one event for each set of affected zones;
-- ``cluster``: the NetworkTopology, one event;
+- ``zones``: the first NetworkTopology by name, one event for each set of affected zones;
+- ``cluster``: the first NetworkTopology by name, one event;
 - ``condition``: none, because the change of the condition has an event.
 """
 NO_LEADER_CODES = frozenset({"controller-down", "no-leader"})

@@ -53,14 +53,14 @@ def build_network(snapshot: ClusterSnapshot) -> NetworkView:
 
 
 def _choose_shown_topology(snapshot: ClusterSnapshot) -> NetworkTopology | None:
-    """The NetworkTopology that the scheduler uses, else one of the same name, else any."""
+    """The NetworkTopology that the scheduler uses, else one of the same name, else any; None if there is none."""
     name = snapshot.scheduler.network_overhead_args.network_topology_name
     candidates = sorted(snapshot.topologies, key=lambda t: (t.metadata.name != name, t.metadata.key))
     return _find_topology_in_use(snapshot) or next(iter(candidates), None)
 
 
 def _find_topology_in_use(snapshot: ClusterSnapshot, namespace: str = "") -> NetworkTopology | None:
-    """The NetworkTopology that the scheduler uses for groups of a namespace."""
+    """The NetworkTopology that the scheduler uses for groups of a namespace; None if there is none."""
     by_key, args = {t.metadata.key: t for t in snapshot.topologies}, snapshot.scheduler.network_overhead_args
     return choose_topology(by_key, args, netaware_namespace=snapshot.netaware_namespace, namespace=namespace)
 

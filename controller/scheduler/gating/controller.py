@@ -52,7 +52,7 @@ class GatingController:
     """Opens gates by the groups' plans, and requeues or replaces pods that found no node.
 
     Args:
-        client: writes to pods, fenced by the leadership.
+        client: API client, whose writes are fenced by the leadership.
         cache: the manager's stores.
         config: the section ``scheduler``.
         recorder: records events on pods.
@@ -116,14 +116,8 @@ class GatingController:
         self.metrics.gated_pods.set_function(self._group_pods.gated_count)
 
     def _subscribe(self, cache: ClusterCache) -> None:
-        self.state.subscribe_to(
-            cache.nodes,
-            self._pod_store,
-            cache.app_groups,
-            cache.topologies,
-            namespaces=cache.namespaces,
-            services=cache.services,
-        )
+        stores = cache.nodes, self._pod_store, cache.app_groups, cache.topologies
+        self.state.subscribe_to(*stores, namespaces=cache.namespaces, services=cache.services)
         self.node_cache.subscribe_to(cache.nodes, cache.pods)
         self._planning_process.subscribe_to(cache.nodes, cache.pods)
         volume_stores = cache.volumes, cache.claims, cache.storage_classes

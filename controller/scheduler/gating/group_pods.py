@@ -47,7 +47,7 @@ class GroupPods:
         self.waiting_keys: set[str] = set()
 
     def on_change(self, key: str, old: Pod | None, new: Pod | None) -> str:
-        """Update the index; returns the key of the pod's group, empty for none."""
+        """Update the index; returns the key of the pod's group, whether or not that exists."""
         pod = new or old
         if pod is None:
             return ""

@@ -36,6 +36,6 @@ class PlannerTime:
         self._used[namespace] = (self.used_s(namespace) + seconds, now)
 
     def search_limit_s(self, namespace: str, *, others_wait: bool) -> float:
-        """The longest search for the namespace's next plan: less planner time if it has used much, or if other groups wait."""
+        """The longest search for the namespace's next plan: less if it has used much planner time, or if other groups wait."""
         limit_s = MAX_CONTENDED_SEARCH_S if others_wait else MAX_SEARCH_S
         return max(min(MAX_SEARCH_S - self.used_s(namespace), limit_s), MIN_SEARCH_S)

@@ -135,7 +135,6 @@ class RolloutWaits:
         return True
 
     def _full_nodes(self, group: str, pod: Pod, nodes: Iterable[str]) -> list[str]:
-        """The nodes that are full for a pod."""
         requests = self._reservations.requests_with_ports_of(pod)
         return [node for node in nodes if not self._reservations.fits(group, node, requests, released_only=True)]
 
