@@ -15,12 +15,11 @@ from typing import Any, Literal, cast, get_args
 import msgspec
 
 from kubekit import logs, quantity, selectors
-from kubekit.addresses import parse_address
+from kubekit.addresses import parse_host_address
 from kubekit.errors import ConfigError, QuantityError, SelectorError
 from kubekit.http import parse_listen
 from kubekit.settings import Section, convert, load_yaml
 from netperf.contract import NETAWARE_NAMESPACE, ApiVersion
-from netperf.plans import is_host_address
 from netperf.sample import PERCENTILES, Percentile
 
 BandwidthMode = Literal["observe", "enforce", "off"]
@@ -255,9 +254,9 @@ def _parse_percentiles(text: str) -> tuple[Percentile, ...]:
 
 
 def _parse_address(text: str) -> str:
-    """Parse a literal IP address that can be connected to."""
-    address = parse_address(text)
-    if address is None or not is_host_address(text):
+    """Parse the literal IP address of a host."""
+    address = parse_host_address(text)
+    if address is None:
         raise ConfigError(
             "--address", f"{text!r} is no address to connect to", "write one of the node's own IP addresses"
         )

@@ -14,3 +14,9 @@ def parse_address(text: str) -> Address | None:
     except ValueError:
         return None
     return getattr(address, "ipv4_mapped", None) or address
+
+
+def parse_host_address(text: str) -> Address | None:
+    """Parse the IP address of a host, as `parse_address` does; None also for unspecified and multicast addresses."""
+    address = parse_address(text)
+    return None if address is None or address.is_unspecified or address.is_multicast else address

@@ -176,7 +176,8 @@ class Client:
         subresource: str | None = None,
     ) -> T:
         """Server-side apply as ``field_manager``, which takes over fields of other managers."""
-        path, params = resource.path(namespace, name, subresource), {"fieldManager": field_manager, "force": "true"}
+        path = resource.path(namespace, name, subresource)
+        params = {"fieldManager": field_manager, "force": "true"}
         content = await self.request("PATCH", path, params=params, body=body, content_type=_APPLY_PATCH)
         return decode_response(content, type_)
 
@@ -244,7 +245,8 @@ class Client:
             response, data = await self._send_until(deadline, method, path, send)
             if response.status < 400:
                 return data
-            error, attempts = decode_error(response, data), attempts + 1
+            error = decode_error(response, data)
+            attempts += 1
             wait_s = (error.retry_after_s or 0.0) * random.uniform(1.0, 1.25)
             if not error.is_throttled or not 0 < wait_s < deadline - loop.time() or attempts >= MAX_THROTTLED_ATTEMPTS:
                 raise error

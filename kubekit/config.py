@@ -56,10 +56,11 @@ def load_cluster_config(
         raise ConfigError(
             "--credentials", f"{directory} is not a directory", "set it to a directory with server, ca.crt and token"
         )
-    server, token = _server_url(directory, environ), directory / "token"
+    server = _server_url(directory, environ)
+    token_file = directory / "token"
     return ClusterConfig(
         server=server,
-        token=TokenFile(token) if token.exists() else None,
+        token=TokenFile(token_file) if token_file.exists() else None,
         ssl_context=_load_ssl_context(directory) if server.startswith("https") else None,
         namespace=_read_text(directory / "namespace") or "default",
     )

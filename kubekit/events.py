@@ -70,9 +70,7 @@ class EventRecorder:
     """Sends events in the background, while `run` is running.
 
     Args:
-        client: sends the events.
-        component: reporting controller.
-        instance: reporting instance, for example the name of the pod or node.
+        client, component, instance: the client; the reporting controller and its instance, in the events.
         registry: for the metric of lost events; None for no export.
         clock: seconds since 1970.
         max_pending: length of the queue.
@@ -137,7 +135,8 @@ class EventRecorder:
             self._written.move_to_end(key)
             if event.occurred_at - written.written_at < _SERIES_INTERVAL_S:
                 return
-            if await self._update_series(written, event):
+            is_updated = await self._update_series(written, event)
+            if is_updated:
                 written.written_at = event.occurred_at
                 return
         name = f"{event.about.name[:_MAX_NAME_PREFIX].rstrip('.-')}.{time.time_ns():x}"

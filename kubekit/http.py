@@ -80,7 +80,15 @@ def _open_listener(host: str, port: int) -> socket.socket:
 
 
 class Server:
-    """An HTTP server with health checks and metrics. Further routes are added to ``app`` before `running`."""
+    """An HTTP server with health checks and metrics. Further routes are added to ``app`` before `running`.
+
+    Args:
+        listen: ``HOST:PORT``, see `parse_listen`.
+        checks: for /healthz and /readyz.
+        registry: metrics for /metrics.
+        ssl_context: None for plain HTTP.
+        public_hosts: public DNS names of this server, see `allow_hosts`; None, for servers without browsers, accepts every Host.
+    """
 
     def __init__(
         self,
@@ -91,19 +99,9 @@ class Server:
         ssl_context: ssl.SSLContext | None = None,
         public_hosts: Collection[str] | None = None,
     ) -> None:
-        """Initialize.
-
-        Args:
-            listen: ``HOST:PORT``.
-            checks: for /healthz and /readyz.
-            registry: metrics for /metrics.
-            ssl_context: None for plain HTTP.
-            public_hosts: public DNS names of this server, see `allow_hosts`; None, for servers without browsers, accepts every Host.
-        """
         self.checks = checks or HealthChecks()
-        middlewares: list[Middleware] = (
-            [read_body_in_time] if public_hosts is None else [allow_hosts(public_hosts), read_body_in_time]
-        )
+        host_check = [] if public_hosts is None else [allow_hosts(public_hosts)]
+        middlewares: list[Middleware] = [*host_check, read_body_in_time]
         self.app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=middlewares)
         self.connection_limiter = ConnectionLimiter()
         self.handshake_limiter = ConnectionLimiter(MAX_HANDSHAKES, MAX_HANDSHAKES_PER_PEER)

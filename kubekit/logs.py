@@ -81,10 +81,7 @@ def get(name: str) -> Log:
 
 
 def configure(*, format_: str = "text", level: str = "info", stream: IO[str] | None = None) -> None:
-    """Write the logs of this process from ``level`` on to ``stream``, by default standard error, as ``text`` or ``json``.
-
-    asyncio and aiohttp's access log write nothing below warnings.
-    """
+    """Write logs from ``level`` on (of asyncio and HTTP access at least warnings) to ``stream`` or standard error, as ``text`` or ``json``."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_JsonFormatter() if format_ == "json" else _TextFormatter())
     root = logging.getLogger()

@@ -229,7 +229,8 @@ class Reflector(Store[T]):
                 if event.type in {"ADDED", "MODIFIED"}:
                     self._add_listed(event.object, listed, malformed)
                 elif event.type == "DELETED":
-                    listed.pop(key := self._metadata_of(event.object).key, None)
+                    key = self._metadata_of(event.object).key
+                    listed.pop(key, None)
                     self._forget_malformed(key, malformed)
                 elif event.type == "ERROR":
                     raise event.to_error()

@@ -16,6 +16,7 @@ from typing import Annotated
 
 import msgspec
 
+from kubekit.addresses import parse_host_address
 from kubekit.errors import ConfigError
 from kubekit.settings import Range, Section, join_path
 from netperf.consensus import ZoneLink, link_between
@@ -31,7 +32,6 @@ from netperf.plans import (
     Probe,
     ProbeSettings,
     ZonePlan,
-    is_host_address,
 )
 from netperf.results import MAX_NAME_LENGTH
 from netperf.sample import Test
@@ -217,7 +217,7 @@ def _find_node_problem(node: ProbeNode) -> tuple[str, str] | None:
         (not node.is_ready, "not-ready", "condition Ready is not True"),
         (not node.is_schedulable, "unschedulable", "the node is cordoned"),
         (not node.has_ready_agent, "no-agent", "no ready agent runs there"),
-        (not is_host_address(node.address), "bad-address", f"{node.address!r} is not the IP address of a host"),
+        (parse_host_address(node.address) is None, "bad-address", f"{node.address!r} is not the IP address of a host"),
         (not node.has_own_address, "foreign-address", f"{node.address!r} is not of this node or its agent's pod"),
     )
     return next(((reason, detail) for applies, reason, detail in problems if applies), None)

@@ -1,4 +1,4 @@
-"""Types, encoding and strict decoding of probe plans, one per origin zone; names of their objects; checks of addresses.
+"""Types, encoding and strict decoding of probe plans, one per origin zone; names of their objects.
 
 An agent watches the plan of its own zone only. The object is a ConfigMap with one key, which contains JSON.
 """
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from kubekit.addresses import parse_address
+from kubekit.addresses import parse_host_address
 from kubekit.wire import DECODE_ERRORS
 from netperf.configmap_size import check_size
 from netperf.contract import PLAN_NAME_PREFIX
@@ -242,24 +242,12 @@ def _find_probe_problem(probe: Probe, plan: _PlanHeader) -> tuple[str, str] | No
         return "bad-slot", f"slot {probe.slot} of {plan.slot_count}"
     if probe.origin.zone != plan.zone:
         return "wrong-zone", f"origin {probe.origin.node} is in zone {probe.origin.zone!r}"
-    for peer in (probe.origin, probe.destination):
-        if not is_host_address(peer.address):
-            return "bad-address", f"{peer.node}: {peer.address!r} is not the IP address of a host"
-    if is_loopback(probe.destination.address) and not is_loopback(probe.origin.address):
+    origin, destination = parse_host_address(probe.origin.address), parse_host_address(probe.destination.address)
+    if origin is None or destination is None:
+        peer = probe.origin if origin is None else probe.destination
+        return "bad-address", f"{peer.node}: {peer.address!r} is not the IP address of a host"
+    if destination.is_loopback and not origin.is_loopback:
         return "bad-address", f"{probe.destination.node}: {probe.destination.address!r} is a loopback address"
-    is_same_address = parse_address(probe.origin.address) == parse_address(probe.destination.address)
-    if is_same_address or probe.origin.node == probe.destination.node:
+    if origin == destination or probe.origin.node == probe.destination.node:
         return "self-probe", f"{probe.origin.node} cannot probe itself"
     return None
-
-
-def is_host_address(text: str) -> bool:
-    """Whether the text is a literal IP address of a host, so not unspecified or multicast; names are not resolved."""
-    address = parse_address(text)
-    return address is not None and not (address.is_unspecified or address.is_multicast)
-
-
-def is_loopback(text: str) -> bool:
-    """Whether the text is a loopback address."""
-    address = parse_address(text)
-    return address is not None and address.is_loopback

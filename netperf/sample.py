@@ -258,10 +258,7 @@ def histogram_step_us(value_us: float) -> float:
 
 
 class Sighting(msgspec.Struct, frozen=True):
-    """A sample's ``sequence`` and ``taken_at``, and the time by the reader's clock when it first saw the sample.
-
-    So the sample's age does not depend on the writer's clock.
-    """
+    """A sample's identity, and when a reader first saw it by its own clock, so that the age does not depend on the writer's clock."""
 
     sequence: int
     taken_at: float

@@ -23,9 +23,10 @@ from agent.probing.probe_responder import ProbeResponder, maintain_announcement
 from agent.probing.results_queue import ResultsQueue
 from agent.probing.results_writer import ResultsWriter
 from agent.probing.scheduler import ProbeOutcome, ProbeScheduler
+from kubekit.addresses import parse_host_address
 from kubekit.client import Client
 from netperf.contract import Announcement
-from netperf.plans import ProbeSettings, is_host_address
+from netperf.plans import ProbeSettings
 from netperf.probers.netperf import NetperfProber, find_binary
 
 
@@ -128,7 +129,7 @@ class ProbingManager:
         """Choose the servers' inputs; None until address and passphrase are known."""
         node = self._node_watch.node
         address = self._config.address or (node.status.internal_ip if node is not None else "")
-        if self._passphrase is None or not is_host_address(address):
+        if self._passphrase is None or parse_host_address(address) is None:
             return None
         plan = self._plans.plan
         settings = plan.settings if plan is not None else ProbeSettings()

@@ -9,10 +9,10 @@ from controller.cluster.zones import build_zone_map
 from controller.diagnosis.cluster_views import AgentState, AgentView
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.topology.probe_nodes import agent_pods_by_node, to_probe_node
+from kubekit.addresses import parse_host_address
 from kubekit.wire import Node
 from netperf.contract import AGENT_ANNOTATION, Announcement, decode_announcement
 from netperf.pairs import ProbeNode
-from netperf.plans import is_host_address
 from netperf.results import decode_results
 
 
@@ -66,7 +66,11 @@ def _find_state(node: ProbeNode, announcement: Announcement | None) -> tuple[Age
         (node.has_ready_agent, "down", f"the agent's pod is not Ready: {reported or 'it does not say why'}"),
         (bool(node.zone), "excluded", "node has no zone label"),
         (node.is_schedulable, "excluded", "node is cordoned"),
-        (is_host_address(node.address), "down", f"the agent's address {node.address!r} is not an IP address"),
+        (
+            parse_host_address(node.address) is not None,
+            "down",
+            f"the agent's address {node.address!r} is not an IP address",
+        ),
         (node.has_own_address, "down", f"the agent's address {node.address} is not one of its node or pod"),
     )
     return next(((state, reason) for is_met, state, reason in checks if not is_met), ("up", reported))

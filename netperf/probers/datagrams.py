@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from netperf.histogram import Histogram
 from netperf.probers.datagram_codec import Datagram, decode_datagram, derive_key, encode_datagram
-from netperf.probers.timestamps import now_ns, open_udp, receive
+from netperf.probers.timestamps import MAX_BATCH, now_ns, open_udp, receive
 from netperf.sample import MAX_LATENCY_US, REQUIRED_TRANSACTIONS, Measurement
 
 MAX_RATE_PER_S, MAX_DESTINATION_RATE_PER_S = 10.0, 4.0
@@ -32,8 +32,6 @@ MAX_USABLE_DELAY_US = 20_000.0
 """An answer with a longer responder delay is not used, because the delay is only the peer's claim."""
 CLOCK_STEP_LIMIT_NS = 10**6
 """A round trip is not used if the wall clock was set by more than this meanwhile."""
-_MAX_BATCH = 64
-"""Maximum of answers that are read at a time, so that a flood does not block the event loop."""
 
 
 class DatagramTarget(NamedTuple):
@@ -201,7 +199,7 @@ class DatagramStream:
             udp.sendto(request, tuple(target))
 
     def _receive(self, udp: socket.socket) -> None:
-        for _ in range(_MAX_BATCH):
+        for _ in range(MAX_BATCH):
             try:
                 data, received_ns, _ = receive(udp)
             except BlockingIOError:

@@ -8,12 +8,10 @@ from contextlib import suppress
 
 from kubekit import logs
 from netperf.probers.datagram_codec import decode_datagram, derive_key, encode_datagram
-from netperf.probers.timestamps import now_ns, open_udp, receive
+from netperf.probers.timestamps import MAX_BATCH, now_ns, open_udp, receive
 
 log = logs.get("netperf.responder")
 
-MAX_BATCH = 64
-"""Maximum of datagrams that are answered at a time, so that a flood does not block the event loop."""
 MAX_LOGGED_HOSTS = 100
 """Maximum of senders that are logged, because addresses of senders can be forged."""
 
