@@ -29,13 +29,13 @@ import metric_families  # noqa: E402 - after the change of sys.path
 from kubekit.settings import YEAR_S, Range  # noqa: E402
 
 _FILE_RULES = """\
-Every field has a default. An unknown field, a wrong type or a value out of range ends the program at start with
+Fields have defaults, unless they are required. An unknown field, a wrong type or a value out of range ends the program at start with
 exit code 2 and a line that names the field; `python -m controller check-config FILE` checks a file without a cluster.
 """
 _CONTROLLER_FILE = """\
 One YAML file for both, given with `--config`; in the shipped manifests it is the ConfigMap `netaware-controller-config`, made
 from `manifests/base/controller/config.yaml`. Flags override the file: `--namespace`, `--listen`, `--log-level`, `--log-format`
-and, for the manager, `--[no-]leader-elect`.
+and, for the controller, `--[no-]leader-elect`.
 
 ```yaml
 apiVersion: netaware.io/v1alpha1
@@ -130,7 +130,7 @@ def format_type(kind: Any) -> str:
     if origin in {list, tuple}:
         return f"list of {format_type(parts[0])}"
     if inspect.isclass(origin) and issubclass(origin, Mapping):
-        return f"map of {format_type(parts[1])}"
+        return "map" if parts[1] is Any else f"map of {format_type(parts[1])}"
     return _TYPE_NAMES.get(kind, "section" if is_struct(kind) else str(getattr(kind, "__name__", kind)))
 
 

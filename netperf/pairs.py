@@ -73,7 +73,7 @@ class PlanOptions(Section, frozen=True):
     Attributes:
         interval_s: shortest length of a round.
         slot_s: time for one probe; a round lasts max(interval_s, slots * slot_s), with Z - 1 slots for Z zones (Z if odd).
-        node_pairs: pairs of nodes that measure two zones; their median counts, so that a slow node does not look like a slow path.
+        node_pairs: pairs of nodes that measure two zones; with three, a slow node does not look like a slow path.
     """
 
     interval_s: Annotated[float, Range(1, 86_400)] = 60.0
