@@ -258,7 +258,7 @@ def _parse_address(text: str) -> str:
     address = parse_host_address(text)
     if address is None:
         raise ConfigError(
-            "--address", f"{text!r} is no address to connect to", "write one of the node's own IP addresses"
+            "--address", f"{text!r} is not an address to connect to", "write one of the node's own IP addresses"
         )
     return str(address)
 

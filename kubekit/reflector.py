@@ -61,7 +61,7 @@ class Reflector(Store[T]):
 
     Attributes:
         resource: the kind of the objects.
-        failure: HTTP status, as text, or name of the error since which no watch started; empty if one did. Expiry is no failure.
+        failure: HTTP status, as text, or name of the error since which no watch started; empty if one did. Expiry is not a failure.
         last_contact_at_s: monotonic time of the last message from the server, or of the start.
     """
 

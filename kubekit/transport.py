@@ -46,7 +46,7 @@ class FencedBody(BytesPayload):
 
 
 class ConnectionPool(enum.Enum):
-    """Pools by purpose. Each value is the maximum number of concurrent requests; None is no limit."""
+    """Pools by purpose. Each value is the maximum number of concurrent requests; None means no limit."""
 
     WATCH = None
     READ = 2

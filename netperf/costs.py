@@ -273,7 +273,7 @@ def _select_fresh_node_pairs(
 def _is_unreachable(link: ZoneLink, state: CostState, fresh_node_pairs: _FreshNodePairs) -> bool:
     """Whether every pair of nodes has failed several times in a row, without an answer.
 
-    Without samples of our agents and failures a link stays as it was, because missing results are no recovery.
+    Without samples of our agents and failures a link stays as it was, because missing results are not a recovery.
     """
     directions = (link, link[::-1])
     failures = [failure for pair in directions for failure in state[pair].failures]

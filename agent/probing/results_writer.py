@@ -45,7 +45,7 @@ REFUSAL_SHOWN_S = 300.0
 RETRY_REFUSED_S = 45.0
 """Delay after which refused keys are tried again."""
 MAX_REFUSED_KEYS = 4
-"""Maximum number of refused keys in a pass; if more are refused, the cause is no single key, and the pass ends."""
+"""Maximum number of refused keys in a pass; if more are refused, the cause is not a single key, and the pass ends."""
 _REFUSAL_STATUSES = frozenset({HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY})
 
 

@@ -39,7 +39,7 @@ class DiagnoseCommand(Command):
     )
     description = (
         "Findings with their causes and fixes, worst first. A finding covers its consequences: pods that wait for a controller "
-        "that is down are no findings of their own. With `pod NAME`: why that pod is pending, or where it is. "
+        "that is down are not separate findings. With `pod NAME`: why that pod is pending, or where it is. "
         "With --prometheus, limits that are not enforced are added."
     )
 

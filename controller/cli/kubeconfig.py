@@ -151,7 +151,7 @@ class KubeconfigLogin:
         url = url if "://" in url else f"http://{url}"
         if not url.startswith(("http://", "https://")):
             field = "proxy-url" if has_proxy_url else "HTTPS_PROXY"
-            raise ConfigError(field, f"{url!r} is no HTTP proxy", "use an HTTP proxy; SOCKS is not supported")
+            raise ConfigError(field, f"{url!r} is not an HTTP proxy", "use an HTTP proxy; SOCKS is not supported")
         return url
 
     def _user_field(self, name: str) -> str:

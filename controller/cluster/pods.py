@@ -216,7 +216,7 @@ class PodStatus(Wire, frozen=True):
 
     @property
     def scheduling_failed(self) -> bool:
-        """Whether the last attempt to schedule the pod failed. SchedulingGated is no attempt; it remains for a moment after a gate opened."""
+        """Whether the last attempt to schedule the pod failed. SchedulingGated is not an attempt; it remains for a moment after a gate opened."""
         scheduled = find_condition(self.conditions, "PodScheduled")
         return scheduled is not None and scheduled.status == "False" and scheduled.reason != SCHEDULING_GATED
 

@@ -93,7 +93,7 @@ def requests_of(spec: PodSpec, status: PodStatus | None = None) -> Amounts:
 def ports_of(spec: PodSpec) -> tuple[str, ...]:
     """A pod's host ports as resources, by kube-scheduler's rule (pkg/scheduler/util, GetHostPorts, Kubernetes 1.36).
 
-    Init containers that are no sidecars have ended before the others start, so their ports do not count.
+    Init containers that are not sidecars have ended before the others start, so their ports do not count.
     """
     sidecars = [c for c in spec.init_containers or () if c.restart_policy == "Always"]
     ports = (port for container in (*(spec.containers or ()), *sidecars) for port in container.ports or ())

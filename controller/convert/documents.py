@@ -12,7 +12,7 @@ def split_document(document: object, problems: list[str]) -> Iterator[Document]:
     """Yields the objects of a document, which may be one object, an array, a List, or a list of one kind such as NodeList.
 
     Items of a list of one kind get the list's kind and apiVersion if they have none, as in answers of the API server. ``problems`` gets
-    a message for each item that is no object; null is ignored.
+    a message for each item that is not an object; null is ignored.
     """
     if isinstance(document, list):
         for item in document:

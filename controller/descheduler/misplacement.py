@@ -49,7 +49,7 @@ class ScoredNodes(NamedTuple):
 class MisplacementStrategies:
     """NetworkMisplacement and ZoneSurvival in one round, after LowNodeLoad.
 
-    ``loads_by_node`` is empty without LowNodeLoad; a node that is or would be overutilized is no target.
+    ``loads_by_node`` is empty without LowNodeLoad; a node that is or would be overutilized is not a target.
     """
 
     def __init__(self, builder: PlanBuilder, loads_by_node: Mapping[str, NodeLoad]) -> None:

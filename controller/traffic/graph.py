@@ -1,6 +1,6 @@
 """Finds dependencies between workloads in their flows. Pure.
 
-DNS, probes and scrapes are no dependencies, because every application has them.
+DNS, probes and scrapes are not dependencies, because every application has them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SCRAPER_NAME_PARTS = (
     "datadog",
 )
 MIN_SHARE = 0.001
-"""Traffic between two workloads below this share of either workload's traffic is no dependency, but a health check, an exporter or a
+"""Traffic between two workloads below this share of either workload's traffic is not a dependency, but a health check, an exporter or a
 user's shell."""
 
 _ROUNDING_ERROR = 1e-6
@@ -98,7 +98,7 @@ class ObservedDependency(msgspec.Struct, frozen=True):
 
 
 class OmittedTraffic(msgspec.Struct, frozen=True, rename="camel"):
-    """Traffic that is no dependency, with the reason; client and server are ``namespace/name`` or "outside the cluster"."""
+    """Traffic that is not a dependency, with the reason; client and server are ``namespace/name`` or "outside the cluster"."""
 
     reason: OmissionReason
     client: str
@@ -107,7 +107,7 @@ class OmittedTraffic(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class TrafficGraph(msgspec.Struct, frozen=True):
-    """Dependencies, and traffic that is no dependency, most traffic first."""
+    """Dependencies, and traffic that is not a dependency, most traffic first."""
 
     dependencies: tuple[ObservedDependency, ...] = ()
     omitted: tuple[OmittedTraffic, ...] = ()
@@ -119,7 +119,7 @@ class TrafficGraph(msgspec.Struct, frozen=True):
 
 
 def build_traffic_graph(flows: Iterable[Flow], netaware_namespace: str) -> TrafficGraph:
-    """Sum flows by pair of workloads, and omit traffic that is no dependency, such as netaware's own."""
+    """Sum flows by pair of workloads, and omit traffic that is not a dependency, such as netaware's own."""
     system_namespaces = SYSTEM_NAMESPACES | {netaware_namespace}
     flows_by_pair: dict[tuple[WorkloadId, WorkloadId], list[Flow]] = defaultdict(list)
     omitted_rates: dict[tuple[OmissionReason, str, str], float] = defaultdict(float)
@@ -160,7 +160,7 @@ def _display_name(end: WorkloadId) -> str:
 
 
 def _omission_reason(flow: Flow, system_namespaces: Set[str]) -> OmissionReason | None:
-    """The reason for which a flow is no dependency; None if it may be one."""
+    """The reason for which a flow is not a dependency; None if it may be one."""
     client, server = flow.client, flow.server
     if not client.is_known or not server.is_known:
         return "external"

@@ -37,7 +37,7 @@ def answer_review(body: bytes) -> bytes:
     The webhook's configuration selects the pods for which requests are sent.
 
     Raises:
-        kubekit.wire.DECODE_ERRORS: the body is no AdmissionReview of a pod.
+        kubekit.wire.DECODE_ERRORS: the body is not an AdmissionReview of a pod.
     """
     review = _decode_review(body)
     response: dict[str, object] = {"uid": review.request.uid, "allowed": True}

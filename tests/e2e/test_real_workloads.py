@@ -72,7 +72,7 @@ OWN_QUERIES = ("node_cpu", "node_memory", "node_bandwidth", "pod_cpu", "pod_memo
 pytestmark = [
     pytest.mark.real_nodes,
     pytest.mark.timeout(1200, func_only=True),
-    pytest.mark.alone,  # other tests' use of the machine's two processors would be no pod's
+    pytest.mark.alone,  # the use of processors by other tests would not be a pod's
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

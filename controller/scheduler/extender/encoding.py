@@ -103,7 +103,7 @@ class NodeIndex:
         """Group the names of a JSON list by location; unknown names count as nodes at `NO_LOCATION`.
 
         Raises:
-            kubekit.wire.DECODE_ERRORS: the JSON is no list of strings.
+            kubekit.wire.DECODE_ERRORS: the JSON is not a list of strings.
         """
         names = _decode_names(names_json)
         numbers = np.fromiter(map(self._number_by_name.get, names, repeat(-1)), np.int64, len(names))
@@ -178,7 +178,7 @@ class AnswerEncoder:
         """The nodes of a request.
 
         Raises:
-            kubekit.wire.DECODE_ERRORS: the JSON is no list of strings.
+            kubekit.wire.DECODE_ERRORS: the JSON is not a list of strings.
         """
         self._index.refresh()
         if self._last_filtered is not None:
@@ -225,11 +225,11 @@ class AnswerEncoder:
         Prioritize would score these nodes highest anyway, and the scheduler is faster with a short list.
 
         Raises:
-            kubekit.wire.DECODE_ERRORS: the JSON is no list of strings.
+            kubekit.wire.DECODE_ERRORS: the JSON is not a list of strings.
         """
         location_index = self._state.location_index
         index = location_index.get(target.node)
-        # The encoded name has quotes, so it is no part of another name.
+        # The encoded name has quotes, so it is not a part of another name.
         is_requested = _encode(target.node) in names_json
         if index is not None and is_requested and score_table.node_score(target.node, index).passes:
             return encode_pass_all(_encode([target.node]))

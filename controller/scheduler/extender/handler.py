@@ -138,7 +138,7 @@ class Extender:
 
         Raises:
             BadRequestError: the arguments cannot be read.
-            kubekit.wire.DECODE_ERRORS: ``nodenames`` is no list of strings.
+            kubekit.wire.DECODE_ERRORS: ``nodenames`` is not a list of strings.
         """
         args = decode_args(body)
         try:
@@ -167,7 +167,7 @@ class Extender:
         Raises:
             BadRequestError: the arguments cannot be read.
             DeletedNodeError: in upstream parity, if a pod of a dependency is on a deleted node.
-            kubekit.wire.DECODE_ERRORS: ``nodenames`` is no list of strings.
+            kubekit.wire.DECODE_ERRORS: ``nodenames`` is not a list of strings.
         """
         args = decode_args(body)
         score_table = self._score_table_of(args.pod)
@@ -261,5 +261,5 @@ def decode_args(body: bytes) -> ExtenderArgs:
     if names_json == b"null":
         names_json = b"[]"
     if not names_json.startswith(b"["):
-        raise BadRequestError("nodenames is no list")
+        raise BadRequestError("nodenames is not a list")
     return ExtenderArgs(pod, names_json)

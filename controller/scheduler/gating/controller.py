@@ -179,7 +179,7 @@ class GatingController:
         """Record a refusal of the planned node if a new scheduling attempt has failed."""
         if new.status.scheduling_failed and _attempt_result(old) != _attempt_result(new):
             target = target_of(new)
-            # A failed PodGroup is no refusal of the node, nor is a nomination: pods are being preempted on the nominated node.
+            # A failed PodGroup is not a refusal of the node, nor is a nomination: pods are being preempted on the nominated node.
             if target is not None and not new.pod_group and new.status.nominated_node_name != target.node:
                 self.plans.reservations.record_refusal(new, target.node)
 

@@ -84,7 +84,7 @@ class RolloutWaits:
             try:
                 other_plan = await solve(restricted, MIN_SEARCH_S)
             except PlanningError:
-                return plan  # This is no result of the search, so the next plan tries again.
+                return plan  # This is not a result of the search, so the next plan tries again.
             is_worse = (len(other_plan.unplaced), other_plan.violations) > (len(plan.unplaced), plan.violations)
             has_same_zones = _locations(other_plan) == _locations(plan)
             if not is_worse and (has_same_zones or other_plan.latency_us <= MAX_SLOWDOWN * plan.latency_us):

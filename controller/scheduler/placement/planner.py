@@ -225,7 +225,7 @@ class _GroupPlanner:
         with_avoided_hosts = search(request)
         if with_avoided_hosts.count_faults() < without_avoided_hosts.count_faults():
             return with_avoided_hosts
-        # The request with avoided hosts: they are no reason why a pod has no place, because they would not help.
+        # The request with avoided hosts: they are not the reason why a pod has no place, because they would not help.
         return without_avoided_hosts._replace(request=request)
 
     def _hints(self, host_names: Sequence[str]) -> Ints | None:

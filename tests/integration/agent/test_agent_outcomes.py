@@ -317,6 +317,6 @@ async def test_an_invalid_plan_is_refused_by_name_and_the_current_one_stays(prob
         changed = probing_node.plan({**zones, "named": "peer.example.com"})
         unknown = msgspec.structs.replace(changed.probes[0], origin=Peer("no-such-node", HOME, probing_node.zone))
         await probing_node.write(msgspec.structs.replace(changed, probes=(unknown, *changed.probes[1:])))
-        # The probe to a name is refused; that of an unknown node is no turn of this one.
+        # The probe to a name is refused; that of an unknown node is not a probe of this agent.
         await eventually(counted(agent, "netaware_probe_plan_refusals", ("bad-address",)))
         assert await plan_probes() == 1

@@ -26,7 +26,7 @@ DAEMON_SETS = Resource("apps", "v1", "daemonsets", "DaemonSet")
 SCHEDULER = "netaware-scheduler"
 CHANGING_VERBS = ("patch", "scale", "label", "uncordon", "apply", "delete", "annotate")
 INSTRUCTION = re.compile(r"(?:open|look|correct|set|ask|add|raise|lower|let|use) ")
-"""Instructions, which are no commands."""
+"""Instructions, which are not commands."""
 NEEDS_KUBELET = re.compile(
     r"does not have a host assigned|no preferred addresses|dial tcp|timed out waiting for the condition|no rollout history|for .--to-revision. flag"
 )

@@ -97,7 +97,7 @@ async def test_changing_the_overlay_as_documented_revokes_rights(kubectl: Kubect
     await kubectl(*shlex.split(namespace.replace("manifests", str(MANIFESTS)))[1:])
     await apply("descheduler")
     await eventually(may_evict)
-    # What the programs made is no part of the overlay.
+    # What the programs made is not a part of the overlay.
     results = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "netperf-metrics"}}
     await admin.create(CONFIGMAPS, results, Object, namespace=NAMESPACE)
     pruned = [text for text in (await apply("default")).splitlines() if text.endswith("pruned")]

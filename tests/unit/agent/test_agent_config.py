@@ -43,7 +43,7 @@ def test_a_reserve_is_a_share_or_a_rate(text: str, reserve: Reserve) -> None:
         ("--max-stream-bandwidth=0", "'0' is not above 0"),
         ("--listen=nonsense", "'nonsense' has no valid port"),
         ("--bandwidth=on", "'on' is unknown (write observe, enforce, off)"),
-        ("--address=host.example", "'host.example' is no address"),
+        ("--address=host.example", "'host.example' is not an address"),
         ("--upstream-keys=p95", "'p95' is unknown"),
         ("--config=/nonexistent.yaml", "/nonexistent.yaml: No such file"),
         ("--node-name=", "is not set"),

@@ -58,7 +58,7 @@ async def test_a_passphrase_that_cannot_be_used_never_turns_authentication_off(t
     assert not reading.done()
     assert "password" in source.problem
     (tmp_path / "password").unlink()
-    assert await reading == b"", "no Secret at all is no mistake"
+    assert await reading == b"", "a missing Secret is not a mistake"
     for current, unusable in ((PASSPHRASE, (b"short",)), (b"another 16 bytes", (b"rotated", b""))):
         reading = asyncio.ensure_future(anext(passphrases))
         for content in unusable:

@@ -316,7 +316,7 @@ SITUATIONS: tuple[Situation, ...] = (
     bad_spec("a dependency on a workload that is not there", "spec-UnknownDependency", workloads=[NO_CALLEE]),
     bad_spec("two workloads with one selector", "spec-DuplicateSelector", workloads=[FRONT_WORKLOAD, SAME_SELECTOR]),
     bad_spec(
-        "a bandwidth that is no quantity",
+        "a bandwidth that is not a quantity",
         "spec-BadBandwidth",
         workloads=[BAD_BANDWIDTH, {"workload": {"selector": "cart"}}],
     ),

@@ -240,8 +240,8 @@ def test_explain_counts_the_candidates_that_it_does_not_show() -> None:
 
 
 def test_notes_are_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
-    Screen().print_note("a name between colons is no emoji code: shop:rocket:app [bold]")
-    assert capsys.readouterr().err == "note: a name between colons is no emoji code: shop:rocket:app [bold]\n"
+    Screen().print_note("a name between colons is not an emoji code: shop:rocket:app [bold]")
+    assert capsys.readouterr().err == "note: a name between colons is not an emoji code: shop:rocket:app [bold]\n"
 
 
 async def test_a_missing_zone_group_or_pod_name_is_an_error_that_names_it() -> None:

@@ -80,7 +80,7 @@ MEAN = {"useDeviationThresholds": True}
         (cpu(10, 10, **MEAN), {"a": 60, "b": 50, "c": 40, "d": 70, "e": 30}, "normal normal under over under"),
         (cpu(20, 20, **MEAN), {"a": 2, "b": 0}, "normal under"),
         (cpu(20, 20, **MEAN), {"a": 100, "b": 90}, "normal normal"),
-        # Unschedulable and unready nodes are no targets.
+        # Unschedulable and unready nodes are not targets.
         (cpu(20, 50), {"cordoned": 4, "unready": 4, "cordoned-hot": 98}, "normal normal over"),
     ],
 )

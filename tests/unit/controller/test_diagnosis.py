@@ -1,4 +1,4 @@
-"""Findings of made-up facts: the first cause of each broken situation, its fix, and what is no finding."""
+"""Findings of made-up facts: the first cause of each broken situation, its fix, and what is not a finding."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ ROOT = Path(__file__).parents[3]
 READING_VERBS = {"get", "describe", "logs", "netaware", "status"}
 CHANGING_VERBS = {"apply", "restart", "undo", "scale", "delete", "label", "uncordon", "patch", "edit"}
 INSTRUCTION_VERBS = {"open", "correct", "set", "ask", "add", "raise", "lower", "look", "let", "use"}
-"""First words of fixes that are no commands."""
+"""First words of fixes that are not commands."""
 
 
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.code)

@@ -128,7 +128,7 @@ PLANS: dict[str, tuple[groups.Case, str | dict[str, str], dict[str, Any], dict[s
         TWO_WORKLOADS, "31", {"reserved": {"a": {"cpu": 2000}}, "released_targets": {FIRST_KEY: ON_A}},
         {"w0-0": "a", "w1-0": "b"},
     ),
-    "a zone that an earlier plan required is no constraint": (line((1,)), "9", {"pods": [required_zone("z1", by_us=True)]}, {"w0-0": "a"}),
+    "a zone that an earlier plan required is not a constraint": (line((1,)), "9", {"pods": [required_zone("z1", by_us=True)]}, {"w0-0": "a"}),
     "a zone that the user requires is a constraint": (line((1,)), "9", {"pods": [required_zone("z1", by_us=False)]}, {"w0-0": None}),
     "the oldest pods get zones in turn, the youngest has no place": (
         ONE_WORKLOAD, "22", {"pods": make_aged_pods("w0", *"edcba")},
