@@ -104,11 +104,10 @@ class UnconfirmedDecision:
             target, candidate.planner_failure = await self._simulate_target(
                 candidate, pending.move.group, simulate_replacement
             )
-            if report_first_failure(builder, candidate, (PLANNER,)):
+            if failed := report_first_failure(builder, candidate, (PLANNER,)):
                 del builder.moves_by_uid[uid]
                 first_s, max_s = limits.workload_backoff_s, limits.failure_backoff_s
-                why = candidate.planner_failure
-                self._history = extend_backoff(self._history, uid, why, first_s, builder.now, max_s=max_s)
+                self._history = extend_backoff(self._history, uid, failed.why, first_s, builder.now, max_s=max_s)
                 continue
             candidate.target = target.node
             builder.reserve_target(candidate)
@@ -148,12 +147,12 @@ class UnconfirmedDecision:
                 return target, f"the planner would put it on {target.node}: {why}"
         return target or Target(), ""
 
-    def _unsuitable_reason(self, candidate: Candidate, name: str) -> str:
+    def _unsuitable_reason(self, candidate: Candidate, node_name: str) -> str:
         """Why a node is no better for the pod; empty if it is better. The move's own reservation must be released."""
-        node = self._builder.snapshot.nodes.get(name)
+        node = self._builder.snapshot.nodes.get(node_name)
         if node is None or not node.accepts_pods:
             return "the node takes no pods any more"
-        if name == candidate.pod.node:
+        if node_name == candidate.pod.node:
             return "it would come back"
         if misfit := self._builder.fit.dynamic_unschedulable_reason(node, candidate.pod):
             return f"the pod does not fit beside other planned pods ({misfit})"

@@ -76,11 +76,11 @@ class LowNodeLoadStrategy:
             overutilized = self._loads_of(pool, "overutilized")
             for load in sorted(overutilized, key=lambda load: (-load.mean_percent, load.name)):
                 detector = detectors[load.name]
-                if not assume_lasting and not detector.is_anomalous:
+                if assume_lasting or detector.is_anomalous:
+                    self._relieve(load)
+                else:
                     rounds = f"{detector.abnormal_rounds} of {pool.consecutive_abnormalities}"
                     self._why_by_node[load.name] = f"overutilized for {rounds} consecutive rounds"
-                    continue
-                self._relieve(load)
         return detectors
 
     def node_states(self) -> tuple[NodeState, ...]:
