@@ -16,7 +16,7 @@ from controller.scheduler.placement.planner import Plan
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.placement.worker import PlanningProcess
 from tests.bench.figures import Figures, figure
-from tests.unit.controller.leader import World
+from tests.unit.controller.leader import LeaderCluster
 
 HOSTS, WORKLOADS, REPLICAS, CPU = 10_000, 100, 50, 16
 GROUP, HUGE_GROUP = "shop/big", "evil/phantoms"
@@ -42,7 +42,7 @@ class LoopMonitor:
 
 
 async def _measure() -> Figures:
-    world = World(HOSTS, CPU)
+    world = LeaderCluster(HOSTS, CPU)
     world.put_group(GROUP, _make_calls(), 5000)
     for number in range(WORKLOADS):
         for replica in range(REPLICAS):
@@ -95,7 +95,7 @@ def _make_calls() -> dict[str, dict[str, int]]:
     return {f"w{i}": {f"w{j}": 10 for a, j in sorted(pairs) if a == i} for i in range(WORKLOADS)}
 
 
-async def _warm_up(process: PlanningProcess, world: World) -> None:
+async def _warm_up(process: PlanningProcess, world: LeaderCluster) -> None:
     """Make a small plan, so that the process knows all hosts before the measurement."""
     world.add_group("warm/up", 1)
     world.add_pod("warm/up", "w", "P1", 1)

@@ -92,7 +92,7 @@ async def control_plane(name: str, **options: Any) -> AsyncIterator[tuple[Contro
 
 
 @asynccontextmanager
-async def cluster(cases: list[groups.Case]) -> AsyncIterator[tuple[ControlPlane, Client]]:
+async def cluster(cases: list[groups.GroupCase]) -> AsyncIterator[tuple[ControlPlane, Client]]:
     """A control plane with kwok, and nodes and costs of all groups."""
     async with control_plane(NAMESPACE) as (plane, client):
         await plane.start_kwok()
@@ -117,7 +117,7 @@ async def are_nodes_ready(client: Client) -> bool:
     return all(node.is_ready and not node.spec.taints for node in await client.list(NODES, Node))
 
 
-async def make_nodes(client: Client, number: int, case: groups.Case) -> None:
+async def make_nodes(client: Client, number: int, case: groups.GroupCase) -> None:
     for zone, slots in enumerate(case.slots):
         name = f"c{number}-z{zone}"
         labels = {ZONE_LABEL: name, "topology.kubernetes.io/region": "r", CASE_LABEL: str(number)}
@@ -128,7 +128,7 @@ async def make_nodes(client: Client, number: int, case: groups.Case) -> None:
         )
 
 
-async def make_costs(client: Client, cases: list[groups.Case]) -> None:
+async def make_costs(client: Client, cases: list[groups.GroupCase]) -> None:
     costs = {
         (f"c{number}-z{a}", f"c{number}-z{b}"): cost
         for number, case in enumerate(cases)
@@ -149,7 +149,7 @@ async def gather_in_batches(work: list[Any]) -> None:
     await asyncio.gather(*(one(task) for task in work))
 
 
-async def make_group(client: Client, mode: Mode, number: int, case: groups.Case) -> None:
+async def make_group(client: Client, mode: Mode, number: int, case: groups.GroupCase) -> None:
     group = msgspec.to_builtins(groups.group_of(case, mode.algorithm, f"g{number}", NAMESPACE))
     body = {**APPGROUPS.type_meta, "metadata": {"name": f"g{number}"}, "spec": group["spec"]}
     await client.create(APPGROUPS, body, Object, namespace=NAMESPACE)
@@ -169,7 +169,9 @@ async def make_group(client: Client, mode: Mode, number: int, case: groups.Case)
             )
 
 
-async def run_mode(plane: ControlPlane, client: Client, mode: Mode, cases: list[groups.Case]) -> dict[int, list[Pod]]:
+async def run_mode(
+    plane: ControlPlane, client: Client, mode: Mode, cases: list[groups.GroupCase]
+) -> dict[int, list[Pod]]:
     """Place every group; returns their pods at the end."""
     async with AsyncExitStack() as stack:
         url = None
@@ -214,7 +216,7 @@ async def delete_pods_and_groups(client: Client, namespace: str = NAMESPACE) -> 
 
 
 def compare_with_optimum(
-    cases: list[groups.Case], best: list[tuple[int, int]], found: dict[int, list[Pod]], took_s: float
+    cases: list[groups.GroupCase], best: list[tuple[int, int]], found: dict[int, list[Pod]], took_s: float
 ) -> Outcome:
     """Compare placements with the optimum."""
     ratios: list[float] = []
@@ -228,7 +230,7 @@ def compare_with_optimum(
         for workload in range(len(case.replicas)):
             where = Counter(p.spec.node_name for p in pods if p.workload == f"w{workload}")
             counts.append(tuple(where[f"c{number}-z{zone}"] for zone in range(len(case.slots))))
-        violations, cost = groups.price(case, counts)
+        violations, cost = groups.price_placement(case, counts)
         if best[number][0] == 0:
             violated += violations > 0
             ratios.append(cost / max(best[number][1], 1))
@@ -265,7 +267,7 @@ async def main() -> None:
         case = groups.random_case(rng)
         plan = plan_group(groups.snapshot(case))
         cases.append(case)
-        best.append(groups.optimum(case, (plan.violations, plan.cost)))
+        best.append(groups.find_optimum(case, (plan.violations, plan.cost)))
         print(f"\roptimum {number + 1} of {args.cases}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     outcomes: dict[str, Outcome] = {}

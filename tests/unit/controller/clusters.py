@@ -1,9 +1,8 @@
-"""Random clusters as an API server would list them: what `kubectl get -o json` prints, with all that makes placing pods hard.
+"""Random clusters as `kubectl get -o json` lists them, with everything that constrains the placement of pods.
 
-Several hosts a zone, of several sizes; pools, taints, cordoned and unready nodes; pods already there, of the group and of
-strangers, with ports, anti-affinity and volumes of their own; finished and terminating ones; DaemonSet pods on their way;
-selectors, affinity, tolerations, GPUs and bandwidth, host ports, volumes of a zone or a host, spread constraints, anti-affinity
-and affinity, sidecars, requests of whole pods, and workloads in the middle of a rollout, whose replicas differ.
+Nodes: several sizes, pools, taints, cordoned and unready ones. Pods: bound, finished and terminating ones, of the group and others,
+DaemonSet pods, and rollouts. Constraints: selectors, affinity, tolerations, GPUs, bandwidth, host ports, volumes, spread, anti-affinity,
+sidecars, and requests of whole pods.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tests.support.bodies import weight_body
 
 Json = dict[str, Any]
 Style = Literal["time", "parity", "spread"]
-"""``time``: no spread, any replica answers. ``parity``: no spread, upstream's objective. ``spread``: soft or zone, Services of each kind."""
+"""``time`` and ``parity`` are objectives without spread; ``spread`` is soft or zone, with Services of each kind."""
 
 ZONE, REGION, HOSTNAME = "topology.kubernetes.io/zone", "topology.kubernetes.io/region", "kubernetes.io/hostname"
 GROUP = "appgroup.diktyo.x-k8s.io"
@@ -33,13 +32,13 @@ PORT = 9100
 
 
 def style_of(seed: int) -> Style:
-    """Every third cluster is of one style."""
+    """The style of a cluster; styles alternate."""
     styles: tuple[Style, ...] = ("time", "parity", "spread")
     return styles[seed % 3]
 
 
 def random_objects(seed: int) -> list[Json]:
-    """The objects of one cluster."""
+    """The objects of a cluster."""
     return _Cluster(random.Random(seed), style_of(seed)).objects()
 
 
@@ -52,7 +51,7 @@ def _required(**terms: Any) -> Json:
     return {"requiredDuringSchedulingIgnoredDuringExecution": terms.get("terms", terms)}
 
 
-def _one_of(key: str, *values: str, operator: str = "In") -> Json:
+def _expression(key: str, *values: str, operator: str = "In") -> Json:
     return {"key": key, "operator": operator, "values": list(values)}
 
 
@@ -63,14 +62,14 @@ class _Cluster:
         self.regions = {zone: "r2" if i > 1 and rng.random() < 0.4 else "r1" for i, zone in enumerate(self.zones)}
         self.nodes = [self._node(i) for i in range(rng.randint(4, 12))]
         self.workloads = [f"w{i}" for i in range(rng.randint(3, 6))]
-        self.extra: list[Json] = []
+        self.volumes_and_claims: list[Json] = []
         self.templates = {workload: self._template(workload) for workload in self.workloads}
         self.pods = [pod for workload in self.workloads for pod in self._pods_of(workload)]
-        self.pods += self._strangers()
+        self.pods += self._foreign_pods()
 
     def objects(self) -> list[Json]:
         services = [s for w in self.workloads if (s := self._service(w)) is not None]
-        found = [*self.nodes, *self.pods, *self.extra, *services, self._group(), self._topology()]
+        found = [*self.nodes, *self.pods, *self.volumes_and_claims, *services, self._group(), self._topology()]
         self.rng.shuffle(found)
         return found
 
@@ -107,16 +106,16 @@ class _Cluster:
         return _object("Node", name, spec, metadata={"labels": labels}, status=status)
 
     def _template(self, workload: str) -> Json:
-        """What the pods of a workload ask for."""
+        """The pod spec of a workload."""
         rng, spec = self.rng, dict[str, Any]()
         requests = {
             "cpu": rng.choice(("250m", "500m", "1", "1500m", "2", "3")),
             "memory": rng.choice(("256Mi", "1Gi", "3Gi")),
         }
-        lot = rng.random()
-        if lot < 0.12:
+        draw = rng.random()
+        if draw < 0.12:
             requests[GPU] = "1"
-        elif lot < 0.24:
+        elif draw < 0.24:
             requests[BANDWIDTH] = rng.choice(("200M", "400M"))
         resources = {"requests": requests, "limits": requests}
         container: Json = {"name": "main", "image": "example.com/app:1", "resources": resources}
@@ -130,29 +129,29 @@ class _Cluster:
             spec["resources"] = {"requests": {"cpu": rng.choice(("1", "2")), "memory": "2Gi"}}
         if rng.random() < 0.1:
             spec["overhead"] = {"cpu": "250m", "memory": "120Mi"}
-        self._add_places(spec)
-        self._add_company(workload, spec)
+        self._add_node_constraints(spec)
+        self._add_pod_constraints(workload, spec)
         return spec
 
-    def _add_places(self, spec: Json) -> None:
-        """Node selector, node affinity, tolerations."""
+    def _add_node_constraints(self, spec: Json) -> None:
+        """Add node selector, node affinity and tolerations."""
         rng = self.rng
-        lot = rng.random()
-        if lot < 0.15:
+        draw = rng.random()
+        if draw < 0.15:
             spec["nodeSelector"] = {"pool": rng.choice(("web", "db"))}
-        elif lot < 0.35:
+        elif draw < 0.35:
             required = rng.choice(
                 (
-                    _one_of("pool", "db", operator="NotIn"),
-                    _one_of(ZONE, *self.zones[:2]),
-                    _one_of("generation", "3", operator="Gt"),
+                    _expression("pool", "db", operator="NotIn"),
+                    _expression(ZONE, *self.zones[:2]),
+                    _expression("generation", "3", operator="Gt"),
                     {"key": "pool", "operator": "Exists"},
                 )
             )
             terms: list[Json] = [{"matchExpressions": [required]}]
             if rng.random() < 0.3:
-                terms.append({"matchFields": [_one_of("metadata.name", "node-0")]})
-            wish = {"weight": 50, "preference": {"matchExpressions": [_one_of("pool", "db")]}}
+                terms.append({"matchFields": [_expression("metadata.name", "node-0")]})
+            wish = {"weight": 50, "preference": {"matchExpressions": [_expression("pool", "db")]}}
             wishes = {"preferredDuringSchedulingIgnoredDuringExecution": [wish]}
             spec["affinity"] = {"nodeAffinity": _required(nodeSelectorTerms=terms) | wishes}
         lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
@@ -165,12 +164,12 @@ class _Cluster:
             )
             spec["tolerations"].append(rng.choice(tolerations))
 
-    def _add_company(self, workload: str, spec: Json) -> None:
-        """Spread constraints, anti-affinity and affinity."""
+    def _add_pod_constraints(self, workload: str, spec: Json) -> None:
+        """Add spread constraints, anti-affinity and affinity."""
         rng = self.rng
         mine = {"matchLabels": {"app": workload}}
-        lot = rng.random()
-        if lot < 0.2:
+        draw = rng.random()
+        if draw < 0.2:
             constraint: Json = {
                 "maxSkew": rng.randint(1, 2),
                 "topologyKey": rng.choice((ZONE, ZONE, HOSTNAME)),
@@ -184,16 +183,16 @@ class _Cluster:
             if rng.random() < 0.4:
                 constraint["nodeTaintsPolicy"] = rng.choice(("Honor", "Ignore"))
             spec["topologySpreadConstraints"] = [constraint]
-        elif lot < 0.4:
-            other = {"matchExpressions": [_one_of("app", workload, rng.choice(self.workloads))]}
+        elif draw < 0.4:
+            other = {"matchExpressions": [_expression("app", workload, rng.choice(self.workloads))]}
             term = {"topologyKey": HOSTNAME, "labelSelector": rng.choice((mine, mine, other))}
             spec.setdefault("affinity", {})["podAntiAffinity"] = _required(terms=[term])
-        elif lot < 0.5 and workload != "w0":
+        elif draw < 0.5 and workload != "w0":
             term = {"topologyKey": ZONE, "labelSelector": {"matchLabels": {"app": "w0"}}}
             spec.setdefault("affinity", {})["podAffinity"] = _required(terms=[term])
 
     def _pods_of(self, workload: str) -> list[Json]:
-        """Waiting replicas, and some that are bound, finished or on their way out."""
+        """Pending replicas, and some that are bound, finished or terminating."""
         rng, found = self.rng, []
         claims = rng.random() < 0.2
         rollout = rng.random() < 0.2
@@ -204,26 +203,28 @@ class _Cluster:
                 spec["containers"][0]["resources"]["requests"]["cpu"] = "750m"
             pod = self._pod(f"{workload}-{i}", workload, spec)
             if claims:
-                self._claim(pod)
+                self._add_claim(pod)
             found.append(pod)
         for i in range(rng.choice((0, 0, 0, 1, 2))):
-            node = self._somewhere()
+            node = self._ready_node_name()
             spec = json.loads(json.dumps(self.templates[workload]))
             spec.pop("affinity", None)
             found.append(self._pod(f"{workload}-old-{i}", workload, spec, node=node))
         if rng.random() < 0.1:
-            over = self._pod(f"{workload}-over", workload, self.templates[workload], node=self._somewhere())
-            over["status"]["phase"] = "Succeeded"
-            found.append(over)
+            finished = self._pod(f"{workload}-over", workload, self.templates[workload], node=self._ready_node_name())
+            finished["status"]["phase"] = "Succeeded"
+            found.append(finished)
         if rng.random() < 0.1:
-            going = self._pod(f"{workload}-going", workload, self.templates[workload], node=self._somewhere())
-            going["metadata"]["deletionTimestamp"] = CREATED
-            found.append(going)
+            terminating = self._pod(
+                f"{workload}-going", workload, self.templates[workload], node=self._ready_node_name()
+            )
+            terminating["metadata"]["deletionTimestamp"] = CREATED
+            found.append(terminating)
         return found
 
-    def _pod(self, name: str, workload: str, spec: Json, node: str = "", *, ours: bool = True) -> Json:
+    def _pod(self, name: str, workload: str, spec: Json, node: str = "", *, in_group: bool = True) -> Json:
         labels = {"app": workload, "pod-template-hash": "6d4"}
-        if ours:
+        if in_group:
             labels |= {GROUP: "shop", f"{GROUP}.workload": workload}
         body = {"schedulerName": "network-aware-scheduler", "restartPolicy": "Always", "priority": 0, **spec}
         status: Json = {"phase": "Running" if node else "Pending", "qosClass": "Burstable"}
@@ -237,54 +238,54 @@ class _Cluster:
         meta["ownerReferences"] = [{**owner, "controller": True}]
         return _object("Pod", name, body, namespace="default", metadata=meta, status=status)
 
-    def _somewhere(self) -> str:
-        """A node that is ready."""
+    def _ready_node_name(self) -> str:
+        """The name of a ready node."""
         ready = [node for node in self.nodes if node["status"]["conditions"][0]["status"] == "True"]
         return str(self.rng.choice(ready)["metadata"]["name"])
 
-    def _claim(self, pod: Json) -> None:
-        """A claim of the pod's own, bound to a volume of a zone or of a host; one side alone may say so."""
+    def _add_claim(self, pod: Json) -> None:
+        """Add a claim, bound to a volume of a zone or of a host, which one side alone may show."""
         rng, name = self.rng, f"data-{pod['metadata']['name']}"
         pod["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": name}}]
         node = rng.choice(self.nodes)["metadata"]
         reference = {"kind": "PersistentVolumeClaim", "namespace": "default", "name": name}
         spec: Json = {"capacity": {"storage": "10Gi"}, "claimRef": reference}
         labels = {}
-        lot = rng.random()
-        if lot < 0.6:
-            key = ZONE if lot < 0.4 else HOSTNAME
-            terms = [{"matchExpressions": [_one_of(key, node["labels"][key])]}]
+        draw = rng.random()
+        if draw < 0.6:
+            key = ZONE if draw < 0.4 else HOSTNAME
+            terms = [{"matchExpressions": [_expression(key, node["labels"][key])]}]
             spec["nodeAffinity"] = {"required": {"nodeSelectorTerms": terms}}
-        elif lot < 0.8:
+        elif draw < 0.8:
             labels = {ZONE: node["labels"][ZONE]}
-        self.extra.append(_object("PersistentVolume", f"pv-{name}", spec, metadata={"labels": labels}))
+        self.volumes_and_claims.append(_object("PersistentVolume", f"pv-{name}", spec, metadata={"labels": labels}))
         if rng.random() < 0.7:
             bound = {"volumeName": f"pv-{name}"}
-            self.extra.append(_object("PersistentVolumeClaim", name, bound, namespace="default"))
+            self.volumes_and_claims.append(_object("PersistentVolumeClaim", name, bound, namespace="default"))
 
-    def _strangers(self) -> list[Json]:
-        """Pods of nobody's group that stay where they are, and a DaemonSet pod that is on its way."""
+    def _foreign_pods(self) -> list[Json]:
+        """Bound pods outside the group, and a pending DaemonSet pod."""
         rng, found = self.rng, []
         for i in range(rng.randint(0, 5)):
             requests = {"cpu": rng.choice(("100m", "500m", "1")), "memory": "512Mi"}
             spec: Json = {"containers": [{"name": "c", "resources": {"requests": requests}}]}
-            lot = rng.random()
-            if lot < 0.2:
+            draw = rng.random()
+            if draw < 0.2:
                 port = {"containerPort": PORT, "hostPort": PORT, "protocol": rng.choice(("TCP", "UDP"))}
                 spec["containers"][0]["ports"] = [port]
-            elif lot < 0.4:
+            elif draw < 0.4:
                 term = {"topologyKey": HOSTNAME, "labelSelector": {"matchLabels": {"app": rng.choice(self.workloads)}}}
                 spec["affinity"] = {"podAntiAffinity": _required(terms=[term])}
-            found.append(self._pod(f"other-{i}", "other", spec, node=self._somewhere(), ours=False))
-            if 0.4 <= lot < 0.5:
+            found.append(self._pod(f"other-{i}", "other", spec, node=self._ready_node_name(), in_group=False))
+            if 0.4 <= draw < 0.5:
                 has = {"cpu": "1500m"}
                 held = {"name": "c", "allocatedResources": has, "resources": {"requests": has}}
                 found[-1]["status"]["containerStatuses"] = [held]
         if rng.random() < 0.3:
-            field = _one_of("metadata.name", self.nodes[0]["metadata"]["name"])
+            field = _expression("metadata.name", self.nodes[0]["metadata"]["name"])
             affinity = {"nodeAffinity": _required(nodeSelectorTerms=[{"matchFields": [field]}])}
             spec = {"containers": [{"name": "c", "resources": {"requests": {"cpu": "300m"}}}], "affinity": affinity}
-            daemon = self._pod("daemon", "daemon", spec, ours=False)
+            daemon = self._pod("daemon", "daemon", spec, in_group=False)
             del daemon["spec"]["schedulingGates"]
             found.append(daemon)
         return found
@@ -312,8 +313,10 @@ class _Cluster:
                 weights.setdefault(self.workloads[a], {})[self.workloads[b]] = float(rng.randint(1, 9))
             annotations["netaware.io/weights"] = json.dumps(weights)
         spec = {"numMembers": 9, "topologySortingAlgorithm": "KahnSort", "workloads": items}
-        noted = {"annotations": annotations}
-        return _object("AppGroup", "shop", spec, namespace="default", version=f"{GROUP}/v1alpha1", metadata=noted)
+        group_metadata = {"annotations": annotations}
+        return _object(
+            "AppGroup", "shop", spec, namespace="default", version=f"{GROUP}/v1alpha1", metadata=group_metadata
+        )
 
     def _service(self, workload: str) -> Json | None:
         rng = self.rng
@@ -326,7 +329,7 @@ class _Cluster:
         return _object("Service", workload, spec, namespace="default")
 
     def _topology(self) -> Json:
-        """Costs between the zones of a region and between regions; a pair may be unknown, or measured in microseconds."""
+        """Costs between zones of a region and between regions, some unknown, and sometimes latencies."""
         rng = self.rng
 
         def costs(places: Sequence[str], factor: int) -> dict[tuple[str, str], int]:
@@ -334,10 +337,10 @@ class _Cluster:
             return {pair: rng.choice((2, 4, 7, 15)) * factor for pair in pairs}
 
         zones, regions = costs(self.zones, 1), costs(sorted(set(self.regions.values())), 3)
-        said = {}
+        metadata = {}
         if rng.random() < 0.5:
             table = [[None if a == b else rng.choice((300, 450, 900, 1900)) for b in self.zones] for a in self.zones]
-            said["annotations"] = {"netaware.io/latency-us": json.dumps({"zones": self.zones, "us": table})}
+            metadata["annotations"] = {"netaware.io/latency-us": json.dumps({"zones": self.zones, "us": table})}
         spec = {"configmapName": "netperf-metrics", "weights": [weight_body(zones, regions, "NetperfCosts")]}
         version = "networktopology.diktyo.x-k8s.io/v1alpha1"
-        return _object("NetworkTopology", "nt-default", spec, namespace="default", version=version, metadata=said)
+        return _object("NetworkTopology", "nt-default", spec, namespace="default", version=version, metadata=metadata)

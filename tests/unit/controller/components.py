@@ -1,4 +1,4 @@
-"""One set of plain objects, and the answers of each component about it."""
+"""The answers of each component about one set of plain objects."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ DEFAULT = SchedulerConfig()
 
 
 class StatusRecorder:
-    """Stands in for a client: keeps the status that is applied."""
+    """A client that keeps the status that is applied."""
 
     def __init__(self) -> None:
         self.status: dict[str, Any] = {}
@@ -62,7 +62,7 @@ class StatusRecorder:
     list = get
 
 
-class SilentRecorder(EventRecorder):
+class SilentEventRecorder(EventRecorder):
     def __init__(self) -> None: ...
 
     def record_normal(self, *_: object, **__: object) -> None: ...
@@ -71,12 +71,12 @@ class SilentRecorder(EventRecorder):
 
 
 class FakeClient:
-    """Stands in for a client of an API server that has these objects, and a controller with a configuration; None for no controller."""
+    """A client of an API server with these objects, and a controller with this configuration; without a controller if it is None."""
 
     def __init__(
         self, objects: Iterable[dict[str, Any]], configuration: str | None, *, may_list_all: bool = True
     ) -> None:
-        self._objects, self._may = [*objects], may_list_all
+        self._objects, self._may_list_all = [*objects], may_list_all
         if configuration is not None:
             volume = {"name": "config", "configMap": {"name": "settings"}}
             spec = {"template": {"spec": {"volumes": [volume]}}}
@@ -89,7 +89,7 @@ class FakeClient:
     async def list_pages(
         self, resource: Resource, *, namespace: str | None = None, label_selector: str = "", **_: object
     ) -> AsyncIterator[RawPage]:
-        if namespace is None and not self._may:
+        if namespace is None and not self._may_list_all:
             raise ApiError(403, "Forbidden", "not yours")
         found = [plain for plain in self._objects if plain["kind"] == resource.kind]
         mine = [plain for plain in found if namespace in {None, plain["metadata"].get("namespace")}]
@@ -141,7 +141,7 @@ class Components:
             cast("Client", client),
             cache,
             AppGroupConfig(),
-            SilentRecorder(),
+            SilentEventRecorder(),
             CollectorRegistry(),
             indexes=GroupIndexes(state.membership, state.cost_index, None if self.config.is_parity else state.services),
             pods_of=lambda key: [
@@ -180,17 +180,17 @@ class Components:
 
     def allocated_bps(self) -> dict[tuple[str, str], int]:
         locations = build_zone_map(self.decode("Node", Node)).location_by_node
-        return compute_allocations(self.account()._membership, self.decode("Pod", Pod), locations)
+        return compute_allocations(self.topology_controller()._membership, self.decode("Pod", Pod), locations)
 
-    def account(self) -> TopologyController:
-        """Who accounts for bandwidth."""
+    def topology_controller(self) -> TopologyController:
+        """The TopologyController, which allocates bandwidth."""
         client = cast("Client", StatusRecorder())
         cache = ClusterCache(client, HOME)
         controller = TopologyController(
             client,
             cache,
             TopologyConfig(),
-            SilentRecorder(),
+            SilentEventRecorder(),
             CollectorRegistry(),
             membership=self.state_of_stores(cache).membership,
         )
@@ -210,25 +210,27 @@ class Components:
         return next(view for view in views if f"{view.namespace}/{view.name}" == key)
 
     async def command(self, *argv: str, may_list_all: bool = True) -> tuple[Any, Session]:
-        """A command's answer and session, with these objects and the controller's configuration."""
+        """Result and session of a command on these objects, with the controller's configuration."""
         options = parse(argv)
         text = f"{HEAD}scheduler: {{parity: {self.config.parity}}}"
         session = session_of(text, *self.objects, namespace=options.namespace or "default", may_list_all=may_list_all)
         return await load_command(argv[0]).run(session, options), session
 
     async def members(self, key: str) -> dict[str, int]:
-        """Component -> its number of placed pods of a group."""
+        """Number of placed pods of a group by component."""
         state, snapshot, pods = self.scheduler_state(), await self.page_snapshot(), self.decode("Pod", Pod)
         namespace, name = key.split("/")
         graphs, _ = await self.command("graph", "-n", namespace, name)
         status, _ = await self.command("status", "-n", namespace)
         (group_view,) = status.groups
         explain_state = build_state(snapshot)
-        account = self.account()._membership
+        topology_controller = self.topology_controller()._membership
         found = {
             "scheduler": sum(state.group_key_of(pod.metadata.namespace, pod.group) == key for pod in pods),
             "status": (await self.status(key))["runningWorkloads"],
-            "bandwidth": sum(account.group_key_of(pod.metadata.namespace, pod.group) == key for pod in pods),
+            "bandwidth": sum(
+                topology_controller.group_key_of(pod.metadata.namespace, pod.group) == key for pod in pods
+            ),
             "page": (await self.group_view(key)).running_pods,
             "graph": graphs[0].running_pods,
             "status command": group_view.running_pods,
@@ -260,7 +262,7 @@ def pod(workload: str, on: str, *, namespace: str = "x", phase: str = "Running")
 
 
 def group(namespace: str = "x", *, names: str = "", most: int = 5, third: str = "c") -> dict[str, Any]:
-    """a depends on b, ``third`` on nobody; ``names`` is a namespace that its workloads name."""
+    """An AppGroup in which a depends on b, and ``third`` on none; ``names`` is the namespace of its workloads."""
     calls: dict[str, dict[str, Any]] = {"a": {"b": {"maxNetworkCost": most, "minBandwidth": "1M"}}, "b": {}, third: {}}
     spec = appgroup_spec(calls, members=2, namespaces=dict.fromkeys(calls, names))
     return {"kind": "AppGroup", "metadata": {"name": "g", "namespace": namespace, "uid": namespace}, "spec": spec}

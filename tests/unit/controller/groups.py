@@ -1,4 +1,4 @@
-"""Random groups, and their best placement by brute force, to compare plans with."""
+"""Random groups, and their best placement by brute force, which plans are compared with."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tests.support.bodies import appgroup_spec, weight_body
 from tests.unit.controller import scheduling
 
 
-class Case(msgspec.Struct, frozen=True):
-    """A random group in a random cluster of one node per zone.
+class GroupCase(msgspec.Struct, frozen=True):
+    """A random group in a random cluster with one node per zone.
 
     Attributes:
-        replicas: per workload.
-        edges: dependent, dependency, maxNetworkCost.
-        cost: between zones; towards itself 0, since a zone is one node.
-        slots: pods that fit into each zone.
+        replicas: number by workload.
+        edges: dependent, dependency and maxNetworkCost.
+        cost: between zones; 0 within a zone.
+        slots: number of pods that fit into each zone.
     """
 
     replicas: tuple[int, ...]
@@ -42,7 +42,9 @@ class Case(msgspec.Struct, frozen=True):
     slots: tuple[int, ...]
 
 
-def random_case(rng: random.Random, *, most_workloads: int = 9, most_replicas: int = 3, most_zones: int = 6) -> Case:
+def random_case(
+    rng: random.Random, *, most_workloads: int = 9, most_replicas: int = 3, most_zones: int = 6
+) -> GroupCase:
     """5 to 9 workloads of 1 to 3 replicas in 3 to 6 zones whose capacity binds."""
     zones, workloads = rng.randint(3, most_zones), rng.randint(5, most_workloads)
     replicas = tuple(min(rng.choice((1, 1, 2, 3)), most_replicas) for _ in range(workloads))
@@ -61,11 +63,11 @@ def random_case(rng: random.Random, *, most_workloads: int = 9, most_replicas: i
     slots = [1] * zones
     for _ in range(max(0, sum(replicas) + rng.randint(0, 3) - zones)):
         slots[rng.randrange(zones)] += 1
-    return Case(replicas, edges, cost, tuple(slots))
+    return GroupCase(replicas, edges, cost, tuple(slots))
 
 
-def price(case: Case, counts: list[tuple[int, ...]]) -> tuple[int, int]:
-    """Violations and cost of a placement given as pods per zone of each workload."""
+def price_placement(case: GroupCase, counts: list[tuple[int, ...]]) -> tuple[int, int]:
+    """Violations and cost of a placement, given as pods per zone of each workload."""
     violations = total = 0
     for i, j, most in case.edges:
         for a, here in enumerate(counts[i]):
@@ -76,25 +78,20 @@ def price(case: Case, counts: list[tuple[int, ...]]) -> tuple[int, int]:
     return violations, total
 
 
-def optimum(case: Case, known: tuple[int, int] | None = None) -> tuple[int, int]:
-    """Fewest violations, then the lowest cost, over all placements that fit (branch and bound).
-
-    Args:
-        case: the group.
-        known: violations and cost of some placement that fits; the search is then for better ones only, which is faster.
-    """
+def find_optimum(case: GroupCase, known: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Fewest violations, then the lowest cost, over all placements that fit; ``known`` is the value of one, which shortens the search."""
     zones, workloads = len(case.slots), len(case.replicas)
     options = [
         [tuple(Counter(chosen)[z] for z in range(zones)) for chosen in combinations_with_replacement(range(zones), n)]
         for n in range(4)
     ]
     penalty = 10**6
-    # Workloads in an order in which each has as many placed neighbours as can be, so that bounds bite early.
+    # Each workload has as many placed neighbours as possible, so that bounds are effective early.
     order = [max(range(workloads), key=lambda w: sum(w in e[:2] for e in case.edges))]
     while len(order) < workloads:
-        rest = [w for w in range(workloads) if w not in order]
+        remaining = [w for w in range(workloads) if w not in order]
         order.append(
-            max(rest, key=lambda w: (sum(w in e[:2] and (e[0] in order or e[1] in order) for e in case.edges), -w))
+            max(remaining, key=lambda w: (sum(w in e[:2] and (e[0] in order or e[1] in order) for e in case.edges), -w))
         )
     near: list[list[tuple[int, list[list[int]]]]] = []
     for at, w in enumerate(order):
@@ -139,16 +136,16 @@ def node(name: str, zone: str, cpu: str = "8", *, labels: dict[str, str] | None 
 
 
 def service(workload: str, distribution: str = "", **spec: Any) -> Service:
-    """A Service of a workload's pods; ``annotations`` are of the object, everything else is of the spec."""
+    """A Service of a workload's pods; ``annotations`` are of the object, other keywords fields of the spec."""
     meta = {"name": f"svc-{workload}", "namespace": "default", "annotations": spec.pop("annotations", {})}
     body = {"selector": {WORKLOAD_LABEL: workload}, "trafficDistribution": distribution, **spec}
     return msgspec.convert({"metadata": meta, "spec": body}, Service)
 
 
 def group_of(
-    case: Case, algorithm: str = "KahnSort", name: str = "g", namespace: str = "default", **annotations: str
+    case: GroupCase, algorithm: str = "KahnSort", name: str = "g", namespace: str = "default", **annotations: str
 ) -> AppGroup:
-    """The AppGroup of a case; workloads are w0, w1, ...; annotations without their prefix, and ``_`` for ``-``."""
+    """The AppGroup of a case, with workloads w0, w1, ...; ``spread=`` and so on are annotations."""
     calls = {
         f"w{caller}": {f"w{j}": most for i, j, most in case.edges if i == caller}
         for caller in range(len(case.replicas))
@@ -159,14 +156,14 @@ def group_of(
     return msgspec.convert({"metadata": meta, "spec": spec}, AppGroup)
 
 
-def weight_of(case: Case, name: str = "UserDefined") -> WeightInfo:
+def weight_of(case: GroupCase, name: str = "UserDefined") -> WeightInfo:
     """Costs between the zones of a case."""
     costs = {(f"z{a}", f"z{b}"): cost for a, row in enumerate(case.cost) for b, cost in enumerate(row) if a != b}
     return msgspec.convert(weight_body(costs, name=name), WeightInfo)
 
 
-def pods_of(case: Case, **spec: Any) -> list[Pod]:
-    """Gated pods of a case, one cpu each."""
+def pods_of(case: GroupCase, **spec: Any) -> list[Pod]:
+    """Gated pods of a case, with a request of one cpu."""
     return [waiting_pod(f"w{i}-{k}", f"w{i}", **spec) for i, count in enumerate(case.replicas) for k in range(count)]
 
 
@@ -177,15 +174,16 @@ def waiting_pod(name: str, workload: str, cpu: str = "1", **spec: Any) -> Pod:
 
 
 def bound_pod(name: str, workload: str, host: str, cpu: str = "1") -> Pod:
-    """A pod that runs."""
+    """A running pod."""
     pod = waiting_pod(name, workload, cpu)
     spec = msgspec.structs.replace(pod.spec, node_name=host, scheduling_gates=None)
     return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, uid=name), spec=spec)
 
 
-def snapshot(case: Case, nodes: Sequence[Node] | None = None, **changes: Any) -> GroupSnapshot:
-    """The case with all pods waiting, on these nodes instead of one a zone; with ``services`` as they route calls to its pods, and with
-    ``spread`` and ``objective``, none and parity by default, as annotations of its group unless that says so itself.
+def snapshot(case: GroupCase, nodes: Sequence[Node] | None = None, **changes: Any) -> GroupSnapshot:
+    """The case with pending pods, on these nodes or on one per zone.
+
+    ``services`` route calls to the pods. ``spread`` (none) and ``objective`` (parity) are annotations, unless the group has them.
     """
     wishes = {
         f"netaware.io/{name}": changes.pop(name, said) for name, said in (("spread", "none"), ("objective", "parity"))
@@ -214,6 +212,6 @@ def snapshot(case: Case, nodes: Sequence[Node] | None = None, **changes: Any) ->
     )
 
 
-def plan_of(case: Case, nodes: Sequence[Node] | None = None, **changes: Any) -> Plan:
-    """The plan of ``snapshot``."""
+def plan_of(case: GroupCase, nodes: Sequence[Node] | None = None, **changes: Any) -> Plan:
+    """The plan of `snapshot`."""
     return plan_group(snapshot(case, nodes, **changes))

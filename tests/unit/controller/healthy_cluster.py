@@ -1,4 +1,4 @@
-"""Made-up clusters for tests of what people see: any number of zones on a plane, measured, priced, with the Online Boutique."""
+"""Healthy clusters with any number of zones, measured costs and the Online Boutique, for tests of commands and the page."""
 
 from __future__ import annotations
 
@@ -78,17 +78,19 @@ def make_pod(
 
 
 def boutique(algorithm: str = "ReverseKahn") -> AppGroup:
-    """The shipped example's AppGroup, with the order that its controller would write."""
+    """The shipped AppGroup with a computed status."""
     document: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
     document["spec"]["topologySortingAlgorithm"] = algorithm
     document["metadata"]["namespace"] = "default"
     group = msgspec.convert(document, AppGroup)
-    facts = compute_group_state(group, (), {}, CostTable(), Membership.from_objects([group], (), NetworkOverheadArgs()))
-    return msgspec.structs.replace(group, status=plan_status(group, facts, NOW_S))
+    probe_nodes = compute_group_state(
+        group, (), {}, CostTable(), Membership.from_objects([group], (), NetworkOverheadArgs())
+    )
+    return msgspec.structs.replace(group, status=plan_status(group, probe_nodes, NOW_S))
 
 
 def boutique_pods(nodes: Sequence[str], group: AppGroup) -> list[Pod]:
-    """One pod per workload, dealt out over ``nodes`` in turn."""
+    """One pod per workload, on these nodes in turn."""
     workloads = group.spec.workloads or []
     return [
         make_pod(
@@ -101,7 +103,7 @@ def boutique_pods(nodes: Sequence[str], group: AppGroup) -> list[Pod]:
 
 
 def make_nodes(zones: int, per_zone: int = 2) -> list[Node]:
-    """Zones dealt out over up to six regions, named as clouds name them."""
+    """Nodes of zones in up to six regions."""
     nodes = []
     for index in range(zones):
         region = REGIONS[index * min(len(REGIONS), max(1, zones // 2)) // zones]
@@ -111,18 +113,18 @@ def make_nodes(zones: int, per_zone: int = 2) -> list[Node]:
 
 
 def make_samples(nodes: Iterable[Node], plans: Iterable[Any], *, seed: int = 1, now_s: float = NOW_S) -> list[Sample]:
-    """One run per planned probe; zones of a region are near each other, regions are far apart."""
-    chance = random.Random(seed)
+    """A sample of each planned probe; zones of a region are close to each other."""
+    rng = random.Random(seed)
     regions = sorted({node.metadata.label(REGION_LABEL) for node in nodes})
-    centres = {region: (chance.uniform(0, 80), chance.uniform(0, 40)) for region in regions}
-    spots: dict[str, tuple[float, float]] = {}
+    centres = {region: (rng.uniform(0, 80), rng.uniform(0, 40)) for region in regions}
+    points: dict[str, tuple[float, float]] = {}
     samples = []
     for plan in sorted(plans, key=lambda p: p.zone):
         for probe in plan.probes:
             for peer in (probe.origin, probe.destination):
                 x, y = centres[peer.region]
-                spots.setdefault(peer.zone, (x + chance.uniform(-1.2, 1.2), y + chance.uniform(-1.2, 1.2)))
-            p50_us = 400 + 1000 * math.dist(spots[probe.origin.zone], spots[probe.destination.zone])
+                points.setdefault(peer.zone, (x + rng.uniform(-1.2, 1.2), y + rng.uniform(-1.2, 1.2)))
+            p50_us = 400 + 1000 * math.dist(points[probe.origin.zone], points[probe.destination.zone])
             measurement = Measurement(
                 prober="netperf",
                 test="TCP_RR",
@@ -133,7 +135,7 @@ def make_samples(nodes: Iterable[Node], plans: Iterable[Any], *, seed: int = 1, 
                 transactions=1000,
                 loss_ratio=0.0,
             )
-            taken_at = now_s - chance.uniform(1, 58)
+            taken_at = now_s - rng.uniform(1, 58)
             samples.append(
                 Sample(
                     origin=probe.origin.location,
@@ -147,9 +149,9 @@ def make_samples(nodes: Iterable[Node], plans: Iterable[Any], *, seed: int = 1, 
 
 
 def make_snapshot(zones: int = 4, per_zone: int = 2, *, now_s: float = NOW_S, seed: int = 1) -> ClusterSnapshot:
-    """A healthy cluster: planned and measured by the real rules, priced by them, the Online Boutique dealt out over it."""
+    """A healthy cluster whose plans and costs are computed by the product."""
     nodes = make_nodes(zones, per_zone)
-    facts = [
+    probe_nodes = [
         ProbeNode(
             name=n.metadata.name,
             address=n.status.internal_ip,
@@ -158,7 +160,7 @@ def make_snapshot(zones: int = 4, per_zone: int = 2, *, now_s: float = NOW_S, se
         )
         for n in nodes
     ]
-    plans = tuple(plan_pairs(facts, PlanOptions(node_pairs=1), None, now_s).zones.values())
+    plans = tuple(plan_pairs(probe_nodes, PlanOptions(node_pairs=1), None, now_s).zones.values())
     samples = make_samples(nodes, plans, seed=seed, now_s=now_s)
     regions = {n.metadata.label(ZONE_LABEL): n.metadata.label(REGION_LABEL) for n in nodes}
     state = update_state(samples, {}, CostPolicy(), now_s, now_s)

@@ -1,4 +1,4 @@
-"""Thousands of objects whose texts, wherever tenants and agents may write them, are hostile."""
+"""Thousands of objects with hostile texts in all fields that tenants and agents may write."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ NUMBERS = range(250)
 
 
 def hostile_text(word: str, number: int) -> str:
-    """A payload and the word. Equal arguments give equal texts; over seven numbers each word gets every payload."""
+    """A payload followed by the word; over seven numbers each word gets every payload."""
     return PAYLOADS[(zlib.crc32(word.encode()) + number) % len(PAYLOADS)] + f"{word}{number}"
 
 
 def replace_marked(data: Any, number: int) -> Any:
-    """The data with hostile texts in place of those that begin with @."""
+    """The data with hostile texts for strings that begin with @."""
     if isinstance(data, dict):
         return {replace_marked(key, number): replace_marked(value, number) for key, value in data.items()}
     if isinstance(data, list):
@@ -56,7 +56,7 @@ def replace_marked(data: Any, number: int) -> Any:
 def pod_of_group(
     name: str, selector: str, *, labels: Any = None, annotations: Any = None, **more: Any
 ) -> dict[str, Any]:
-    """A pod of the group; ``more`` is its spec and status."""
+    """A pod of the group; ``more`` are fields of its spec and status."""
     known = {APPGROUP_LABEL: "@shop", WORKLOAD_LABEL: selector, "@label": "@value", **(labels or {})}
     owner = [{"apiVersion": "apps/v1", "kind": "@kind", "name": "@owner", "uid": "@uid", "controller": True}]
     meta = {"name": name, "namespace": "@ns", "labels": known, "annotations": annotations or {}, "uid": name}
@@ -71,7 +71,7 @@ def unschedulable(message: str) -> list[dict[str, str]]:
 
 
 def objects_of(number: int) -> list[dict[str, Any]]:
-    """Objects that tenants write for one application, and for every tenth number six nodes that agents write."""
+    """Objects of an application, and for every tenth number six nodes."""
 
     def ref(word: str) -> dict[str, str]:
         return {
@@ -143,7 +143,7 @@ def objects_of(number: int) -> list[dict[str, Any]]:
 
 
 def agent_of(node: str, place: int, number: int) -> dict[str, Any]:
-    """A node with texts that its agent may write."""
+    """A node with the texts that its agent may write."""
     words = ("address", "version", "prober", "problem")
     announced = {word: hostile_text(word, number + i) for i, word in enumerate(words) if word != "address" or place % 2}
     annotations = {AGENT_ANNOTATION: json.dumps({"port": 1, **announced}), "netaware.io/bandwidth-source": "@source"}
@@ -158,7 +158,7 @@ def agent_of(node: str, place: int, number: int) -> dict[str, Any]:
 
 
 def results() -> dict[str, str]:
-    """Keys and values of a results ConfigMap that agents wrote, for their own pairs and for others."""
+    """Data of a results ConfigMap, for pairs of the agents and for others."""
     data: dict[str, str] = {}
     for number in NUMBERS:
         place = {"node": hostile_text("node", number)[:200], "zone": hostile_text("zone", number)[:60], "region": "r"}
@@ -181,7 +181,7 @@ class HostileCluster(Components):
         self.snapshot = msgspec.structs.replace(whole, now_s=NOW_S)
 
     def session(self, namespace: str | None) -> Session:
-        """A session that has read the cluster already."""
+        """A session that has read the cluster."""
         session = Session(cast("Client", HostileClient(self.objects, HEAD)), None, namespace, HOME)
 
         async def read(**_: bool) -> ClusterSnapshot:
@@ -192,7 +192,7 @@ class HostileCluster(Components):
 
 
 class HostileClient(FakeClient):
-    """A client of an API server with these objects, and without pods of netaware itself."""
+    """A client of an API server with these objects, without pods of netaware."""
 
     async def list_pages(
         self, resource: Resource, *, namespace: str | None = None, **more: Any
@@ -210,7 +210,7 @@ class HostileClient(FakeClient):
 
 
 async def traffic_of(session: Session, *_: object) -> Traffic:
-    """Traffic of every application between its own workloads and to external addresses."""
+    """Traffic of every application between its workloads and to external addresses."""
     found = [
         [WorkloadId(hostile_text("ns", n), hostile_text(word, n), "Deployment") for word in ("name a", "name b")]
         for n in NUMBERS

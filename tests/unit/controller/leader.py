@@ -1,4 +1,4 @@
-"""A cluster of any size with the leader's indexes of it: groups, pods and plans, without an API server."""
+"""A cluster with the leader's state: AppGroups, pods and plans, without an API server."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tests.support.bodies import appgroup_spec
 from tests.unit.controller import groups, scheduling
 
 
-class Declarations:
-    """Stands in for `DeclaredReplicas`: replicas by selector, the same in all namespaces without an entry of their own."""
+class FakeDeclaredReplicas:
+    """Replicas by selector, the same in all namespaces that are not in ``elsewhere``."""
 
     def __init__(self) -> None:
         self.by_workload: dict[str, int] = {}
@@ -38,15 +38,15 @@ class Declarations:
         return {w.selector: declared[w.selector] for w in workloads if w.selector in declared}
 
 
-class World:
-    """A cluster with the leader's indexes of it; plans are made at once, in this process."""
+class LeaderCluster:
+    """A cluster with the leader's state; plans are made in this process without delay."""
 
     def __init__(self, hosts: int, cpu: int) -> None:
         self.config = SchedulerConfig()
         self.state, self.node_cache, self.volumes = State(self.config, "netaware-system"), NodeCache(), Volumes()
         self.cpu, self.now = cpu, 1000.0
         self.pods: dict[str, Pod] = {}
-        self.declared, self.woken, self.notified = Declarations(), list[str](), list[str]()
+        self.declared, self.woken, self.notified = FakeDeclaredReplicas(), list[str](), list[str]()
         self.failure: PlanningError | None = None
         self.plan_takes_s, self.searches, self.planned_snapshots = 0.0, list[tuple[str, float]](), list[GroupSnapshot]()
         for i in range(hosts):
@@ -68,7 +68,7 @@ class World:
         self.node_cache.on_node_change(name, None, node)
 
     def add_group(self, key: str, members: int, dense: int = 0) -> None:
-        """A group whose workload P1 calls P2, beside so many workloads of which each calls all others."""
+        """Add a group whose workload P1 calls P2, and ``dense`` workloads that all call each other."""
         others = [f"w{i}" for i in range(dense)]
         calls = {"P1": {"P2": 9}, "P2": {}} | {a: {b: 9 for b in others if b != a} for a in others}
         self.put_group(key, calls, members)
@@ -113,7 +113,7 @@ class World:
         return self.plans.get_or_request(group, self.pods_of(group))
 
     async def planned_nodes(self, group: str) -> dict[str, str]:
-        """Make the group's plan now; returns pod key -> node."""
+        """Make the group's plan; returns node by pod."""
         await self.plans.make_plan(group)
         return {key: target.node for key, target in self.plan_of(group).targets.items()}
 
@@ -135,7 +135,7 @@ class World:
         return plan_group(snapshot, deadline_s=search_s)
 
     async def plan_all(self, *groups: str) -> None:
-        """Request plans of all these groups, and wait until they are made."""
+        """Request plans of these groups, and wait until they are made."""
         for group in groups:
             self.request(group)
         planner = asyncio.create_task(self.plans.run())
@@ -144,12 +144,12 @@ class World:
         planner.cancel()
 
     def plan_of(self, group: str) -> Plan:
-        """The plan that was made last, even if it is not valid any more; an empty plan if there is none."""
+        """The last plan, even if it is not valid any more; an empty plan if there is none."""
         cached = self.plans._cached_plans.get(group)
         return cached.plan if cached is not None else Plan()
 
     def free_node(self, pod: Pod, rng: random.Random) -> str:
-        """The node to which the scheduler binds a pod: the target if it has capacity, else any node that has; empty if none has."""
+        """The node to which the scheduler binds a pod: the target if it fits, else any that fits; empty if there is none."""
         bound: dict[str, int] = {}
         for other in self.pods.values():
             if other.spec.node_name:
@@ -162,7 +162,7 @@ class World:
         return rng.choice(free) if free else ""
 
     def overbooked(self) -> list[str]:
-        """Nodes of gated pods on which bound pods and planned pods together request more than there is."""
+        """Nodes of gated pods on which bound and planned pods request more than there is."""
         requested: dict[str, int] = {}
         nodes_of_gated: set[str] = set()
         for group in self.state.groups:

@@ -1,7 +1,6 @@
-"""The best placement of a cluster's objects by CP-SAT, to compare `simulate --offline` with.
+"""The best placement of a cluster's objects by CP-SAT, which `simulate --offline` is compared with.
 
-Follows the rules of Kubernetes without any code of the product: the nodes where a pod may run, pods that must or must not share a
-domain, the replicas that answer a call, and the cost of calls.
+Follows the rules of Kubernetes without code of the product.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ SCALE = 5040
 """Factor of latencies, so that they stay integers when up to ten replicas share them."""
 
 
-class Best(msgspec.Struct, frozen=True, order=True):
+class PlacementValue(msgspec.Struct, frozen=True, order=True):
     """Value of a placement; lower is better, compared field by field.
 
     Attributes:
-        unplaced: pods without a place.
-        unspread_workloads: those wholly in one zone that should not be.
-        violations: calls beyond their limit.
-        cost: what the group's objective counts, in a unit of its own; 0 where replicas are to be spread.
+        unplaced: pods that are not placed.
+        unspread_workloads: workloads that must span zones and do not.
+        violations: calls that exceed their limit.
+        cost: in a unit of the group's objective; 0 if replicas are spread.
     """
 
     unplaced: int
@@ -41,40 +40,40 @@ class Best(msgspec.Struct, frozen=True, order=True):
 
 
 class BrokenRuleError(AssertionError):
-    """The API server's objects forbid a placement."""
+    """A placement breaks a rule of Kubernetes."""
 
 
-def amount(text: str | int, *, milli: bool = False) -> int:
-    """A quantity, in thousandths for cpu."""
+def parse_quantity(text: str | int, *, milli: bool = False) -> int:
+    """A quantity as an integer, in thousandths with ``milli``."""
     text = str(text)
     suffix = next((s for s in sorted(SUFFIXES, key=len, reverse=True) if text.endswith(s)), "")
     value = float(text.removesuffix(suffix)) * SUFFIXES.get(suffix, 1)
     return round(value * 1000) if milli else round(value)
 
 
-def amounts(texts: Mapping[str, Any] | None) -> Counter[str]:
-    return Counter({name: amount(text, milli=name == "cpu") for name, text in (texts or {}).items()})
+def parse_quantities(texts: Mapping[str, Any] | None) -> Counter[str]:
+    return Counter({name: parse_quantity(text, milli=name == "cpu") for name, text in (texts or {}).items()})
 
 
 def requests(pod: Json) -> Counter[str]:
-    """A pod's requests as kube-scheduler counts them; a host port is a resource of which each host has 1."""
+    """A pod's requests as kube-scheduler counts them; a host port is a resource of which each host has one."""
     spec = pod["spec"]
-    held = {s["name"]: amounts(s["resources"]["requests"]) for s in pod["status"].get("containerStatuses", ())}
+    held = {s["name"]: parse_quantities(s["resources"]["requests"]) for s in pod["status"].get("containerStatuses", ())}
     total: Counter[str] = Counter()
     for container in spec["containers"]:
-        total += amounts(container["resources"].get("requests")) | held.get(container["name"], Counter())
-    beside: Counter[str] = Counter()
+        total += parse_quantities(container["resources"].get("requests")) | held.get(container["name"], Counter())
+    sidecars: Counter[str] = Counter()
     most: Counter[str] = Counter()
     for container in spec.get("initContainers", ()):
-        wanted = amounts(container["resources"].get("requests"))
+        wanted = parse_quantities(container["resources"].get("requests"))
         if container.get("restartPolicy") == "Always":
-            beside, total = beside + wanted, total + wanted
+            sidecars, total = sidecars + wanted, total + wanted
         else:
-            most |= beside + wanted
+            most |= sidecars + wanted
     total |= most
-    for name, value in amounts(spec.get("resources", {}).get("requests")).items():
+    for name, value in parse_quantities(spec.get("resources", {}).get("requests")).items():
         total[name] = value
-    total += amounts(spec.get("overhead"))
+    total += parse_quantities(spec.get("overhead"))
     for container in spec["containers"]:
         for port in container.get("ports", ()):
             if port.get("hostPort"):
@@ -137,27 +136,27 @@ def tolerates(spec: Json, node: Json) -> bool:
     return all(is_tolerated(t) for t in taints if t["effect"] != "PreferNoSchedule")
 
 
-class World:
+class OracleCluster:
     """The cluster of a list of objects."""
 
     def __init__(self, objects: Sequence[Json]) -> None:
-        of: dict[str, list[Json]] = defaultdict(list)
+        objects_by_kind: dict[str, list[Json]] = defaultdict(list)
         for item in objects:
-            of[item["kind"]].append(item)
-        self.nodes = of["Node"]
+            objects_by_kind[item["kind"]].append(item)
+        self.nodes = objects_by_kind["Node"]
         self.index = {node["metadata"]["name"]: i for i, node in enumerate(self.nodes)}
         self.zones = sorted({self._label(node, ZONE) for node in self.nodes})
         self.zone_of = [self.zones.index(self._label(node, ZONE)) for node in self.nodes]
         self.region_of = {self._label(node, ZONE): self._label(node, REGION) for node in self.nodes}
-        self.free = [amounts(node["status"]["allocatable"]) for node in self.nodes]
-        self.volumes, self.claims = of["PersistentVolume"], of["PersistentVolumeClaim"]
-        (self.group,) = of["AppGroup"]
-        (self.topology,) = of["NetworkTopology"]
-        self.services = of["Service"]
+        self.free = [parse_quantities(node["status"]["allocatable"]) for node in self.nodes]
+        self.volumes, self.claims = objects_by_kind["PersistentVolume"], objects_by_kind["PersistentVolumeClaim"]
+        (self.group,) = objects_by_kind["AppGroup"]
+        (self.topology,) = objects_by_kind["NetworkTopology"]
+        self.services = objects_by_kind["Service"]
         self.workloads = [w["workload"]["selector"] for w in self.group["spec"]["workloads"]]
         self.waiting: list[Json] = []
         self.bound: list[tuple[int, Json]] = []
-        for pod in sorted(of["Pod"], key=lambda p: str(p["metadata"]["name"])):
+        for pod in sorted(objects_by_kind["Pod"], key=lambda p: str(p["metadata"]["name"])):
             self._add_pod(pod)
         self._classify()
         annotations = self.group["metadata"]["annotations"]
@@ -306,12 +305,8 @@ class World:
         cost = self.network_cost(a, b) if a != b else None
         return cost is not None and cost > edge[2]
 
-    def evaluate(self, placements: Mapping[str, str]) -> Best:
-        """The value of a placement.
-
-        Raises:
-            BrokenRuleError: the cluster's objects forbid it.
-        """
+    def evaluate(self, placements: Mapping[str, str]) -> PlacementValue:
+        """The value of a placement; raises BrokenRuleError."""
         found = _Model(self)
         found.fix(placements)
         goals = found.goals()
@@ -320,15 +315,10 @@ class World:
         solver = found.solver(10.0)
         if solver.solve(found.model) not in {cp_model.OPTIMAL, cp_model.FEASIBLE}:
             raise BrokenRuleError(placements)
-        return Best(*(solver.value(goal) for goal in goals))
+        return PlacementValue(*(solver.value(goal) for goal in goals))
 
-    def best(self, placements: Mapping[str, str], seconds: float) -> tuple[Best, bool]:
-        """The best placement that CP-SAT finds, and whether it is proven to be the best.
-
-        Args:
-            placements: the placement with which the search begins.
-            seconds: time limit for each of the goals.
-        """
+    def best(self, placements: Mapping[str, str], seconds: float) -> tuple[PlacementValue, bool]:
+        """The best placement that CP-SAT finds, and whether it is proven; the search begins with a placement, and limits the time per goal."""
         model = _Model(self)
         model.hint(placements)
         proven, found = True, dict(placements)
@@ -358,17 +348,17 @@ class World:
 class _Model:
     """The CP-SAT model: a variable for the number of pods of each class on each host, constraints and goals."""
 
-    def __init__(self, world: World) -> None:
-        self.world, self.model = world, cp_model.CpModel()
-        hosts = range(len(world.nodes))
+    def __init__(self, cluster: OracleCluster) -> None:
+        self.cluster, self.model = cluster, cp_model.CpModel()
+        hosts = range(len(cluster.nodes))
         self.n = [
-            [self.model.new_int_var(0, len(keys) if world.allowed[k][h] else 0, "") for h in hosts]
-            for k, keys in enumerate(world.members)
+            [self.model.new_int_var(0, len(keys) if cluster.allowed[k][h] else 0, "") for h in hosts]
+            for k, keys in enumerate(cluster.members)
         ]
-        for row, keys in zip(self.n, world.members, strict=True):
+        for row, keys in zip(self.n, cluster.members, strict=True):
             self.model.add(sum(row) <= len(keys))
         self._add_resources()
-        for k, pod in enumerate(world.classes):
+        for k, pod in enumerate(cluster.classes):
             spec = pod["spec"]
             for constraint in spec.get("topologySpreadConstraints", ()):
                 self._add_spread(constraint, pod)
@@ -377,7 +367,7 @@ class _Model:
                 self._add_anti_affinity(term, k)
             for term in affinity.get("podAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", ()):
                 self._add_affinity(term, k)
-        for host, pod in world.bound:
+        for host, pod in cluster.bound:
             affinity = pod["spec"].get("affinity", {}).get("podAntiAffinity", {})
             for term in affinity.get("requiredDuringSchedulingIgnoredDuringExecution", ()):
                 same = self._domain(term["topologyKey"], host)
@@ -390,30 +380,34 @@ class _Model:
         return solver
 
     def _add_resources(self) -> None:
-        world = self.world
-        asks = [requests(pod) for pod in world.classes]
-        for h, free in enumerate(world.free):
-            for resource in {r for ask in asks for r, n in ask.items() if n}:
+        cluster = self.cluster
+        requests_by_class = [requests(pod) for pod in cluster.classes]
+        for h, free in enumerate(cluster.free):
+            for resource in {r for requested in requests_by_class for r, n in requested.items() if n}:
                 port = resource.startswith("port ")
-                room = int((h, resource) not in world.taken_ports) if port else free[resource]
-                wanted = [ask[resource] * row[h] for ask, row in zip(asks, self.n, strict=True) if ask[resource]]
-                if room < 0:
-                    for ask, row in zip(asks, self.n, strict=True):
-                        if ask[resource]:
+                available = int((h, resource) not in cluster.taken_ports) if port else free[resource]
+                wanted = [
+                    requested[resource] * row[h]
+                    for requested, row in zip(requests_by_class, self.n, strict=True)
+                    if requested[resource]
+                ]
+                if available < 0:
+                    for requested, row in zip(requests_by_class, self.n, strict=True):
+                        if requested[resource]:
                             self.model.add(row[h] == 0)
                 else:
-                    self.model.add(sum(wanted) <= room)
+                    self.model.add(sum(wanted) <= available)
 
     def _domain(self, key: str, host: int) -> list[int]:
-        value = self.world.nodes[host]["metadata"]["labels"].get(key)
-        return [h for h, n in enumerate(self.world.nodes) if n["metadata"]["labels"].get(key) == value]
+        value = self.cluster.nodes[host]["metadata"]["labels"].get(key)
+        return [h for h, n in enumerate(self.cluster.nodes) if n["metadata"]["labels"].get(key) == value]
 
     def _domains(self, key: str) -> list[list[int]]:
-        return [list(d) for d in dict.fromkeys(tuple(self._domain(key, h)) for h in range(len(self.world.nodes)))]
+        return [list(d) for d in dict.fromkeys(tuple(self._domain(key, h)) for h in range(len(self.cluster.nodes)))]
 
     def _placed_vars(self, selector: Json, hosts: Iterable[int]) -> list[Any]:
         """Variables for the selected waiting pods on these hosts."""
-        matching = [k for k, p in enumerate(self.world.classes) if selects(selector, p["metadata"]["labels"])]
+        matching = [k for k, p in enumerate(self.cluster.classes) if selects(selector, p["metadata"]["labels"])]
         return [self.n[k][h] for k in matching for h in hosts]
 
     def _count_bound(self, selector: Json, hosts: Iterable[int], *, leaving: bool = True) -> int:
@@ -422,22 +416,22 @@ class _Model:
             h in within
             and selects(selector, p["metadata"]["labels"])
             and (leaving or "deletionTimestamp" not in p["metadata"])
-            for h, p in self.world.bound
+            for h, p in self.cluster.bound
         )
 
-    def _any(self, parts: list[Any]) -> Any:
+    def _is_any_placed(self, parts: list[Any]) -> Any:
         used = self.model.new_bool_var("")
         self.model.add(sum(parts) == 0).only_enforce_if(used.Not())
         return used
 
     def _add_spread(self, constraint: Json, pod: Json) -> None:
         """PodTopologySpread: nodes that the node policies exclude do not count."""
-        world, selector = self.world, constraint["labelSelector"]
+        cluster, selector = self.cluster, constraint["labelSelector"]
         honoured = constraint.get("nodeAffinityPolicy", "Honor") == "Honor"
         taints = constraint.get("nodeTaintsPolicy", "Ignore") == "Honor"
         counted = [
             h
-            for h, node in enumerate(world.nodes)
+            for h, node in enumerate(cluster.nodes)
             if (not honoured or matches_node(pod["spec"], node)) and (not taints or tolerates(pod["spec"], node))
         ]
         domains = [[h for h in d if h in counted] for d in self._domains(constraint["topologyKey"])]
@@ -447,61 +441,63 @@ class _Model:
         if len(domains) < constraint.get("minDomains", 0):
             self.model.add(least == 0)
         owners = [
-            k for k, p in enumerate(world.classes) if constraint in p["spec"].get("topologySpreadConstraints", ())
+            k for k, p in enumerate(cluster.classes) if constraint in p["spec"].get("topologySpreadConstraints", ())
         ]
         for total, domain in zip(totals, domains, strict=True):
             self.model.add(least <= total)
-            used = self._any([self.n[k][h] for k in owners for h in domain if self._same_nodes(world.classes[k], pod)])
+            used = self._is_any_placed(
+                [self.n[k][h] for k in owners for h in domain if self._same_nodes(cluster.classes[k], pod)]
+            )
             self.model.add(total <= least + constraint["maxSkew"]).only_enforce_if(used)
 
     def _same_nodes(self, one: Json, other: Json) -> bool:
-        return all(matches_node(one["spec"], n) == matches_node(other["spec"], n) for n in self.world.nodes)
+        return all(matches_node(one["spec"], n) == matches_node(other["spec"], n) for n in self.cluster.nodes)
 
     def _add_anti_affinity(self, term: Json, owner: int) -> None:
         selector = term["labelSelector"]
-        itself = selects(selector, self.world.classes[owner]["metadata"]["labels"])
+        itself = selects(selector, self.cluster.classes[owner]["metadata"]["labels"])
         for domain in self._domains(term["topologyKey"]):
             mine = [self.n[owner][h] for h in domain]
             others = self._count_bound(selector, domain) + sum(self._placed_vars(selector, domain))
-            self.model.add(others <= int(itself)).only_enforce_if(self._any(mine))
+            self.model.add(others <= int(itself)).only_enforce_if(self._is_any_placed(mine))
 
     def _add_affinity(self, term: Json, owner: int) -> None:
         selector = term["labelSelector"]
         for domain in self._domains(term["topologyKey"]):
             mine = [self.n[owner][h] for h in domain]
             counted = self._count_bound(selector, domain) + sum(self._placed_vars(selector, domain))
-            self.model.add(counted >= 1).only_enforce_if(self._any(mine))
+            self.model.add(counted >= 1).only_enforce_if(self._is_any_placed(mine))
 
     @property
     def unplaced(self) -> Any:
         """Number of pods without a place."""
-        return len(self.world.waiting) - sum(var for row in self.n for var in row)
+        return len(self.cluster.waiting) - sum(var for row in self.n for var in row)
 
     def goals(self) -> list[Any]:
-        """The fields of `Best`."""
-        world, model = self.world, self.model
-        hosts, zones = range(len(world.nodes)), range(len(world.zones))
-        fixed = world.bound_replicas()
+        """The fields of `PlacementValue`."""
+        cluster, model = self.cluster, self.model
+        hosts, zones = range(len(cluster.nodes)), range(len(cluster.zones))
+        fixed = cluster.bound_replicas()
         on = [
             [
-                fixed[w][h] + sum(self.n[k][h] for k, p in enumerate(world.classes) if world.workload(p) == w)
+                fixed[w][h] + sum(self.n[k][h] for k, p in enumerate(cluster.classes) if cluster.workload(p) == w)
                 for h in hosts
             ]
-            for w in range(len(world.workloads))
+            for w in range(len(cluster.workloads))
         ]
-        totals = [world.replicas(w) for w in range(len(on))]
+        totals = [cluster.replicas(w) for w in range(len(on))]
         in_zone = [
-            [self._var(sum(on[w][h] for h in hosts if world.zone_of[h] == z), totals[w]) for z in zones]
+            [self._var(sum(on[w][h] for h in hosts if cluster.zone_of[h] == z), totals[w]) for z in zones]
             for w in range(len(on))
         ]
         in_one_zone = []
         for w, total in enumerate(totals):
-            for z in zones if world.must_span_zones(w) and total > 1 else ():
+            for z in zones if cluster.must_span_zones(w) and total > 1 else ():
                 whole = model.new_bool_var("")
                 model.add(in_zone[w][z] < total).only_enforce_if(whole.Not())
                 in_one_zone.append(whole)
         violations, cost = [], []
-        for edge in world.edges:
+        for edge in cluster.edges:
             a, b = edge[:2]
             if not totals[a] or not totals[b]:
                 continue
@@ -509,22 +505,22 @@ class _Model:
                 [self._product(in_zone[a][z], in_zone[b][y], totals[a] * totals[b]) for y in zones] for z in zones
             ]
             for z in zones:
-                broken = sum(product[z][y] for y in zones if world.exceeds_limit(edge, z, y))
+                broken = sum(product[z][y] for y in zones if cluster.exceeds_limit(edge, z, y))
                 if isinstance(broken, int):
                     continue
-                if world.routing(b):
+                if cluster.routing(b):
                     has_own_replica = model.new_bool_var("")
                     model.add(in_zone[b][z] >= 1).only_enforce_if(has_own_replica)
                     most = model.new_int_var(0, totals[a] * totals[b], "")
                     model.add(most >= broken).only_enforce_if(has_own_replica.Not())
                     broken = most
                 violations.append(broken)
-            if world.spread == "none":
-                unit = 1 if world.parity else round(SCALE * world.weight(edge, totals[a]) / (totals[a] * totals[b]))
-                cost += [unit * world.call_cost(z, y) * product[z][y] for z in zones for y in zones]
+            if cluster.spread == "none":
+                unit = 1 if cluster.parity else round(SCALE * cluster.weight(edge, totals[a]) / (totals[a] * totals[b]))
+                cost += [unit * cluster.call_cost(z, y) * product[z][y] for z in zones for y in zones]
                 cost += [
                     -unit
-                    * (world.call_cost(world.zone_of[h], world.zone_of[h]) - world.host_cost)
+                    * (cluster.call_cost(cluster.zone_of[h], cluster.zone_of[h]) - cluster.host_cost)
                     * self._product(on[a][h], on[b][h], totals[a] * totals[b])
                     for h in hosts
                 ]
@@ -541,8 +537,8 @@ class _Model:
         return var
 
     def _counts(self, placements: Mapping[str, str]) -> Iterable[tuple[Any, int]]:
-        for row, keys in zip(self.n, self.world.members, strict=True):
-            at = Counter(self.world.index[placements[key]] for key in keys if key in placements)
+        for row, keys in zip(self.n, self.cluster.members, strict=True):
+            at = Counter(self.cluster.index[placements[key]] for key in keys if key in placements)
             for h, var in enumerate(row):
                 yield var, at[h]
 
@@ -557,8 +553,8 @@ class _Model:
 
     def placements(self, solver: cp_model.CpSolver) -> dict[str, str]:
         found: dict[str, str] = {}
-        for row, keys in zip(self.n, self.world.members, strict=True):
+        for row, keys in zip(self.n, self.cluster.members, strict=True):
             where = [h for h, var in enumerate(row) for _ in range(solver.value(var))]
             for key, h in zip(keys, where, strict=False):
-                found[key] = self.world.nodes[h]["metadata"]["name"]
+                found[key] = self.cluster.nodes[h]["metadata"]["name"]
         return found

@@ -11,7 +11,7 @@ import msgspec
 from controller.cli.cluster_file import read_cluster
 from controller.cli.offline import OfflinePlan, plan_offline
 from tests.unit.controller.clusters import Json, Style, random_objects, style_of
-from tests.unit.controller.oracle import Best, World
+from tests.unit.controller.oracle import OracleCluster, PlacementValue
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -19,8 +19,8 @@ class Comparison(msgspec.Struct, frozen=True):
 
     seed: int
     style: Style
-    ours: Best
-    best: Best
+    ours: PlacementValue
+    best: PlacementValue
     proven: bool
     violations: int
 
@@ -56,9 +56,9 @@ def plan_file(objects: list[Json]) -> OfflinePlan:
 def fitting_objects(seed: int, seconds: float = 10.0) -> list[Json]:
     """A cluster's objects without the pods that CP-SAT cannot place, so that the cluster is full and all pods can be placed."""
     objects = random_objects(seed)
-    world = World(objects)
-    placed = world.most_placed(seconds)
-    left = {key for keys in world.members for key in keys if key not in placed}
+    cluster = OracleCluster(objects)
+    placed = cluster.most_placed(seconds)
+    left = {key for keys in cluster.members for key in keys if key not in placed}
     return [item for item in objects if item["kind"] != "Pod" or f"default/{item['metadata']['name']}" not in left]
 
 
@@ -68,6 +68,6 @@ def compare(seed: int, seconds: float, *, fitting: bool = False) -> Comparison:
     Raises BrokenRuleError if our plan breaks a rule of Kubernetes.
     """
     objects = fitting_objects(seed) if fitting else random_objects(seed)
-    answer, world = plan_file(objects), World(objects)
-    best, proven = world.best(answer.placements, seconds)
-    return Comparison(seed, style_of(seed), world.evaluate(answer.placements), best, proven, answer.violations)
+    answer, cluster = plan_file(objects), OracleCluster(objects)
+    best, proven = cluster.best(answer.placements, seconds)
+    return Comparison(seed, style_of(seed), cluster.evaluate(answer.placements), best, proven, answer.violations)

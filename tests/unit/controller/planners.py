@@ -1,4 +1,4 @@
-"""A cluster in which all planners say where a pod may run: the leader, `simulate`, `simulate --offline` and the descheduler."""
+"""A cluster in which all planners place a pod: the leader, `simulate`, `simulate --offline` and the descheduler."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from controller.descheduler.snapshot import take_snapshot
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.scheduler.placement.inputs import PlanInputs
 from kubekit.wire import Node
-from tests.unit.controller.leader import World
+from tests.unit.controller.leader import LeaderCluster
 
 ZONE, HOST = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
 NOISY = {"app": "noisy"}
 
 
-class Planners(World):
-    """Nodes n00 to n05 in zones z0 to z2, whose group has one pod that waits."""
+class Planners(LeaderCluster):
+    """Nodes n00 to n05 in zones z0 to z2, and a group with one pending pod."""
 
     def __init__(self) -> None:
         super().__init__(0, 4)
@@ -39,20 +39,20 @@ class Planners(World):
         self.file.groups.append(self.state.groups["d/g"])
 
     def put_node(self, name: str, labels: Any = None, **spec: Any) -> None:
-        """A node as it is from now on; labels that are not told stay."""
-        known = {node.metadata.name: node for node in self.file.nodes}
-        before = known.get(name)
+        """Add or change a node; it keeps its labels if none are given."""
+        node_by_name = {node.metadata.name: node for node in self.file.nodes}
+        before = node_by_name.get(name)
         body = {
             "metadata": {"name": name, "labels": labels or (before.metadata.labels if before else {})},
             "spec": spec,
             "status": {"allocatable": {"cpu": "4", "memory": "64Gi", "pods": "110"}},
         }
-        known[name] = msgspec.convert(body, Node)
-        self.file.nodes[:] = known.values()
-        self.state.on_node_change(name, before, known[name])
-        self.node_cache.on_node_change(name, before, known[name])
+        node_by_name[name] = msgspec.convert(body, Node)
+        self.file.nodes[:] = node_by_name.values()
+        self.state.on_node_change(name, before, node_by_name[name])
+        self.node_cache.on_node_change(name, before, node_by_name[name])
 
-    def add_foreign(self, node: str, spec: dict[str, Any], namespace: str = "d", labels: Any = NOISY) -> None:
+    def add_foreign_pod(self, node: str, spec: dict[str, Any], namespace: str = "d", labels: Any = NOISY) -> None:
         name = f"foreign-{node}"
         body = {
             "metadata": {"name": name, "namespace": namespace, "labels": labels},
@@ -72,7 +72,7 @@ class Planners(World):
             self.volumes.on_volume_change(volume.metadata.name, None, volume)
 
     async def zones(self, spec: dict[str, Any], *, preempting: bool = False) -> set[str]:
-        """Where all of them put P1, whose pod has this spec; empty where they find no place. Only plans expect evictions."""
+        """Zones in which all planners place the pod P1 with this spec; only plans expect preemption."""
         pod = self.add_pod("d/g", "p1", "P1", 1)
         self.change("d/p1", spec=spec)
         pod = self.pods["d/p1"]
@@ -82,18 +82,18 @@ class Planners(World):
         offline, _ = plan_offline(self.file)
         assert leader is not None
         assert dict(leader.unplaced_reasons) == offline.unplaced
-        found = {
+        zones_by_planner = {
             "leader": {target.zone for target in leader.targets.values()},
             "offline": self._zones_of(offline.placements.values()),
-            "simulate": self._zones_of(self._simulated(pod)),
+            "simulate": self._zones_of(self._simulated_nodes(pod)),
         }
         if not preempting:
-            found["descheduler"] = self._zones_of(self._fitting(pod))
-        assert all(zones == found["leader"] for zones in found.values()), found
+            zones_by_planner["descheduler"] = self._zones_of(self._descheduler_nodes(pod))
+        assert all(zones == zones_by_planner["leader"] for zones in zones_by_planner.values()), zones_by_planner
         explained = PlanInputs(self.state, self.node_cache, self.volumes).ineligible_nodes(pod)
         eligible = self._zones_of(self.node_cache.hosts.keys() - explained.keys())
-        assert preempting or eligible == found["leader"], explained
-        return found["leader"]
+        assert preempting or eligible == zones_by_planner["leader"], explained
+        return zones_by_planner["leader"]
 
     def _zones_of(self, nodes: Iterable[str]) -> set[str]:
         return {self.node_cache.hosts[node].location.zone for node in nodes}
@@ -101,27 +101,27 @@ class Planners(World):
     def _read(self) -> list[PodInfo]:
         return [PodReader().read(pod) for pod in self.file.pods]
 
-    def _simulated(self, pod: Pod) -> list[str]:
-        """By `simulate`, of a template like the pod."""
+    def _simulated_nodes(self, pod: Pod) -> list[str]:
+        """Nodes of `simulate` for a template like the pod."""
         snapshot = ClusterSnapshot(now_s=0, nodes=tuple(self.file.nodes))
         volumes = Volumes.from_objects(self.file.volumes, self.file.claims, self.file.storage_classes)
-        made = WorkloadController()
+        controller = WorkloadController()
         spec = msgspec.structs.replace(pod.spec, scheduling_gates=None)
-        template = msgspec.structs.replace(made.spec.template, metadata=pod.metadata, spec=spec)
-        one = msgspec.structs.replace(made, spec=msgspec.structs.replace(made.spec, template=template))
-        none = msgspec.structs.replace(made, spec=msgspec.structs.replace(made.spec, replicas=0))
+        template = msgspec.structs.replace(controller.spec.template, metadata=pod.metadata, spec=spec)
+        one = msgspec.structs.replace(controller, spec=msgspec.structs.replace(controller.spec, template=template))
+        none = msgspec.structs.replace(controller, spec=msgspec.structs.replace(controller.spec, replicas=0))
         inputs = build_inputs(snapshot, self._read(), volumes)
         answer = simulate(inputs, self.state.groups["d/g"], {"P1": one, "P2": none})
         ours, default = (
             [n for nodes in outcome.nodes_by_workload.values() for n in nodes if n]
             for outcome in (answer.network_aware, answer.default_scheduler)
         )
-        if not any(known.spec.affinity or known.spec.priority for known in self.file.pods):
+        if not any(other.spec.affinity or other.spec.priority for other in self.file.pods):
             assert self._zones_of(default) == self._zones_of(ours), "the model of the default scheduler"
         return ours
 
-    def _fitting(self, pod: Pod) -> list[str]:
-        """Where the descheduler would let the replacement of an evicted pod go."""
+    def _descheduler_nodes(self, pod: Pod) -> list[str]:
+        """Nodes on which the descheduler expects the replacement of an evicted pod."""
         inputs = PlanInputs(self.state, self.node_cache, self.volumes)
         snapshot = take_snapshot(inputs, {info.key: info for info in self._read()}, [], "netaware-system")
         fit, info = FitChecker(snapshot), PodReader().read(pod)

@@ -1,4 +1,4 @@
-"""Situations: facts in which something is broken, and the finding and the command that must name it."""
+"""Situations: facts in which something is broken, with the expected finding and fix command."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEALTHY = ControlPlaneStatus(pods=READY, lease=LeaseFact("a", NOW_S - 2))
 
 
 class Situation(msgspec.Struct, frozen=True):
-    """Facts in which something is broken; ``code`` is that of the first finding, ``fix`` a part of one of its commands."""
+    """Facts in which something is broken; ``code`` is that of the first finding, and ``fix`` a part of one of its commands."""
 
     name: str
     code: str
@@ -87,7 +87,7 @@ def unschedulable(message: str) -> Condition:
 
 
 def agents(**states: Mapping[str, Any]) -> tuple[AgentView, ...]:
-    """Working agents on four nodes in two zones; ``states`` has other fields of some, by node."""
+    """Working agents on four nodes in two zones; ``states`` are other fields by node."""
     defaults: dict[str, Any] = {"probes": 1, "newest_at": NOW_S - 30, "version": "0.1.0"}
     return tuple(
         AgentView(node=f"n{i}", zone=f"z{i % 2}", **(defaults | dict(states.get(f"n{i}", {})))) for i in range(4)
@@ -95,14 +95,14 @@ def agents(**states: Mapping[str, Any]) -> tuple[AgentView, ...]:
 
 
 def network(interval_s: float | None = 60.0, **bases: Iterable[tuple[str, str]]) -> NetworkView:
-    """Pairs of zones by the basis of their cost: ``network=network(inferred=(("z0", "z1"),))``."""
+    """Pairs of zones by the basis of their cost: ``network(inferred=(("z0", "z1"),))``."""
     zones = [(cast("PairBasis", basis), *pair) for basis, pairs in bases.items() for pair in pairs]
     pairs = tuple(PairView(origin=origin, destination=destination, basis=basis) for basis, origin, destination in zones)
     return NetworkView(interval_s=interval_s, pairs=pairs)
 
 
 def facts(**fields: Any) -> Facts:
-    """A healthy cluster, but for ``fields``."""
+    """A healthy cluster, except for ``fields``."""
     defaults = {
         "now_s": NOW_S,
         "control_plane": HEALTHY,
@@ -120,7 +120,7 @@ def status(**fields: Any) -> ControlPlaneStatus:
 
 
 def with_unready(program: Program, **fields: Any) -> ControlPlaneStatus:
-    """All programs are ready but one."""
+    """A control plane of which one program is not ready."""
     unready = ProgramPod(program, f"{program}-0", **{"node": "n1", "phase": "Running", **fields})
     return status(pods=(*(pod for pod in READY if pod.program != program), unready))
 
@@ -139,7 +139,7 @@ def stuck_facts(message: str, nodes: Mapping[str, NodeFact] | None = None, **fie
 
 
 def topology_facts(type_: str, status: str, reason: str, message: str, **fields: Any) -> Facts:
-    """The facts with a condition of the NetworkTopology."""
+    """Facts with a condition of the NetworkTopology."""
     failed = msgspec.convert(condition(type_, status, reason, message), Condition)
     return facts(topology_conditions={"netaware-system/nt-default": (failed,)}, **fields)
 

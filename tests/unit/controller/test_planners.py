@@ -48,7 +48,7 @@ async def test_required_affinity_with_foreign_pods_in_either_direction(
 ) -> None:
     cluster = Planners()
     for node, theirs in foreign:
-        cluster.add_foreign(node, theirs)
+        cluster.add_foreign_pod(node, theirs)
     assert await cluster.zones(spec) == zones
 
 
@@ -74,7 +74,7 @@ async def test_only_nodes_with_tolerated_taints_are_allowed() -> None:
 async def test_requests_of_a_sidecar_add_to_those_of_containers() -> None:
     cluster = Planners()
     for name in ALL_BUT_N04:
-        cluster.add_foreign(name, TWO_CPU)
+        cluster.add_foreign_pod(name, TWO_CPU)
     sidecar = container("1500m", restartPolicy="Always")
     assert await cluster.zones({"containers": [container()], "initContainers": [sidecar]}) == {"z1"}
 
@@ -84,7 +84,7 @@ async def test_a_host_port_is_used_once_per_node(*, of_sidecar: bool) -> None:
     cluster = Planners()
     with_port = container("100m", 80, restartPolicy="Always") if of_sidecar else container("100m", 80)
     for name in ALL_BUT_N04:
-        cluster.add_foreign(name, {"initContainers" if of_sidecar else "containers": [with_port]})
+        cluster.add_foreign_pod(name, {"initContainers" if of_sidecar else "containers": [with_port]})
     assert await cluster.zones({"containers": [container(port=80)]}) == {"z1"}
 
 
@@ -105,14 +105,14 @@ async def test_a_bound_local_volume_allows_only_its_node() -> None:
 async def test_pods_of_lower_priority_are_preempted_if_no_node_has_room() -> None:
     cluster = Planners()
     for name in (*ALL_BUT_N04, "n04"):
-        cluster.add_foreign(name, {"containers": [container("4")], "priority": -1 if name == "n04" else 0})
+        cluster.add_foreign_pod(name, {"containers": [container("4")], "priority": -1 if name == "n04" else 0})
     assert await cluster.zones({"containers": [container()]}, preempting=True) == {"z1"}
 
 
 async def test_foreign_pods_count_by_their_namespace() -> None:
     cluster = Planners()
-    cluster.add_foreign("n00", NOBODY, "elsewhere")
-    cluster.add_foreign("n01", NOBODY)
+    cluster.add_foreign_pod("n00", NOBODY, "elsewhere")
+    cluster.add_foreign_pod("n01", NOBODY)
     assert "z1" not in await cluster.zones(
         required("podAntiAffinity", term(NOISY), term(NOISY, namespaces=["elsewhere"]))
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.controller.clusters import random_objects
-from tests.unit.controller.oracle import BrokenRuleError, World
+from tests.unit.controller.oracle import BrokenRuleError, OracleCluster
 from tests.unit.controller.plan_comparison import compare, fitting_objects, plan_file
 
 pytestmark = pytest.mark.solver
@@ -36,7 +36,7 @@ def test_every_pod_is_placed_if_cp_sat_can_place_them_all(seed: int) -> None:
 def test_the_oracle_refuses_placements_that_kubernetes_refuses() -> None:
     """Otherwise it would accept every placement."""
     objects = random_objects(0)
-    world, placed = World(objects), dict(plan_file(objects).placements)
+    world, placed = OracleCluster(objects), dict(plan_file(objects).placements)
     assert world.evaluate(placed).unplaced == len(world.waiting) - len(placed)
     refused = 0
     for key in placed:

@@ -14,7 +14,7 @@ from controller.scheduler.config import SchedulerConfig
 from tests.unit.controller import groups
 from tests.unit.controller.scheduling import state_with, topology_of
 
-CASE = groups.Case((3, 3, 1), ((0, 1, 100), (1, 2, 100)), ((0, 5, 5), (5, 0, 5), (5, 5, 0)), (9, 9, 9))
+CASE = groups.GroupCase((3, 3, 1), ((0, 1, 100), (1, 2, 100)), ((0, 5, 5), (5, 0, 5), (5, 5, 0)), (9, 9, 9))
 """w0 calls w1, which calls w2; zones are 5 ms apart."""
 ZONES = {"a": "z0", "b": "z1", "c": "z2", "-": ""}
 

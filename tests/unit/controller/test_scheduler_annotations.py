@@ -10,7 +10,7 @@ from controller.scheduler.placement.planner import Plan
 from controller.traffic.weights import read_weights
 from tests.unit.controller import groups
 
-CASE = groups.Case((1, 1, 1), ((0, 1, 100), (0, 2, 100)), ((0, 9, 9), (9, 0, 9), (9, 9, 0)), (9, 9, 9))
+CASE = groups.GroupCase((1, 1, 1), ((0, 1, 100), (0, 2, 100)), ((0, 9, 9), (9, 0, 9), (9, 9, 0)), (9, 9, 9))
 """w0 calls w1 and w2."""
 TO_1, TO_2, RATES = '{"w0": {"w1": 900, "w2": 5}}', '{"w0": {"w1": 5, "w2": 900}}', ("1M", "900M")
 

@@ -43,7 +43,7 @@ class Case:
 
     def plan(self, objective: str, prices: PriceTable | None) -> Plan:
         costs = tuple(tuple(self.ms.get((a, b), 0) for b in ZONES) for a in ZONES)
-        case = groups.Case(REPLICAS, tuple((a, b, 10_000) for a, b in EDGES), costs, (2, 2, 2))
+        case = groups.GroupCase(REPLICAS, tuple((a, b, 10_000) for a, b in EDGES), costs, (2, 2, 2))
         weights: dict[str, dict[str, float]] = {}
         for (a, b), weight in self.weight.items():
             weights.setdefault(f"w{a}", {})[f"w{b}"] = weight

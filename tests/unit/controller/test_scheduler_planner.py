@@ -22,10 +22,10 @@ from tests.unit.controller import groups
 from tests.unit.controller.groups import bound_pod, node, plan_of, snapshot, waiting_pod
 
 
-def line(replicas: tuple[int, ...] = (1, 1, 1), most: int = 100) -> groups.Case:
+def line(replicas: tuple[int, ...] = (1, 1, 1), most: int = 100) -> groups.GroupCase:
     """w0 -> w1 -> w2, in three zones 5 apart from the next and 50 from the one after."""
     edges = tuple((i, i + 1, most) for i in range(len(replicas) - 1))
-    return groups.Case(replicas, edges, ((0, 5, 50), (5, 0, 5), (50, 5, 0)), (9, 9, 9))
+    return groups.GroupCase(replicas, edges, ((0, 5, 50), (5, 0, 5), (50, 5, 0)), (9, 9, 9))
 
 
 THREE_NODES = [node("a", "z0"), node("b", "z1"), node("c", "z2")]
@@ -75,11 +75,11 @@ FINISHED = msgspec.structs.replace(FIRST, status=msgspec.structs.replace(FIRST.s
 OTHERWISE_GATED = waiting_pod(
     "w0-0", "w0", schedulingGates=[{"name": "netaware.io/topological-order"}, {"name": "kueue.x-k8s.io/admission"}]
 )
-TWO_WORKLOADS, ONE_WORKLOAD = line((1, 1)), groups.Case((5,), (), ((0, 5), (5, 0)), (9, 9))
+TWO_WORKLOADS, ONE_WORKLOAD = line((1, 1)), groups.GroupCase((5,), (), ((0, 5), (5, 0)), (9, 9))
 FIRST_BOUND = [bound_pod("w0-0", "w0", "b"), SECOND]
 
 
-PLANS: dict[str, tuple[groups.Case, str | dict[str, str], dict[str, Any], dict[str, str | None]]] = {
+PLANS: dict[str, tuple[groups.GroupCase, str | dict[str, str], dict[str, Any], dict[str, str | None]]] = {
     "bound pods stay and attract the rest": (
         line(), "999", {"pods": [FIRST, SECOND, bound_pod("w2-0", "w2", "c")]},
         {"w0-0": "c", "w1-0": "c"},
@@ -143,11 +143,11 @@ PLANS: dict[str, tuple[groups.Case, str | dict[str, str], dict[str, Any], dict[s
         {"b": "a", "a": "b"},
     ),
     "equal pods keep their hosts": (
-        groups.Case((3,), (), ((0, 5), (5, 0)), (1, 2)), "12", {"previous_targets": {FIRST_KEY: ON_B, "default/w0-1": ON_A, "default/w0-2": ON_B}},
+        groups.GroupCase((3,), (), ((0, 5), (5, 0)), (1, 2)), "12", {"previous_targets": {FIRST_KEY: ON_B, "default/w0-1": ON_A, "default/w0-2": ON_B}},
         {"w0-0": "b", "w0-1": "a", "w0-2": "b"},
     ),
     "a pod whose previous host is gone gets another": (
-        groups.Case((2,), (), ((0, 5), (5, 0)), (1, 2)), "11", {"previous_targets": {FIRST_KEY: ON_DELETED_NODE, "default/w0-1": ON_A}},
+        groups.GroupCase((2,), (), ((0, 5), (5, 0)), (1, 2)), "11", {"previous_targets": {FIRST_KEY: ON_DELETED_NODE, "default/w0-1": ON_A}},
         {"w0-0": "b", "w0-1": "a"},
     ),
 }  # fmt: skip
@@ -155,7 +155,7 @@ PLANS: dict[str, tuple[groups.Case, str | dict[str, str], dict[str, Any], dict[s
 
 @pytest.mark.parametrize(("case", "cpus", "changes", "hosts"), PLANS.values(), ids=PLANS)
 def test_targets_of_pods(
-    case: groups.Case, cpus: str | dict[str, str], changes: dict[str, Any], hosts: dict[str, str | None]
+    case: groups.GroupCase, cpus: str | dict[str, str], changes: dict[str, Any], hosts: dict[str, str | None]
 ) -> None:
     sizes = cpus if isinstance(cpus, dict) else dict(zip("abc", cpus, strict=False))
     assert hosts_in(plan_of(case, nodes_of(**sizes), **changes)) == hosts
@@ -216,7 +216,7 @@ def test_a_limit_per_dependency_does_not_multiply_the_cost_of_a_plan(monkeypatch
     for limits in ([50] * len(pairs), range(50, 50 + len(pairs))):
         edges = tuple((i, j, limit) for (i, j), limit in zip(pairs, limits, strict=True))
         asked.clear()
-        plan_group(groups.snapshot(groups.Case((1,) * workloads, edges, cost, (2,) * zones)), deadline_s=0.5)
+        plan_group(groups.snapshot(groups.GroupCase((1,) * workloads, edges, cost, (2,) * zones)), deadline_s=0.5)
         counts.append(len(asked))
     assert counts[1] < 2 * counts[0]
 
@@ -259,7 +259,7 @@ def test_declared_replicas_without_a_pod_are_placed_without_a_target() -> None:
 
 
 def test_the_first_pod_by_name_is_the_model_of_missing_replicas() -> None:
-    case, nodes = groups.Case((2,), (), ((0, 5), (5, 0)), (9, 9)), [node("a", "z0", "4"), node("b", "z1", "2")]
+    case, nodes = groups.GroupCase((2,), (), ((0, 5), (5, 0)), (9, 9)), [node("a", "z0", "4"), node("b", "z1", "2")]
     pods = [waiting_pod("w0-0", "w0", "1"), waiting_pod("w0-1", "w0", "3")]
     asked = snapshot(case, nodes, pods=pods, replicas={"w0": 4})
     plan = plan_group(asked)
@@ -270,7 +270,7 @@ def test_the_first_pod_by_name_is_the_model_of_missing_replicas() -> None:
 def test_the_weight_of_a_dependency_is_its_number_of_callers() -> None:
     """w1 is called by three of w0, which are 5 or 15 away, and by one of w2, which is 30 or 5 away."""
     cost = ((0, 30, 5, 15), (30, 0, 30, 5), (5, 30, 0, 20), (15, 5, 20, 0))
-    case = groups.Case((3, 1, 1), ((0, 1, 100), (2, 1, 100)), cost, (9, 9, 9, 9))
+    case = groups.GroupCase((3, 1, 1), ((0, 1, 100), (2, 1, 100)), cost, (9, 9, 9, 9))
     full = {"a": {"cpu": 8000}, "b": {"cpu": 8000}}
     nodes = [node("a", "z0"), node("b", "z1"), node("c", "z2"), node("d", "z3")]
 
@@ -403,7 +403,7 @@ def test_host_ports_of_sidecars_count_and_of_init_containers_do_not(restarts: st
     node_cache.on_pod_change("d/p", None, PodReader().read(msgspec.convert(body, Pod)))
     assert node_cache.requested["a"].get("port:TCP/9100", 0) == held
     pods = [waiting_pod(f"w0-{i}", "w0", initContainers=[first], containers=[{"name": "c"}]) for i in range(2)]
-    plan = plan_of(groups.Case((2,), (), ((0,),), (9,)), [node("b", "z0")], pods=pods)
+    plan = plan_of(groups.GroupCase((2,), (), ((0,),), (9,)), [node("b", "z0")], pods=pods)
     assert len(plan.unplaced) == held
 
 
@@ -415,7 +415,7 @@ def test_allocated_resources_above_the_requests_are_free_after_the_pod() -> None
     node_cache = NodeCache()
     node_cache.on_node_change("a", None, node("a", "z0"))
     node_cache.on_pod_change("default/w0-0", None, PodReader().read(pod))
-    case = groups.Case((1,), (), ((0,),), (9,))
+    case = groups.GroupCase((1,), (), ((0,),), (9,))
     gone = without_pod(
         snapshot(case, [], hosts=node_cache.hosts, used=node_cache.requested, pods=[pod]), "default/w0-0"
     )
@@ -437,7 +437,7 @@ def test_the_reason_of_an_unplaced_pod_names_what_its_node_lacks(cpu: str, why: 
     terms = [{"topologyKey": "kubernetes.io/hostname", "labelSelector": own}]
     apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
     pods = [waiting_pod(f"w0-{k}", "w0", affinity=apart) for k in range(2)]
-    plan = plan_of(groups.Case((2,), (), ((0,),), (2,)), [node("a", "z0", cpu)], pods=pods)
+    plan = plan_of(groups.GroupCase((2,), (), ((0,),), (2,)), [node("a", "z0", cpu)], pods=pods)
     assert plan.unplaced[-1] == "default/w0-1"
     assert plan.unplaced_reasons["default/w0-1"] == f"0/1 nodes are available: 1 {why}"
 
@@ -518,7 +518,7 @@ def test_total_cost_sums_all_pairs_and_is_0_within_a_host() -> None:
 
 def test_nodes_without_a_zone_label_are_far_apart_in_a_cluster_with_zones() -> None:
     """Where none has one, they are: a cluster in one rack."""
-    case = groups.Case((1, 1), ((0, 1, 100),), ((0, 5), (5, 0)), (9, 9))
+    case = groups.GroupCase((1, 1), ((0, 1, 100),), ((0, 5), (5, 0)), (9, 9))
 
     def bare(name: str) -> Node:
         return node(name, "z", cpu="1", labels={"topology.kubernetes.io/zone": ""})

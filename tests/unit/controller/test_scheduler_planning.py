@@ -19,7 +19,7 @@ from controller.scheduler.gating.group_plans import MAX_BACKOFF_S, MIN_BACKOFF_S
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.placement.planner import PlanningError
 from controller.scheduler.placement.worker import PLAN_DEADLINE_S
-from tests.unit.controller.leader import World
+from tests.unit.controller.leader import LeaderCluster
 
 UNSCHEDULABLE = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/12 nodes"}]
 ROUNDS = int(os.environ.get("NETAWARE_ROUNDS", "12"))
@@ -29,7 +29,7 @@ GROUPS = ("d/g1", "d/g2", "e/g3")
 
 async def simulate_events(seed: int) -> int:
     """Three groups at once on 12 nodes of 4 cpu, in a random order of events; returns the number of planned pods."""
-    rng, world = random.Random(seed), World(12, 4)
+    rng, world = random.Random(seed), LeaderCluster(12, 4)
     cpu = {(group, workload): rng.choice([1, 2, 3, 4]) for group in GROUPS for workload in ("P1", "P2")}
     for group in GROUPS:
         world.add_group(group, 4)
@@ -83,9 +83,9 @@ async def test_three_groups_never_reserve_the_same_resources(seed: int) -> None:
     assert await simulate_events(seed) > 0
 
 
-def world_with_one_pod(hosts: int = 3, cpu: int = 1) -> World:
+def world_with_one_pod(hosts: int = 3, cpu: int = 1) -> LeaderCluster:
     """A cluster with one group, d/g1, which has one pod, d/a."""
-    world = World(hosts, 4)
+    world = LeaderCluster(hosts, 4)
     world.add_group("d/g1", 1)
     world.add_pod("d/g1", "a", "P1", cpu)
     return world
@@ -112,7 +112,7 @@ async def test_a_refused_node_is_not_planned_again_until_it_changes() -> None:
 async def test_a_refused_node_is_planned_again_when_its_usage_falls(
     happens: str, *, is_bound: bool, is_refused: bool
 ) -> None:
-    world = World(1, 4)
+    world = LeaderCluster(1, 4)
     for group in ("d/g1", "d/g2"):
         world.add_group(group, 1)
     world.add_pod("d/g2", "b", "P1", 3)
@@ -140,7 +140,7 @@ async def test_the_reservations_of_a_deleted_group_end_while_its_pods_wait() -> 
 async def test_a_started_group_may_use_the_reservations_of_a_group_with_an_incomplete_plan(
     *, is_complete: bool
 ) -> None:
-    world = World(2, 4)
+    world = LeaderCluster(2, 4)
     for group in ("d/started", "d/other"):
         world.add_group(group, 2)
     world.add_pod("d/started", "a", "P1", 4)
@@ -164,7 +164,7 @@ async def test_a_started_group_may_use_the_reservations_of_a_group_with_an_incom
 @pytest.mark.parametrize("members", [3, 50_000_000])
 async def test_replicas_that_do_not_exist_count_up_to_num_members(members: int) -> None:
     """Two workloads that declare 50 million pods do not delay other groups."""
-    world = World(3, 4)
+    world = LeaderCluster(3, 4)
     world.declared.by_workload = {"P1": 50_000_000, "P2": 50_000_000}
     for group, name, count in (("d/g1", "a", members), ("e/g3", "b", 1)):
         world.add_group(group, count)
@@ -223,7 +223,7 @@ async def test_a_group_that_changes_all_the_time_pauses_between_its_plans() -> N
 
 @pytest.mark.parametrize(("weight", "nodes"), [(0, {"small", "large"}), (1, {"small"})])
 async def test_small_pods_leave_the_large_node_free_with_an_allocatable_weight(weight: int, nodes: set[str]) -> None:
-    world = World(0, 10)
+    world = LeaderCluster(0, 10)
     world.state.allocatable = AllocatableArgs(weight=weight)
     for world.cpu, name in ((10, "small"), (200, "large")):
         world.add_node(name, "z0")
@@ -235,7 +235,7 @@ async def test_small_pods_leave_the_large_node_free_with_an_allocatable_weight(w
 
 async def test_pods_of_lower_priority_are_evicted_only_as_a_last_resort() -> None:
     """Every node is full; only n00's pods have a lower priority, and the group needs two of their places."""
-    world = World(3, 4)
+    world = LeaderCluster(3, 4)
     world.add_group("d/g", 2)
     for i, priority in enumerate((0, 100, 100)):
         for n in range(4):
@@ -259,7 +259,7 @@ OTHERS = {"topologyKey": "topology.kubernetes.io/zone", "labelSelector": {"match
 AWAY_FROM_OTHERS = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [OTHERS]}}
 
 
-def bind_volume(world: World, _: str) -> None:
+def bind_volume(world: LeaderCluster, _: str) -> None:
     expression = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["z2"]}
     reach = {"nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}}
     volume = msgspec.convert({"metadata": {"name": "pv"}, "spec": reach}, PersistentVolume)
@@ -268,7 +268,7 @@ def bind_volume(world: World, _: str) -> None:
     world.volumes.on_claim_change("d/data", None, msgspec.convert(body, PersistentVolumeClaim))
 
 
-def bind_noisy_pod(world: World, target: str) -> None:
+def bind_noisy_pod(world: LeaderCluster, target: str) -> None:
     world.add_pod("d/other", "noisy", "P1", 1)
     world.bind("d/noisy", target)
     world.count_on_node("d/noisy")
@@ -309,7 +309,7 @@ async def test_a_group_is_planned_again_when_inputs_of_its_plan_change(change: A
 
 
 async def test_constraints_of_waiting_pods_count_beside_bound_pods_of_another_template() -> None:
-    world = World(2, 4)
+    world = LeaderCluster(2, 4)
     world.add_group("d/g1", 2)
     for group, name, cpu, node in (("d/g1", "new", 1, ""), ("d/g1", "old", 3, "n01"), ("d/other", "noisy", 1, "n00")):
         world.add_pod(group, name, "P1", cpu)
@@ -320,7 +320,7 @@ async def test_constraints_of_waiting_pods_count_beside_bound_pods_of_another_te
 
 
 async def test_a_replacement_is_simulated_without_its_pod_and_hot_nodes() -> None:
-    world = World(2, 4)
+    world = LeaderCluster(2, 4)
     world.add_group("d/g1", 2)
     for name, workload, node in (("a", "P1", "n00"), ("b", "P2", "n01")):
         world.add_pod("d/g1", name, workload, 3)
@@ -340,7 +340,7 @@ async def test_a_replacement_is_simulated_without_its_pod_and_hot_nodes() -> Non
 
 async def test_a_node_is_reserved_for_a_replacement_until_it_exists_or_expires() -> None:
     """A StatefulSet creates a replacement after its predecessor is gone; another group's plan is made meanwhile."""
-    world = World(2, 4)
+    world = LeaderCluster(2, 4)
     for group in ("d/g1", "d/g2"):
         world.add_group(group, 1)
     world.add_pod("d/g2", "other", "P1", 3)
@@ -391,7 +391,7 @@ async def test_a_replacement_is_planned_for_its_reserved_node_until_that_expires
 async def test_slow_plans_of_others_do_not_delay_a_small_group(
     namespaces: int, groups: int, members: int, dense: int, takes_s: float, before: int
 ) -> None:
-    world = World(3, 4)
+    world = LeaderCluster(3, 4)
     world.plan_takes_s = takes_s
     hostile = [f"hostile{n}/g{i}" for n in range(namespaces) for i in range(groups)]
     for group in hostile:
@@ -408,7 +408,7 @@ async def test_slow_plans_of_others_do_not_delay_a_small_group(
 
 
 async def test_a_large_group_is_planned_before_newer_small_ones_of_its_namespace() -> None:
-    world = World(3, 4)
+    world = LeaderCluster(3, 4)
     for group, members in (("d/large", 100), ("d/small", 1)):
         world.add_group(group, members)
         world.add_pod(group, group[2:], "P1", 1)

@@ -10,12 +10,12 @@ from controller.cluster.pods import target_of
 from controller.scheduler.gating.planner_time import MIN_SEARCH_S
 from controller.scheduler.gating.release import ReleaseInputs, decide_releases
 from kubekit.wire import format_time
-from tests.unit.controller.leader import World
+from tests.unit.controller.leader import LeaderCluster
 
 GROUPS, SERVICES, REPLICAS, HOSTS, CPU = 3, 6, 2, 9, 2
 
 
-class Cluster(World):
+class Cluster(LeaderCluster):
     """Groups of chains of services on nodes in three zones; services are restarted one pod more at a time (maxSurge 1)."""
 
     def __init__(

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.controller import groups
 
-CASE = groups.Case((3, 3), ((0, 1, 100),), ((0, 9, 9), (9, 0, 9), (9, 9, 0)), (9, 9, 9))
+CASE = groups.GroupCase((3, 3), ((0, 1, 100),), ((0, 9, 9), (9, 0, 9), (9, 9, 0)), (9, 9, 9))
 """w0 calls w1 in three zones."""
 
 

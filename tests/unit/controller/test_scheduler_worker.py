@@ -58,7 +58,7 @@ class Cluster:
 
     def snapshot(self, pods: int) -> GroupSnapshot:
         """A group of pods that request a core each, without dependencies."""
-        case = groups.Case((pods,), (), ((0,),), (1,))
+        case = groups.GroupCase((pods,), (), ((0,),), (1,))
         return groups.snapshot(case, hosts=self.node_cache.hosts, used=self.node_cache.requested)
 
 
@@ -160,7 +160,7 @@ def test_a_plan_over_forty_zones_rarely_splits_a_group_between_two() -> None:
     apart = 0
     for _ in range(15):
         pairs = [(i, j, 20) for i in range(10) for j in range(i + 1, 10) if rng.random() < 0.3]
-        case = groups.Case((1,) * 10, tuple(pairs), ((0,),), (1,))
+        case = groups.GroupCase((1,) * 10, tuple(pairs), ((0,),), (1,))
         plan = groups.plan_of(case, nodes, costs=costs, spread="soft", objective="time")
         apart += plan.latency_us > IN_ZONE_US
     assert apart <= 1

@@ -34,14 +34,14 @@ def pod(name: str, workload: str = "", *, cpu: str = "1", metadata: Any = None, 
 
 
 def app_group(*edges: tuple[int, int, int], workloads: int = 2, name: str = "g", **annotations: str) -> dict[str, Any]:
-    case = groups.Case((1,) * workloads, edges, (), ())
+    case = groups.GroupCase((1,) * workloads, edges, (), ())
     return make_manifest(f"{GROUP}/v1alpha1", "AppGroup", groups.group_of(case, name=name, **annotations))
 
 
 def topology(*cost: tuple[int, ...]) -> dict[str, Any]:
     """Costs between the zones z0, z1, ..."""
     metadata = {"name": "nt-default", "namespace": "default"}
-    spec = {"configmapName": "c", "weights": [groups.weight_of(groups.Case((), (), cost, ()), "UserDefined")]}
+    spec = {"configmapName": "c", "weights": [groups.weight_of(groups.GroupCase((), (), cost, ()), "UserDefined")]}
     return make_manifest(
         "networktopology.diktyo.x-k8s.io/v1alpha1", "NetworkTopology", {"metadata": metadata, "spec": spec}
     )
