@@ -27,7 +27,8 @@ def merge_conditions(old: Sequence[Condition] | None, new: Sequence[Condition], 
     """
     by_type = {c.type: c for c in old or ()}
     for condition in new:
-        before, transition_time = by_type.get(condition.type), format_time(now)
+        before = by_type.get(condition.type)
+        transition_time = format_time(now)
         if before is not None and before.status == condition.status and before.last_transition_time:
             transition_time = before.last_transition_time
         by_type[condition.type] = msgspec.structs.replace(condition, last_transition_time=transition_time)

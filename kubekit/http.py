@@ -51,7 +51,7 @@ class HealthChecks:
 
 
 def parse_listen(text: str, field: str = "--listen") -> tuple[str, int]:
-    """Parse ``HOST:PORT``. HOST is an IP address, also in brackets, or ``localhost``, or empty for `ALL_ADDRESSES`; port 0 is any free port.
+    """Parse ``HOST:PORT``. HOST is an IP address, also in brackets, ``localhost``, or empty for `ALL_ADDRESSES`; port 0 is any free port.
 
     Raises:
         ConfigError: the text is invalid; the message names ``field``.

@@ -81,7 +81,7 @@ def get(name: str) -> Log:
 
 
 def configure(*, format_: str = "text", level: str = "info", stream: IO[str] | None = None) -> None:
-    """Write logs from ``level`` on (of asyncio and HTTP access at least warnings) to ``stream`` or standard error, as ``text`` or ``json``."""
+    """Write logs from ``level`` on (of asyncio and HTTP access from warning on) to ``stream`` or stderr, as ``text`` or ``json``."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_JsonFormatter() if format_ == "json" else _TextFormatter())
     root = logging.getLogger()

@@ -37,7 +37,8 @@ def owner_of(metadata: ObjectMeta) -> tuple[str, str] | None:
 def find_outdated_pod_keys(pods: Iterable[ObjectMeta]) -> set[str]:
     """Keys of the pods with another template than their workload's newest pod, which a rollout replaces.
 
-    Pods without a revision or a valid owner are never outdated. Pods that a StatefulSet keeps at an old revision (``partition``, ``OnDelete``) count as outdated too.
+    Pods without a revision or a valid owner are never outdated. Pods that a StatefulSet keeps at an old revision (``partition``,
+    ``OnDelete``) are outdated too.
     """
     pods_by_revision_by_owner: dict[tuple[str, str, str], dict[str, list[ObjectMeta]]] = {}
     owners: dict[str, tuple[str, str] | None] = {}  # thousands of pods have one ReplicaSet

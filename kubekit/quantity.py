@@ -1,4 +1,4 @@
-"""Parses Kubernetes quantities such as ``10Gi``, ``500m`` and ``1e3``, as apimachinery's resource.Quantity; blanks around them are allowed."""
+"""Parses Kubernetes quantities such as ``10Gi``, ``500m`` and ``1e3``, as apimachinery's resource.Quantity but with blanks around them."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Status(Wire, frozen=True):
     details: _Details | None = None
 
     def to_error(self, fallback_code: int, retry_after: str | None = None) -> ApiError:
-        """Convert to an exception, with ``fallback_code`` if there is no code. ``retry_after`` is the HTTP header, ignored if it is a date."""
+        """Convert to an exception, by default with ``fallback_code``. ``retry_after`` is the HTTP header, ignored if it is a date."""
         details = self.details or _Details()
         wait_s = float(retry_after) if retry_after and retry_after.isdigit() else float(details.retry_after_seconds)
         return ApiError(

@@ -1,4 +1,4 @@
-"""What programs, manifests and users share: names of labels, annotations, the extended resource and objects; the agent's announcement; the
+"""Names that programs, manifests and users share (labels, annotations, the extended resource, objects), the agent's announcement, and the
 pause between readings of connection tracking.
 """
 

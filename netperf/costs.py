@@ -196,7 +196,7 @@ def _unreachable_latency(old: ZonePairState, now_s: float) -> _ZonePairLatency:
 def _compute_entry(
     latency: _ZonePairLatency, measured: _ZonePairLatency | None, old: ZonePairState, policy: CostPolicy, now_s: float
 ) -> ZoneCost:
-    """The entry of a latency. A measured latency replaces a cost that was inferred, and one of the first few samples, without hysteresis."""
+    """The entry of a latency. A measured latency replaces an inferred cost, and one of the first few samples, without hysteresis."""
     is_more_reliable = measured is not None and measured.has_full_window and not old.has_full_window
     skips_hysteresis = is_more_reliable or (measured is not None and old.is_inferred)
     if latency.basis == "unreachable":

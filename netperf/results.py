@@ -246,10 +246,7 @@ def decode_results(
                 samples[key] = outcome
             else:
                 failures[key] = outcome
-    newest_sequences: dict[NodePair, int] = {}
-    for sample in samples.values():
-        pair = sample.origin.node, sample.destination.node
-        newest_sequences[pair] = max(sample.sequence, newest_sequences.get(pair, 0))
+    newest_sequences = _find_newest_sequences(samples.values())
     refusals += _add_upstream_samples(values_by_nodes, locations, planned or (), newest_sequences, samples)
     return Results(
         samples=samples,
@@ -263,6 +260,14 @@ def decode_results(
         refusal_counts=dict(Counter(refusal.reason for refusal in refusals)),
         size_bytes=measure_size(data),
     )
+
+
+def _find_newest_sequences(samples: Iterable[Sample]) -> dict[NodePair, int]:
+    newest_sequences: dict[NodePair, int] = {}
+    for sample in samples:
+        pair = sample.origin.node, sample.destination.node
+        newest_sequences[pair] = max(sample.sequence, newest_sequences.get(pair, 0))
+    return newest_sequences
 
 
 def _decode_key(

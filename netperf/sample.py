@@ -1,8 +1,8 @@
 """Types of samples and failures, their age, quality flags, and the choice of the measurement that is used for the cost.
 
 A *run* is one execution of netperf. A *sample* describes a pair of nodes: the measurement of a run, the measurement of the datagrams, and
-quality flags. A flagged sample is used for the cost only if `netperf.policy.CostPolicy` accepts its flags. A missing value is None and never
-0, because 0 would be the best latency.
+quality flags. A flagged sample is used for the cost only if `netperf.policy.CostPolicy` accepts its flags. A missing value is None and
+never 0, because 0 would be the best latency.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ class ProbeFailedError(KubekitError):
     Attributes:
         reason: fit for a metric label.
         detail: text for users; may be empty.
-        has_answered: False if the path may be broken, by default for ``timeout`` and ``unreachable``. True if the other host answered, or if
-            netperf could not run, so that a local fault never makes a pair unreachable.
+        has_answered: False if the path may be broken, by default for ``timeout`` and ``unreachable``. True if the other host answered, or
+            if netperf could not run, so that a local fault never makes a pair unreachable.
     """
 
     def __init__(self, reason: FailureReason, detail: str = "", *, has_answered: bool | None = None) -> None:

@@ -110,16 +110,9 @@ def parse_output(text: str, test: Test) -> Measurement:
     duration_s = _parse_number(values["ELAPSED_TIME"], minimum=0)
     retransmits = _parse_retransmits(values)
     if test == "TCP_STREAM":
-        unit_bps = _UNITS_BPS.get(values["THROUGHPUT_UNITS"])
-        throughput = _parse_number(values["THROUGHPUT"], above=0)
-        if unit_bps is None or throughput is None:
-            raise ProbeFailedError("failed", f"throughput {values['THROUGHPUT']} {values['THROUGHPUT_UNITS']}")
+        throughput_bps = _parse_throughput(values)
         return Measurement(
-            prober="netperf",
-            test=test,
-            duration_s=duration_s,
-            throughput_bps=throughput * unit_bps,
-            retransmits=retransmits,
+            prober="netperf", test=test, duration_s=duration_s, throughput_bps=throughput_bps, retransmits=retransmits
         )
     transactions = int(_parse_number(values["LOCAL_RECV_CALLS"], minimum=0) or 0)
     min_us, max_us = _parse_latency(values["MIN_LATENCY"]), _parse_latency(values["MAX_LATENCY"])
@@ -140,6 +133,14 @@ def parse_output(text: str, test: Test) -> Measurement:
         loss_ratio=_compute_loss_ratio(values, test, transactions, retransmits),
         retransmits=retransmits,
     )
+
+
+def _parse_throughput(values: Mapping[str, str]) -> float:
+    unit_bps = _UNITS_BPS.get(values["THROUGHPUT_UNITS"])
+    throughput = _parse_number(values["THROUGHPUT"], above=0)
+    if unit_bps is None or throughput is None:
+        raise ProbeFailedError("failed", f"throughput {values['THROUGHPUT']} {values['THROUGHPUT_UNITS']}")
+    return throughput * unit_bps
 
 
 def _parse_number(
