@@ -74,11 +74,13 @@ async def _write_page_pictures(folder: Path, *, all_views: bool) -> None:
             installation = await install(lab)
             async with Client(lab.client_config) as client, open_tab(chromium, width=WIDE, height=HEIGHT) as tab:
                 await tab.open(f"{installation.controller_url}/")
-                await tab.wait_for("state.page !== null && !state.page.matrix.p50.includes(null)", PLACEMENT_TIMEOUT_S)
+                await tab.wait_for(
+                    "state.page !== null && !state.page.matrix.p50Us.includes(null)", PLACEMENT_TIMEOUT_S
+                )
                 for namespace, scheduler in SCHEDULER_BY_NAMESPACE.items():
                     await _deploy(client, namespace, scheduler)
                 await tab.wait_for(
-                    f"state.page.groups.filter((g) => g.running === g.members).length === {len(SCHEDULER_BY_NAMESPACE)}",
+                    f"state.page.groups.filter((g) => g.runningPods === g.numMembers).length === {len(SCHEDULER_BY_NAMESPACE)}",
                     PLACEMENT_TIMEOUT_S,
                 )
                 # More rounds of probes, for the chart of a pair's p50 over time.

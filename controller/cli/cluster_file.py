@@ -65,7 +65,11 @@ _API_VERSION_BY_KIND = {crd.kind: f"{crd.group}/{crd.version}" for crd in (APPGR
 
 
 def read_cluster(path: str) -> ClusterFile:
-    """Read the objects of the file ``--offline``; see `read_documents`."""
+    """Read the objects of the file ``--offline``; other kinds than `ClusterFile` has are ignored.
+
+    Raises:
+        ConfigError: see `read_documents`.
+    """
     cluster = ClusterFile()
     seen: set[tuple[str, str]] = set()
     for document in read_documents([path], "--offline"):
@@ -145,12 +149,10 @@ def _add_object(item: dict[str, Any], cluster: ClusterFile, seen: set[tuple[str,
 
 
 def _with_current_spelling(item: dict[str, Any]) -> dict[str, Any]:
-    """The object as the API server accepts it, but with its own name, because pods refer to it."""
+    """The object with the API group and field names that the API server accepts."""
     if str(item.get("apiVersion") or "") in {_API_VERSION_BY_KIND[item["kind"]], ""}:
         return item
-    converted = convert_documents([item])[0][0]
-    name = (item.get("metadata") or {}).get("name")
-    return {**converted, "metadata": {**(converted.get("metadata") or {}), "name": name}}
+    return convert_documents([item])[0][0]
 
 
 def _normalize(value: Any, key: str = "") -> Any:
@@ -168,7 +170,7 @@ def _normalize(value: Any, key: str = "") -> Any:
 
 
 def _with_default_allocatable(node: Node) -> Node:
-    """The node with missing allocatable set to capacity, and missing pods to the kubelet's default."""
+    """The node with missing allocatable set to capacity, and missing pods to the capacity's, else to the kubelet's default."""
     status = node.status
     allocatable = status.allocatable or status.capacity or {}
     if allocatable and "pods" not in allocatable:

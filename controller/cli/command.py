@@ -17,7 +17,7 @@ class Command(ABC):
     """One subcommand: ``run`` returns the answer, which is printed as data (``-o json``) or as ``render`` shows it.
 
     Attributes:
-        description: what it shows and how to read it.
+        description: text for ``--help``: what the command shows and how to read it.
         examples: arguments of ``kubectl netaware``, each with its effect.
         prints_documents: whether ``render`` returns documents for other programs, in which texts stay unchanged.
     """
@@ -31,7 +31,7 @@ class Command(ABC):
 
     @abstractmethod
     async def run(self, session: Session, options: argparse.Namespace) -> Any:
-        """Return the answer, a struct or plain data, which ``-o json`` and ``-o yaml`` print unchanged.
+        """Return the answer, a struct or plain data, which ``-o json`` and ``-o yaml`` print whole.
 
         Raises:
             KubekitError: there is no answer; the text gives the reason.
@@ -46,4 +46,4 @@ class Command(ABC):
         return True
 
     async def keep_open(self, session: Session, answer: Any, options: argparse.Namespace) -> None:  # noqa: B027
-        """Called after the answer is shown; the command ends when this returns, by default at once."""
+        """Run after the answer is printed; the command ends when this returns, by default at once."""

@@ -1,4 +1,4 @@
-"""All subcommands. A command is imported when it is used, because importing all is slow."""
+"""All subcommands. A command is imported when a command line names it, because importing all is slow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HELP_BY_COMMAND: Mapping[str, str] = {
     "diagnose": "findings, their causes and fixes",
     "page": "open the web page: findings, costs, placement",
     "costs": "costs or round trips between zones",
-    "latency": "the newest sample between two zones, both ways",
+    "latency": "cost and round trips between two zones, both ways",
     "graph": "an AppGroup: order, placement, cost of each dependency",
     "explain": "zones and nodes for a pod, and their costs",
     "bandwidth": "requests, capacity and limits, by node or by pod",

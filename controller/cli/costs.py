@@ -22,7 +22,7 @@ _MEANING_BY_SIGN = {
     "~": "old measurement",
     "*": "inferred from a path over other zones",
     "x": "unreachable",
-    "!": "newest sample not trusted",
+    "!": "sample not trusted",
     "·": "no value; a missing cost counts as 100",
 }
 _CORNER_HEADER = "from \\ to"

@@ -51,7 +51,7 @@ class RoundPreview(DescheduleOutput, frozen=True):
     Attributes:
         plan: moves, nodes, and pods that are not moved.
         conditions: all conditions, in the order of their evaluation.
-        faults: usage that could not be read.
+        faults: why usage could not be read, a text for each source or metric.
         dropped_readings_by_reason: reason -> number of usage readings that were dropped for it.
     """
 
@@ -88,9 +88,7 @@ class DescheduleCommand(Command):
         if session.prometheus is not None:
             config = _with_prometheus(config, session.prometheus.address)
         answer = await preview_round(session, config)
-        for fault in answer.faults:
-            source, _, problem = fault.partition(": ")
-            session.read_errors[f"usage ({source})"] = problem
+        session.notes += [f"usage was not read: {fault}" for fault in answer.faults]
         if not config.enabled:
             session.notes.append("the descheduler is not enabled: no pod will be moved")
         session.notes.append(

@@ -25,7 +25,7 @@ MAX_AFFECTED_SHOWN = 4
 
 
 class Diagnosis(msgspec.Struct, frozen=True, rename="camel"):
-    """Findings, and the diagnosis of the chosen pod; ``read_at`` is when they were read (unix seconds)."""
+    """Findings and the time at which they were read (unix seconds); for a pod, its diagnosis and the findings that concern the pod."""
 
     read_at: float
     findings: tuple[Finding, ...]
@@ -79,7 +79,7 @@ def diagnose_listed_pod(pod: Pod, facts: Facts, findings: Iterable[Finding]) -> 
 
 
 def render_pod(pod: PodDiagnosis, now_s: float) -> list[RenderableType]:
-    """A pod's diagnosis as lines: summary, fixes."""
+    """A pod's diagnosis as lines: summary with its age and end, fixes."""
     headline = Text(pod.summary, style=STRONG)
     if pod.since is not None and pod.kind != "placed":
         headline.append(f"  for {format_age(now_s - pod.since)}", style=FAINT)
@@ -89,7 +89,7 @@ def render_pod(pod: PodDiagnosis, now_s: float) -> list[RenderableType]:
 
 
 def render_findings(findings: tuple[Finding, ...], now_s: float) -> list[RenderableType]:
-    """Findings as lines: summary, causes, affected objects, fixes."""
+    """Findings as lines: summary with its age and alert, causes, affected objects, fixes."""
     parts: list[RenderableType] = []
     for finding in findings:
         sign = "·" if finding.severity == "info" else "✗"

@@ -27,7 +27,7 @@ class ExplainView(msgspec.Struct, frozen=True, rename="camel"):
 
     read_at: float
     explanation: Explanation
-    diagnosis: PodDiagnosis | None = None
+    diagnosis: PodDiagnosis
 
 
 class ExplainCommand(Command):
@@ -56,14 +56,14 @@ class ExplainCommand(Command):
         return ExplainView(snapshot.now_s, explanation, diagnose_listed_pod(pod, facts, diagnose(facts)))
 
     def render(self, answer: ExplainView, options: argparse.Namespace, width: int) -> RenderableType:
-        """What decided, then the tables of peers and of candidates."""
+        """The diagnosis or what decided, then the tables of peers and of candidates."""
         explanation, pod = answer.explanation, answer.diagnosis
         parts: list[RenderableType] = [_make_headline(explanation)]
         # For a finished pod, and for a placed pod without a fix, the headline suffices.
-        if pod is not None and pod.kind != "finished" and (pod.kind != "placed" or pod.fix):
+        if pod.kind != "finished" and (pod.kind != "placed" or pod.fix):
             parts += render_pod(pod, answer.read_at)
         # The scheduler decides only about pods that are placed or wait for it.
-        if pod is None or pod.kind in {"placed", "waiting"}:
+        if pod.kind in {"placed", "waiting"}:
             parts.append(Text(explanation.conclusion))
         if explanation.peers:
             parts += [Text(), _make_peer_table(explanation)]

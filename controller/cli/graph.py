@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command
-from controller.cli.session import NotFoundError, Session
+from controller.cli.session import MissingInputError, Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, VERDICT_SIGNS, format_counts, format_milliseconds, make_table
 from controller.cluster.crds import APPGROUPS
 from controller.diagnosis.zones import build_network
@@ -26,9 +26,10 @@ class GraphCommand(Command):
         ("graph online-boutique -n shop", "one AppGroup"),
     )
     description = (
-        "The workloads of an AppGroup, each with its dependencies. COST is the highest over all pairs of placed pods, "
-        "MAX the dependency's maxNetworkCost: ✓ within it, ✗ over it, ? cost unknown, · not placed yet. "
-        "Below the table: conditions that do not hold, and workloads that the loss of a zone would stop."
+        "The workloads of an AppGroup, each with its dependencies. COST is that of the worst pair of a placed caller and a pod "
+        "that may answer it, P50 the median round trip between their zones, MAX the dependency's maxNetworkCost: ✓ within it, "
+        "✗ over it, ? cost unknown, · not placed yet. Below the table: mistakes in the spec, conditions that do not hold, and "
+        "workloads that the loss of a zone would stop."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
@@ -44,7 +45,7 @@ class GraphCommand(Command):
         ]
         if options.appgroup and not views:
             namespace = f"namespace {session.namespace}" if session.namespace else "any namespace"
-            raise NotFoundError(f"there is no AppGroup {options.appgroup!r} in {namespace}")
+            raise MissingInputError(f"there is no AppGroup {options.appgroup!r} in {namespace}")
         return views
 
     def render(self, answer: list[GroupView], options: argparse.Namespace, width: int) -> RenderableType:
@@ -60,7 +61,7 @@ class GraphCommand(Command):
 
 def _make_headline(group: GroupView) -> Text:
     text = Text.assemble((f"{group.namespace}/{group.name}", STRONG), (f"  {group.algorithm}", FAINT))
-    text.append(f"  {group.running_pods} of {group.members} members running")
+    text.append(f"  {group.running_pods} of {group.num_members} members running")
     for count, state in ((group.gated_pods, "gated"), (group.pending_pods, "pending")):
         if count:
             text.append(f"  {count} {state}")
@@ -101,7 +102,7 @@ def _make_dependency_cells(dependency: DependencyView) -> tuple[Text | str, ...]
 
 
 def _format_placement(pods: Sequence[PodView]) -> Text:
-    """Zones with the numbers of their pods, then the numbers of gated and pending pods."""
+    """Zones (nodes without a zone by name) with the numbers of their pods, then the numbers of gated and pending pods."""
     text = Text(format_counts(Counter(sorted(pod.zone or pod.node for pod in pods if pod.node))))
     gated = sum(pod.has_gates for pod in pods)
     pending = sum(not pod.node for pod in pods) - gated

@@ -123,7 +123,7 @@ class KubeconfigLogin:
         self._configuration, self._is_refused = configuration, False
 
     def _find_entry(self, merged: Any, section: str, kind: str) -> Mapping[str, Any]:
-        """What the context's entry of ``users`` or ``clusters`` holds; empty if there is no entry."""
+        """The content of the context's entry in ``users`` or ``clusters``; empty if there is no entry."""
         name = self._context_entry.get(kind)
         entry = merged[section].get_with_name(name, safe=True) if name else None
         value = entry.value.get(kind) if entry is not None else None

@@ -20,7 +20,7 @@ _FORWARDING_LINE = re.compile(r"^Forwarding from 127\.0\.0\.1:(\d+) -> ")
 
 
 class PageError(KubekitError):
-    """The page cannot be opened, because kubectl is missing or failed, or because the controller refuses."""
+    """The page cannot be opened or shown any longer: kubectl is missing, failed or ended, or the controller refuses or does not answer."""
 
 
 class PortForward(NamedTuple):

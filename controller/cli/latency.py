@@ -1,4 +1,4 @@
-"""`latency A B`: the newest sample between two zones."""
+"""`latency A B`: cost and round trips between two zones, in both directions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command
-from controller.cli.session import NotFoundError, Session
+from controller.cli.session import MissingInputError, Session
 from controller.cli.style import BAD, STRONG, format_age, format_milliseconds, make_table
 from controller.diagnosis.cluster_views import PairBasis, PairView, View
 from controller.diagnosis.zones import build_network
@@ -29,7 +29,8 @@ class LatencyView(View, frozen=True):
 class LatencyCommand(Command):
     examples = (("latency eu-1a eu-1b", "both directions"),)
     description = (
-        "Round trips between two zones. Usually only one direction is measured, and its samples count for both. "
+        "Costs and round trips between two zones. Usually only one direction is measured, and its samples count for both. "
+        "LOSS is the share of lost datagrams or retransmitted segments. "
         "History is on the Grafana dashboard Latency."
     )
 
@@ -44,7 +45,7 @@ class LatencyCommand(Command):
         pairs, origin, destination = network.pairs_by_zones, options.origin, options.destination
         if (origin, destination) not in pairs:
             zones = ", ".join(zone.name for zone in network.zones) or "none"
-            raise NotFoundError(f"there is no pair of zones {origin!r} and {destination!r}; zones: {zones}")
+            raise MissingInputError(f"there is no pair of zones {origin!r} and {destination!r}; zones: {zones}")
         return LatencyView(
             read_at=snapshot.now_s, forward=pairs[origin, destination], reverse=pairs[destination, origin]
         )
@@ -67,5 +68,5 @@ class LatencyCommand(Command):
         parts: list[RenderableType] = [headline, Text(), table]
         flags = dict.fromkeys((*answer.forward.quality_flags, *answer.reverse.quality_flags))
         if flags:
-            parts.append(Text(f"newest sample not trusted: {', '.join(flags)}", style=BAD))
+            parts.append(Text(f"sample not trusted: {', '.join(flags)}", style=BAD))
         return Group(*parts)

@@ -12,6 +12,7 @@ from controller.cli.cluster_file import ClusterFile
 from controller.cli.plan_inputs import build_inputs
 from controller.cli.style import BAD, FAINT, GOOD, make_table
 from controller.cluster.pod_info import PodReader
+from controller.cluster.pods import Pod
 from controller.cluster.volumes import Volumes
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.scheduler.placement.inputs import PlanInputs
@@ -28,9 +29,9 @@ class OfflinePlan(msgspec.Struct, frozen=True):
 
     Attributes:
         placements: pending pod (namespace/name) -> node.
-        unplaced: pending pod -> reason.
+        unplaced: pending pod -> why it has no node.
         cost, violations, latency_us: as in `controller.cli.simulate.PlacementOutcome`, for placed and planned pods together.
-        seconds: duration of planning.
+        seconds: duration of planning, with the preparation of its inputs.
     """
 
     placements: dict[str, str]
@@ -45,7 +46,7 @@ def plan_offline(cluster: ClusterFile) -> tuple[OfflinePlan, list[str]]:
     """Plan the groups of a file one after the other, small ones first, as the leader does.
 
     Returns:
-        The plan, and notes on objects that were left out and on costs.
+        The plan, and notes on objects that were left out, namespaces without consent, costs, and invalid annotations.
     """
     started_s, reader = time.perf_counter(), PodReader()
     inputs = build_offline_inputs(cluster, reader)
@@ -63,9 +64,7 @@ def plan_offline(cluster: ClusterFile) -> tuple[OfflinePlan, list[str]]:
                 continue
             pod_key, target = pod.metadata.key, plan.targets.get(pod.metadata.key)
             if target is None:
-                gates = ", ".join(pod.other_gates)
-                reason = f"held by another scheduling gate: {gates}" if gates else _NO_WORKLOAD
-                unplaced[pod_key] = plan.unplaced_reasons.get(pod_key) or reason
+                unplaced[pod_key] = plan.unplaced_reasons.get(pod_key) or _reason_of_unplanned(pod)
                 continue
             placements[pod_key] = target.node
             inputs.node_cache.on_pod_change(pod_key, None, msgspec.structs.replace(reader.read(pod), node=target.node))
@@ -96,7 +95,7 @@ def build_offline_inputs(cluster: ClusterFile, reader: PodReader) -> PlanInputs:
 
 
 def render_offline(answer: OfflinePlan) -> RenderableType:
-    """The node of every pending pod, then the costs."""
+    """Each pending pod with its node or why it has none, then the totals."""
     table = make_table("POD", "NODE")
     reasons = {pod: Text(reason, style=BAD) for pod, reason in answer.unplaced.items()}
     for pod, node_or_reason in sorted((answer.placements | reasons).items()):
@@ -109,6 +108,11 @@ def render_offline(answer: OfflinePlan) -> RenderableType:
     if not table.rows:
         return Group(Text("no pod of an AppGroup is pending"), summary)
     return Group(table, Text(), summary)
+
+
+def _reason_of_unplanned(pod: Pod) -> str:
+    gates = ", ".join(pod.other_gates)
+    return f"held by another scheduling gate: {gates}" if gates else _NO_WORKLOAD
 
 
 def _list_refusals(state: State) -> list[str]:

@@ -1,6 +1,7 @@
-"""Prints an answer in the requested format: table, JSON or YAML.
+"""Prints an answer as a table, JSON or YAML on standard output, and notes on standard error.
 
-Piped tables have no colours, and no width limit unless COLUMNS is set, so that `grep` and `awk` find whole lines.
+Piped tables have no colours, and no width limit unless COLUMNS is set, so that `grep` and `awk` find whole lines. Control characters
+from the cluster are never printed as they are.
 """
 
 from __future__ import annotations
@@ -68,9 +69,9 @@ class Screen:
             # Strip the blanks that pad the tables' columns.
             self._console.file.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
 
-    def _print_data(self, answer: object, format_: str) -> None:
+    def _print_data(self, answer: object, output_format: str) -> None:
         plain = msgspec.to_builtins(answer)
-        if format_ == "yaml":
+        if output_format == "yaml":
             text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120)
             self._console.file.write(mask_control_characters(text))
         else:

@@ -36,8 +36,8 @@ class PageCommand(Command):
     )
     description = (
         "Runs kubectl port-forward to a controller, prints an address with a one-time key, and opens it in the browser. "
-        "Ends with Ctrl-C, or with the controller. If the page requires a token (page.auth), creates one for the ServiceAccount "
-        "netaware-page."
+        "Ends with Ctrl-C, or with the controller. Creates a token of the ServiceAccount netaware-page, which the page requires "
+        "unless page.auth is none."
     )
 
     _port_forward: PortForward
@@ -77,7 +77,7 @@ class PageCommand(Command):
         return Group(Text(answer.address, style=STRONG), Text("end with Ctrl-C", style=FAINT))
 
     async def keep_open(self, session: Session, answer: PageAddress, options: argparse.Namespace) -> None:
-        """Open the browser, and wait until the port-forward ends or a signal arrives."""
+        """Open the browser, and wait until a signal arrives; raises PageError when the port-forward ends."""
         task = asyncio.current_task()
         assert task is not None
         # Windows has no signal handlers; there a signal ends the program.

@@ -52,7 +52,7 @@ _DEFAULTS: Mapping[str, Any] = {
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The options of a command line."""
+    """The options of a command line; exits for help and with 2 for wrong usage, as argparse does."""
     # Defaults are set here, because a subcommand's own defaults would overwrite flags before it.
     return build_parser(argv).parse_args(argv or ["--help"], argparse.Namespace(**_DEFAULTS))
 
@@ -106,7 +106,7 @@ def _build_shared_flags() -> argparse.ArgumentParser:
     group.add_argument(
         "--netaware-namespace", metavar="NAME", help=f"namespace of netaware (default: {NETAWARE_NAMESPACE})"
     )
-    group.add_argument("--prometheus", metavar="URL", help="Prometheus, for traffic and verdicts on limits")
+    group.add_argument("--prometheus", metavar="URL", help="Prometheus, for traffic, usage and verdicts on limits")
     group.add_argument(
         "--timeout", type=float, metavar="SECONDS", help=f"time limit of a request (default: {_DEFAULTS['timeout']:g})"
     )

@@ -46,9 +46,9 @@ class ProposalsView(msgspec.Struct, frozen=True, rename="camel"):
         source: name of the metrics from which the traffic was read.
         window_s: range of the traffic's rates.
         proposals: proposed AppGroups, with patches that label pod templates.
-        drift: differences between existing AppGroups and traffic.
-        omitted: traffic that is not a dependency, greatest first.
-        comparisons: of each proposal, in the order of ``proposals``.
+        drift: differences between the namespace's existing AppGroups and traffic.
+        omitted: the namespace's traffic that is not a dependency, greatest first.
+        comparisons: one for each proposal, in the order of ``proposals``.
     """
 
     namespace: str
@@ -69,12 +69,14 @@ class ProposeCommand(Command):
         "Reads call metrics from Prometheus (meshes, or our own agents) and proposes AppGroups for a namespace: workloads, directed "
         "dependencies, minBandwidth from the 95th percentile, maxNetworkCost from the highest cost between zones that exchange "
         "traffic today, and the patches that label pod templates. Needs --prometheus. DNS, scrapes and external addresses are not "
-        "dependencies. Fields that a user wrote into an existing AppGroup are kept."
+        "dependencies. An existing AppGroup keeps its entries and gets missing ones; its numMembers may rise."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         add_traffic_arguments(parser)
-        parser.add_argument("--manifests", action="store_true", help="print AppGroups as YAML, labels as commands")
+        parser.add_argument(
+            "--manifests", action="store_true", help="print AppGroups as YAML, and commands for labels in comments"
+        )
         parser.add_argument("--apply", action="store_true", help="write the AppGroups and labels")
 
     async def run(self, session: Session, options: argparse.Namespace) -> ProposalsView:
@@ -123,6 +125,7 @@ async def compare_placements(session: Session, proposal: Proposal, snapshot: Clu
     """Plan the proposed group on the cluster as it is, and compare the plan with the current placement.
 
     Raises:
+        ConfigError: the group has more replicas than are planned together.
         KubekitError: the API server does not answer.
     """
     group, namespace = msgspec.convert(proposal.manifest, AppGroup), proposal.namespace
@@ -153,6 +156,7 @@ async def compare_placements(session: Session, proposal: Proposal, snapshot: Clu
 
 
 def _format_manifests(proposals: Sequence[Proposal]) -> str:
+    """The AppGroups as YAML documents, then the commands that label pod templates, as comments."""
     text = yaml.safe_dump_all([p.manifest for p in proposals], sort_keys=False, allow_unicode=True, width=120)
     for proposal in proposals:
         for kind, name, patch in proposal.patches:

@@ -1,6 +1,6 @@
 """A command's connection to the cluster, which reads only what the command needs.
 
-A user with few rights gets a partial answer: `Session.read_errors` lists what the user may not read, and kinds whose CRD is missing.
+A user with few rights gets a partial answer: `Session.read_errors` lists what could not be read, and why. Only nodes are required.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -51,12 +51,16 @@ UNFINISHED_PODS_FIELD_SELECTOR = "status.phase!=Succeeded,status.phase!=Failed"
 READYZ_TIMEOUT_S = 5.0
 CONFIG_FILE = "config.yaml"
 VERDICTS_QUERY = "netaware_pod_bandwidth_verdict == 1"
-_FORBIDDEN = "not allowed to list them"
+ListFailure = Literal["forbidden", "unknown-kind"]
+_LIST_ERRORS: Mapping[ListFailure, str] = {
+    "forbidden": "not allowed to list them",
+    "unknown-kind": "this cluster does not know them; apply manifests/crds",
+}
 
 T = TypeVar("T", bound=Object)
 
 
-class NotFoundError(KubekitError):
+class MissingInputError(KubekitError):
     """An object that the answer needs does not exist, or may not be read."""
 
 
@@ -64,12 +68,15 @@ class NotFoundError(KubekitError):
 class Session:
     """The connection of a command, and its notes for standard error.
 
+    Objects that may not be read, or whose kind the cluster does not know, are left out with a read error. Other errors are raised.
+
     Attributes:
         client: the API server.
         prometheus: None without the flag or variable that names it.
-        namespace: of the user's objects; None for all namespaces.
+        namespace: namespace of AppGroups and pods; None for all namespaces.
         netaware_namespace: where netaware is installed.
         read_errors: what could not be read, such as the plural of a kind -> reason; printed as notes too.
+        list_failures: plural of a kind -> why its objects could not be listed.
         notes: further notes for standard error.
         clock: returns the time, unix seconds.
         exit_stack: closes resources when the command ends.
@@ -80,6 +87,7 @@ class Session:
     namespace: str | None
     netaware_namespace: str
     read_errors: dict[str, str] = field(default_factory=dict)
+    list_failures: dict[str, ListFailure] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     clock: Callable[[], float] = time.time
     exit_stack: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -91,12 +99,12 @@ class Session:
 
         Args:
             groups: adds AppGroups of all namespaces, or of the session's if that is forbidden; their pods, Services and namespaces.
-            bandwidth: adds all pods of the session's namespace, and verdicts on their limits from Prometheus.
-            everything: adds these, the agents' pods, and the state of the controller and its Lease.
-            all_namespaces: reads pods with bandwidth of all namespaces, and no AppGroups if listing them all is forbidden.
+            bandwidth: adds all pods of the session's namespace, and verdicts on limits from Prometheus if it is named.
+            everything: adds these, the agents' pods, and the state of netaware's programs and of their Lease.
+            all_namespaces: reads pods for ``bandwidth`` in all namespaces, and no AppGroups if listing them all is forbidden.
 
         Raises:
-            KubekitError: the nodes cannot be read.
+            KubekitError: nodes may not be read, or the API server does not answer or fails.
         """
         namespace = None if all_namespaces else self.namespace
         readings = [self._read_network()]
@@ -154,7 +162,10 @@ class Session:
         return {"bandwidth_pods": tuple(pods), "verdicts_by_pod": verdicts_by_pod}
 
     async def read_configuration(self) -> ControllerConfiguration:
-        """Read the configuration that the controller's Deployment mounts; the defaults if it cannot be read."""
+        """Read the configuration that the controller's Deployment mounts.
+
+        Returns the defaults, with a read error, if it does not exist, is invalid, or may not be read.
+        """
         namespace = self.netaware_namespace
         reason = f"no controller in {namespace} has one"
         try:
@@ -170,6 +181,8 @@ class Session:
         except ApiError as error:
             if not (error.is_forbidden or error.is_not_found):
                 raise
+            if error.is_forbidden:
+                reason = "not allowed to read it"
         except ConfigError as error:
             reason = str(error)
         self.read_errors["configuration"] = f"{reason}; defaults are used"
@@ -178,7 +191,7 @@ class Session:
     async def _list_app_groups(self, namespace: str | None) -> list[AppGroup]:
         """AppGroups of all namespaces; if that is forbidden, of ``namespace``."""
         groups = await self.list_objects(APPGROUPS, AppGroup)
-        if namespace and self.read_errors.get(APPGROUPS.plural) == _FORBIDDEN:
+        if namespace and self.list_failures.get(APPGROUPS.plural) == "forbidden":
             self.read_errors[f"{APPGROUPS.plural} of other namespaces"] = self.read_errors.pop(APPGROUPS.plural)
             groups = await self.list_objects(APPGROUPS, AppGroup, namespace)
         return groups
@@ -187,7 +200,8 @@ class Session:
         """Read a pod of the session's namespace, or of ``default`` if the session has all namespaces.
 
         Raises:
-            NotFoundError: it does not exist.
+            MissingInputError: it does not exist.
+            ApiError: it may not be read.
         """
         namespace = self.namespace or "default"
         try:
@@ -195,18 +209,19 @@ class Session:
         except ApiError as error:
             if not error.is_not_found:
                 raise
-            raise NotFoundError(f"there is no pod {name!r} in namespace {namespace}") from error
+            raise MissingInputError(f"there is no pod {name!r} in namespace {namespace}") from error
 
     async def _read_control_plane(self) -> ControlPlaneStatus:
-        reason = self.read_errors.get(NETWORK_TOPOLOGIES.plural, "")
+        """Read the state of netaware's programs; `_read_network` comes first, because it lists the NetworkTopologies."""
+        failure = self.list_failures.get(NETWORK_TOPOLOGIES.plural)
         pods = await self.list_objects(PODS, Object, self.netaware_namespace, CONTROLLER_POD_SELECTOR)
         # Concurrently, because a replica that hangs takes the whole timeout.
         failed_checks = await asyncio.gather(*(self._read_failed_checks(pod.metadata.name) for pod in pods))
         status = await read_control_plane(
             self.client,
             self.netaware_namespace,
-            is_installed=reason in {"", _FORBIDDEN},
-            can_list_topologies=not reason,
+            is_installed=failure != "unknown-kind",
+            can_list_topologies=failure is None,
             failed_checks=[check for checks in failed_checks for check in checks],
         )
         if not status.can_read_lease:
@@ -214,7 +229,10 @@ class Session:
         return status
 
     async def _read_failed_checks(self, name: str) -> list[str]:
-        """Read failed checks, such as the age of a store, from a controller replica's /readyz, through the API server's proxy."""
+        """Read failed checks from a controller replica's /readyz, through the API server's proxy.
+
+        None are known if the user may not use the proxy or, with a read error, if the replica does not answer.
+        """
         try:
             # Without a port the proxy uses the pod's first one, which serves page, metrics and health.
             path = PODS.path(self.netaware_namespace, name, "proxy") + "/readyz"
@@ -228,9 +246,9 @@ class Session:
         return []
 
     def require_readable(self, resource: Resource) -> None:
-        """Raise NotFoundError if objects without which there is no answer could not be read."""
+        """Raise MissingInputError if objects without which there is no answer could not be listed."""
         if reason := self.read_errors.get(resource.plural):
-            raise NotFoundError(f"{resource.plural}: {reason}")
+            raise MissingInputError(f"{resource.plural}: {reason}")
 
     def note_unused_costs(self, network: NetworkView) -> None:
         """Add a note if the scheduler does not use the costs of ``network``."""
@@ -264,7 +282,10 @@ class Session:
         label_selector: str = "",
         field_selector: str = "",
     ) -> list[T]:
-        """Objects of a namespace, or of all; empty, with a read error, if the user may not list them or the kind is unknown."""
+        """Objects of a namespace, or of all; malformed objects are left out.
+
+        Empty if the user may not list them or the kind is unknown. Each of these adds a read error.
+        """
         objects: list[T] = []
         try:
             async for page in self.client.list_pages(
@@ -278,8 +299,9 @@ class Session:
         except ApiError as error:
             if not (error.is_forbidden or error.is_not_found):
                 raise
-            unknown = "this cluster does not know them; apply manifests/crds"
-            self.read_errors[resource.plural] = _FORBIDDEN if error.is_forbidden else unknown
+            failure: ListFailure = "forbidden" if error.is_forbidden else "unknown-kind"
+            self.list_failures[resource.plural] = failure
+            self.read_errors[resource.plural] = _LIST_ERRORS[failure]
         return objects
 
     async def _read_plans(self) -> list[ZonePlan]:
@@ -292,7 +314,7 @@ class Session:
         return plans
 
     async def _read_results(self, names: Iterable[ObjectName]) -> dict[str, dict[str, str]]:
-        """Read the results ConfigMaps: ``namespace/name`` -> data."""
+        """Read the results ConfigMaps that have data: ``namespace/name`` -> data."""
         # By name, because the user may not be allowed to list ConfigMaps.
         unique = tuple(dict.fromkeys(names))
         data_of_each = await asyncio.gather(*(self._read_result_data(name) for name in unique))
@@ -310,7 +332,7 @@ class Session:
             return {}
 
     async def _read_verdicts(self) -> dict[str, dict[str, str]]:
-        """Read verdicts on bandwidth limits: pod (``namespace/name``) -> direction -> verdict."""
+        """Read verdicts on bandwidth limits: pod (``namespace/name``) -> direction -> verdict; empty without Prometheus."""
         verdicts: dict[str, dict[str, str]] = defaultdict(dict)
         if self.prometheus is None:
             return verdicts

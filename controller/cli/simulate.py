@@ -45,7 +45,7 @@ class PlacementOutcome(View, frozen=True):
 
     Attributes:
         nodes_by_workload: workload selector -> node of each replica; an empty text for a replica that fits nowhere.
-        zones_by_workload: workload selector -> zone of each of these nodes.
+        zones_by_workload: workload selector -> zone of each of these nodes; an empty text without a node or zone.
         cost: networkCost, summed over all pairs of a calling and a called pod.
         latency_us: expected network time of a call, in microseconds.
         violations: pairs of pods over maxNetworkCost, in which the called pod may answer the caller; in parity mode all such pairs.
@@ -138,7 +138,7 @@ class SimulateCommand(Command):
         return offline_plan
 
     def render(self, answer: Simulation | OfflinePlan, options: argparse.Namespace, width: int) -> RenderableType:
-        """Both placements side by side, then their sums."""
+        """Both placements side by side, then their sums; with ``--offline`` see `render_offline`."""
         if isinstance(answer, OfflinePlan):
             return render_offline(answer)
         costs = f"costs: {answer.topology or 'no NetworkTopology'} {answer.weight_name or ''}"
@@ -148,7 +148,7 @@ class SimulateCommand(Command):
 
 
 def simulate(inputs: PlanInputs, group: AppGroup, controllers: Mapping[str, WorkloadController]) -> Simulation:
-    """Place a group with both schedulers, as if it had no pods yet. For the arguments see `reset_group`."""
+    """Place a group with both schedulers, as if it had no pods yet. For arguments and errors see `reset_group`."""
     snapshot = reset_group(inputs, group, controllers)
     hosts, requested = inputs.node_cache.hosts, inputs.node_cache.requested
     reader = PodReader()
@@ -177,6 +177,9 @@ def reset_group(inputs: PlanInputs, group: AppGroup, controllers: Mapping[str, W
         inputs: the cluster, in which the group and its pods are replaced.
         group: the AppGroup.
         controllers: workload selector -> Deployment or StatefulSet; a workload without one counts as one pod without requests.
+
+    Raises:
+        ConfigError: the group has more than `MAX_PODS` replicas.
     """
     state, key = inputs.state, group.metadata.key
     state.on_group_change(key, state.groups.get(key), group)
@@ -211,7 +214,7 @@ def evaluate_placement(snapshot: GroupSnapshot, nodes: Sequence[str]) -> Placeme
 
 
 def _decode_group(documents: Iterable[dict[str, Any]]) -> tuple[AppGroup, list[WorkloadController]]:
-    """The one AppGroup of a file, and its Deployments and StatefulSets."""
+    """The one AppGroup of the files, and their Deployments and StatefulSets; raises ConfigError for none, several or an invalid object."""
     groups: list[AppGroup] = []
     controllers: list[WorkloadController] = []
     for document in documents:
@@ -233,7 +236,7 @@ def _decode_group(documents: Iterable[dict[str, Any]]) -> tuple[AppGroup, list[W
 def _make_pending_pods(
     group: AppGroup, graph: DependencyGraph, controllers: Mapping[str, WorkloadController]
 ) -> list[Pod]:
-    """The declared replicas as pending pods. Raises ConfigError if there are more than `MAX_PODS`."""
+    """The declared replicas as pending pods. For the errors see `reset_group`."""
     replicas = sum(max(0, controllers.get(selector, WorkloadController()).replicas) for selector in graph.selectors)
     if replicas > MAX_PODS:
         raise ConfigError(group.metadata.key, f"has {replicas} replicas", f"at most {MAX_PODS} are planned together")

@@ -28,7 +28,7 @@ class StatusCommand(Command):
     description = (
         "One line for each part of the system, then the findings, as `diagnose` shows them. "
         "With --prometheus, the findings include bandwidth limits that are not enforced. "
-        "Counts AppGroups and pods of all namespaces or, with -n, of one namespace."
+        "Counts AppGroups, and the bandwidth that pods request, of all namespaces or, with -n, of one namespace."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
@@ -81,7 +81,7 @@ def _format_costs(network: NetworkView) -> str:
 
 
 def _format_groups(groups: Collection[GroupView]) -> str:
-    running, members = sum(g.running_pods for g in groups), sum(g.members for g in groups)
+    running, members = sum(g.running_pods for g in groups), sum(g.num_members for g in groups)
     violated, total = sum(g.violated_dependencies for g in groups), sum(len(g.dependencies) for g in groups)
     return f"{len(groups)}  {running} of {members} pods run  {violated} of {total} dependencies violated"
 

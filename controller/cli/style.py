@@ -90,11 +90,11 @@ def format_counts(counts: Mapping[str, int]) -> str:
 def format_percent(part: float, whole: float) -> str:
     """A share of ``whole``, which is not 0, as ``12%``; ``<1%`` if it would be rounded to 0."""
     ratio = part / whole
-    return "<1%" if 0 < ratio < 0.005 else f"{ratio:.0%}"
+    return "<1%" if 0 < ratio <= 0.005 else f"{ratio:.0%}"
 
 
 def format_coloured_percent(part: float, whole: float | None) -> Text:
-    """A share as ``12%``, orange above 100 %; a dash if the whole is unknown, empty if it is 0."""
+    """A share as `format_percent` writes it, orange above 100 %; a dash if ``whole`` is unknown, empty if it is 0."""
     if not whole:
         return Text("-" if whole is None else "", style=FAINT)
     return Text(format_percent(part, whole), style=BAD if part > whole else "")

@@ -27,7 +27,7 @@ class Traffic:
         graph: observed dependencies between workloads.
         workloads: all workloads of the cluster.
         source: metrics from which the traffic was read.
-        window_s: range of the traffic's rates; shorter than requested if Prometheus has less.
+        window_s: range of the traffic's rates; differs from the request if Prometheus has less, or the source needs more.
         snapshot: the cluster.
     """
 
@@ -55,21 +55,21 @@ def _parse_window(text: str) -> int:
 
 
 async def read_traffic(session: Session, source_name: str, requested_window_s: int) -> Traffic:
-    """Read traffic and the cluster; adds notes on what the source does not show.
+    """Read traffic and the cluster; adds notes on incomplete data, and on traffic that the source does not show.
 
     Args:
         session: a session with Prometheus.
         source_name: see `read_flows`.
-        requested_window_s: range of rates.
+        requested_window_s: range of rates, seconds.
 
     Raises:
-        ConfigError: no Prometheus is named, or it has no traffic.
+        ConfigError: no Prometheus is named, or it has no traffic of this source.
         KubekitError: Prometheus or the API server does not answer.
     """
     if session.prometheus is None:
         fix = "give --prometheus http://HOST:PORT, or set NETAWARE_PROMETHEUS"
         raise ConfigError("--prometheus", "is missing; traffic is read from Prometheus", fix)
-    (source, window_s, flows, notes), snapshot, pods = await asyncio.gather(
+    (source, window_s, flows, remarks), snapshot, pods = await asyncio.gather(
         read_flows(session.prometheus, source_name, requested_window_s),
         session.read_snapshot(groups=True),
         session.list_unfinished_pods(),
@@ -79,7 +79,7 @@ async def read_traffic(session: Session, source_name: str, requested_window_s: i
     if bytes_by_unknown:
         names = join_first(sorted(bytes_by_unknown, key=lambda name: -bytes_by_unknown[name]), MAX_UNKNOWN_SHOWN)
         session.notes.append(f"traffic of workloads that do not exist, or no longer, is left out: {names}")
-    session.notes += notes
+    session.notes += remarks
     minutes = window_s // 60
     if window_s < requested_window_s:
         session.notes.append(f"Prometheus has this traffic for {minutes} of the last {requested_window_s // 60} min")

@@ -1,6 +1,7 @@
-"""Converts AppGroups and NetworkTopologies from the field names of KEP-260 and of talks about it to the names of the CRDs. Pure.
+"""Converts AppGroups and NetworkTopologies from the API groups and field names of KEP-260 and of talks about it to those of the CRDs.
 
-Other objects are returned unchanged, and the API server reports other errors.
+Also adds missing selectors, and names of ConfigMaps that the API server accepts. Other objects and groups stay as they are, and the API
+server reports other errors. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from netperf.contract import RESULTS_NAME
 API_GROUPS = frozenset(
     {APPGROUPS.group, NETWORK_TOPOLOGIES.group, "diktyo.k8s.io", "scheduling.sigs.k8s.io", "scheduling.sigs.x-k8s.io"}
 )
-
+"""Groups whose objects are converted."""
 RecordChange = Callable[[str, str], None]
 """Records the path of a changed field, and the change in words."""
 
@@ -28,8 +29,8 @@ class Change(msgspec.Struct, frozen=True):
     """A changed field, or an item that was left out.
 
     Attributes:
-        object: kind and name, for example ``AppGroup a1``, or ``document 1``.
-        field: path in the converted object, or ``items``.
+        object: kind and name, for example ``AppGroup a1``; ``document 1`` for an item that was left out.
+        field: path in the converted object; ``items`` for an item that was left out.
         description: the change in words.
     """
 
@@ -114,6 +115,7 @@ def _move_out(reference: Document, item: Document, name: str, path: str, record:
 
 
 def _convert_topology(spec: Document, record: RecordChange) -> None:
+    """Rename fields, and write the ConfigMap's name in lower case, by default `RESULTS_NAME`."""
     _rename(spec, "configMapName", "configmapName", "spec", record)
     name = spec.get("configmapName") or RESULTS_NAME
     legal = re.sub(r"([a-z0-9])([A-Z])", r"\1-\2", str(name)).lower()

@@ -28,18 +28,19 @@ ACCESS_REVIEWS = Resource(
     "authorization.k8s.io", "v1", "subjectaccessreviews", "SubjectAccessReview", is_namespaced=False
 )
 CACHE_TTL_S = 10.0
-"""A right that is withdrawn has effect after this time."""
+"""A revoked right works for at most this time."""
 MAX_CACHED_DECISIONS = 256
 MAX_CONCURRENT_REVIEWS = 4
 MAX_TOKEN_LENGTH = 16 << 10
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Decision = Literal["allowed", "unauthenticated", "forbidden", "unavailable"]
-"""``unauthenticated``: the token is absent, invalid or for another audience; ``unavailable``: the API server does not answer."""
+"""``unauthenticated``: the token is absent, invalid or for another audience; ``forbidden``: its user lacks the right;
+``unavailable``: the API server did not review the token."""
 _REFUSALS: Mapping[Decision, tuple[int, str]] = {
     "unauthenticated": (401, f"run `kubectl netaware page`, or send a token for {PAGE_AUDIENCE}"),
     "forbidden": (403, f"the token's user needs the right to get services/proxy of {CONTROLLER}"),
-    "unavailable": (503, "the API server does not answer, so access cannot be checked"),
+    "unavailable": (503, "access cannot be checked; the controller's log has the reason"),
 }
 
 
@@ -78,7 +79,7 @@ class PageAuthorizer:
         return authorized
 
     async def decide_access(self, request: web.Request) -> Decision:
-        """The API server's decision about the token of a request; up to `CACHE_TTL_S` old."""
+        """The API server's decision about the token of a request; up to `CACHE_TTL_S` old, except ``unavailable``."""
         token = request.headers.get(PAGE_TOKEN_HEADER, "")
         if not token or len(token) > MAX_TOKEN_LENGTH:
             return "unauthenticated"

@@ -13,7 +13,7 @@ class PageConfig(Section, frozen=True):
     Attributes:
         enabled: whether the page is served.
         auth: ``token`` requires a token as ``kubectl netaware page`` sends it; ``none`` serves everyone who reaches the port.
-        allowed_hosts: public DNS names of the page, such as that of an Ingress; other public names are refused.
+        allowed_hosts: public DNS names of the page, such as that of an Ingress; requests for other public names are refused.
     """
 
     enabled: bool = True

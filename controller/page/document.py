@@ -1,20 +1,20 @@
-"""Builds the page's HTML document from its style and script files.
+"""Builds the page's HTML document from page.html and its style and script files, and the headers of responses.
 
-With a single document, the browser sends one request, caches keep no stale files after an upgrade, and the Content-Security-Policy
-allows nothing but the hashes of the document's script and style.
+With a single document, the browser sends one request for it, style and script always have the same version, and the
+Content-Security-Policy allows no script or style but these, by their hashes.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from functools import lru_cache
+from functools import cache
 from importlib.resources import files
 
 SCRIPTS = ("base.js", "matrix.js", "groups.js", "now.js", "app.js")
 
 
-@lru_cache(maxsize=1)
+@cache
 def build_document() -> bytes:
     """The whole page as HTML in UTF-8."""
     style, script = _read_style_and_script()
@@ -22,18 +22,18 @@ def build_document() -> bytes:
     return text.encode()
 
 
-@lru_cache(maxsize=1)
+@cache
 def build_csp() -> str:
     """The Content-Security-Policy of the document."""
     style, script = _read_style_and_script()
     return (
         "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
-        f"frame-ancestors 'none'; style-src {_hash(style)}; script-src {_hash(script)}"
+        f"frame-ancestors 'none'; style-src {_csp_source(style)}; script-src {_csp_source(script)}"
     )
 
 
 def make_headers(csp: str = "default-src 'none'; frame-ancestors 'none'") -> dict[str, str]:
-    """Headers of every response; the default Content-Security-Policy is for responses other than the document."""
+    """Headers of every response of the page; the default Content-Security-Policy is for responses other than the document."""
     return {
         "Content-Security-Policy": csp,
         "X-Content-Type-Options": "nosniff",
@@ -50,5 +50,6 @@ def _read_asset(name: str) -> str:
     return files("controller.page").joinpath("assets", name).read_text("utf-8")
 
 
-def _hash(text: str) -> str:
+def _csp_source(text: str) -> str:
+    """The source that allows an inline style or script with this text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -38,7 +38,7 @@ class PageData(NamedTuple):
     """The answer to a request for data.
 
     Attributes:
-        etag: a hash of the data without ``readAt``.
+        etag: the header ETag: a hash of the data without ``readAt``.
         body: JSON, compressed by gzip.
     """
 
@@ -90,7 +90,11 @@ class Page:
         return web.Response(body=gzip.decompress(data.body), content_type="application/json", headers=headers)
 
     async def _current_data(self) -> PageData:
-        """The newest data, computed anew when due; concurrent requests share one computation."""
+        """The newest data, computed anew when due; concurrent requests share one computation.
+
+        Raises:
+            web.HTTPServiceUnavailable: the last computation failed.
+        """
         async with self._refresh_lock:
             if time.monotonic() >= self._next_refresh_at:
                 # A failure must end neither the page nor the manager.

@@ -21,6 +21,7 @@ from netperf.plans import ZonePlan, decode_plan
 from netperf.policy import CostPolicy
 
 STATUS_INTERVAL_S = 10.0
+"""Time between readings of the control plane's status, which are requests to the API server."""
 STATUS_TIMEOUT_S = 5.0
 
 
@@ -29,7 +30,7 @@ class SnapshotReader:
 
     Args:
         cache: the manager's stores.
-        client: reads the Lease and the controllers' pods, which no store keeps.
+        client: reads the Lease and the pods of netaware's programs, which no store keeps.
         namespace: where netaware is installed.
         policy: the default cost policy.
         scheduler: the scheduler's configuration.
@@ -44,7 +45,10 @@ class SnapshotReader:
         self._next_status_read_at = float("-inf")
 
     async def read(self, now_s: float) -> ClusterSnapshot:
-        """The snapshot at ``now_s``. The control plane's status may be some seconds old, or None if it cannot be read in time."""
+        """The snapshot at ``now_s``, without the agents' verdicts and without prices.
+
+        The control plane's status is at most `STATUS_INTERVAL_S` old, or older if the API server does not answer; None before its first answer.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STATUS_TIMEOUT_S):
                 if time.monotonic() >= self._next_status_read_at:
@@ -76,6 +80,7 @@ class SnapshotReader:
         status = await read_control_plane(
             self._client,
             self._namespace,
+            # A store that is ready but not synced has no CRD.
             is_installed=topologies.synced.is_set() or not topologies.ready.is_set(),
             failed_checks=(f"not listed yet: {problems}",) if problems else (),
         )

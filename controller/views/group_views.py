@@ -17,7 +17,7 @@ from netperf.latencies import ZonePair
 
 
 class PodView(View, frozen=True):
-    """A pod of a workload; ``node`` and ``zone`` are empty until it is bound."""
+    """A pod of a workload; ``node`` and ``zone`` are empty until it is bound, ``zone`` also if its node has none."""
 
     name: str
     node: str
@@ -31,7 +31,8 @@ class WorkloadView(View, frozen=True):
     Attributes:
         selector: value of the workload label on its pods.
         name, kind: of the Deployment or other object that creates its pods.
-        index: position in the order of the group's status, from 1; null if that order lacks the workload.
+        index: position in the order of the group's present status, from 1; null if that order lacks the workload.
+        pods: its pods that have not finished, sorted by namespace and name.
     """
 
     selector: str
@@ -49,8 +50,8 @@ class DependencyView(View, frozen=True):
         max_cost, min_bandwidth_bps: ``maxNetworkCost`` and ``minBandwidth`` of the spec.
         verdict: ``met``, ``violated``, ``unknown`` (no cost known) or ``idle`` (one side has no placed pod).
         cost: of that pair; 0 on a node, 1 within a zone, null if unknown or idle.
-        origin, destination: zones of that pair; empty if idle.
-        p50_us: round trip between these zones; null within a zone or if unknown.
+        origin, destination: zones of that pair; empty if idle or for nodes without a zone.
+        p50_us: median round trip between these zones; null within a zone, or if unknown or idle.
     """
 
     caller: str
@@ -76,21 +77,22 @@ class GroupView(View, frozen=True):
 
     Attributes:
         algorithm: ``spec.topologySortingAlgorithm``.
-        members: ``spec.numMembers``.
+        num_members: ``spec.numMembers``.
         running_pods: number of pods in phase Running that are not being deleted.
         gated_pods, pending_pods: numbers of unbound pods with and without scheduling gates.
         total_cost: sum of the dependencies' known costs.
         violated_dependencies: number of dependencies with the verdict ``violated``.
-        order: selectors in the order that the next status will have; each workload's ``index`` is that of the present status.
+        order: selectors in the order that the next status will have; a workload's ``index`` is that of the present status.
+        workloads, dependencies: of the spec, as far as it is valid.
         faults: mistakes in the spec.
         conditions: the status's conditions.
-        zone_losses: of each zone with a replica.
+        zone_losses: one for each zone with a replica.
     """
 
     namespace: str
     name: str
     algorithm: str
-    members: int
+    num_members: int
     running_pods: int
     gated_pods: int
     pending_pods: int
@@ -134,7 +136,7 @@ def _build_group_view(
         namespace=group.metadata.namespace,
         name=group.metadata.name,
         algorithm=group.spec.topology_sorting_algorithm,
-        members=group.spec.num_members,
+        num_members=group.spec.num_members,
         running_pods=state.running_count,
         gated_pods=gated_pods,
         pending_pods=sum(not pod.spec.node_name for pod in pods) - gated_pods,

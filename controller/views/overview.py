@@ -15,7 +15,8 @@ class Overview(View, frozen=True):
 
     Attributes:
         read_at: time of the snapshot, unix seconds.
-        network, agents, bandwidth: of the whole cluster.
+        network, agents: of the whole cluster.
+        bandwidth: of all nodes; allocated by the snapshot's pods, which ``status -n`` reads from one namespace only.
         groups: sorted by namespace and name.
         findings: worst first; empty if the state of the control plane was not read.
     """
@@ -29,11 +30,11 @@ class Overview(View, frozen=True):
 
 
 def build_overview(snapshot: ClusterSnapshot, namespace: str | None = None) -> Overview:
-    """The overview of a snapshot. Pure.
+    """The overview of a snapshot.
 
     Args:
         snapshot: the cluster.
-        namespace: limits AppGroups, and findings that only affect AppGroups; None for all namespaces.
+        namespace: leaves out AppGroups of other namespaces, and findings that affect nothing else; None for all namespaces.
     """
     facts = build_facts(snapshot)
     groups = build_group_views(snapshot, facts.network)

@@ -84,7 +84,7 @@ def _build_webhook(
         "namespaceSelector": namespace_selector,
         "objectSelector": {"matchExpressions": pod_requirements},
         "matchConditions": conditions,
-        # If the webhook fails, a pod is created without a gate and placed by NetworkOverhead's rule.
+        # If the webhook fails, a pod is created without a gate, and its scheduler places it without a plan.
         "failurePolicy": "Ignore",
         "timeoutSeconds": 2,
         "reinvocationPolicy": "IfNeeded",
@@ -95,7 +95,7 @@ def _build_webhook(
 
 
 def issue_certificate(host: str, days: int, now: datetime.datetime) -> tuple[bytes, bytes]:
-    """A new self-signed certificate for one host, and its key, as PEM."""
+    """A new self-signed certificate for one host, valid for ``days`` from ``now``, and its key, both as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, WEBHOOK_NAME)])
     certificate = (

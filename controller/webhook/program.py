@@ -1,4 +1,4 @@
-"""The webhook's server, which loads its certificate again when the files change."""
+"""The webhook's server, which loads certificate and key again when tls.crt changes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _load_certificate(folder: Path) -> ssl.SSLContext:
 
 
 async def _reload_certificate(tls: ssl.SSLContext, folder: Path) -> None:
-    """Load the certificate when its file changes; later handshakes use the new certificate."""
+    """Load certificate and key when tls.crt changes; later handshakes use them. If loading fails, the previous ones stay."""
     # Into a new context: if certificate and key do not match yet, loading leaves a context without a key.
     current_tls = tls
 

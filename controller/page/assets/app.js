@@ -59,7 +59,7 @@ function buildGroupsTile() {
   const sum = (field) => groups.reduce((total, group) => total + group[field], 0);
   const tile = { tab: "groups", label: "AppGroups", value: groups.length };
   if (!groups.length) return tile;
-  tile.unit = `${sum("runningPods")} of ${sum("members")} running`;
+  tile.unit = `${sum("runningPods")} of ${sum("numMembers")} running`;
   const violated = sum("violatedDependencies");
   if (violated) return { ...tile, note: `${pluralize(violated, "dependency", "dependencies")} violated`, style: "bad" };
   return { ...tile, note: "no dependency violated", style: "good" };

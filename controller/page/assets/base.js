@@ -21,7 +21,7 @@ const BASES = {
   given: { sign: "", text: "set by the user" },
   absent: { sign: "", text: "no cost: counts as 100" },
 };
-const FLAGGED = { sign: "!", text: "newest sample not trusted" };
+const FLAGGED = { sign: "!", text: "sample not trusted" };
 
 function isAbsent(value) { return value === null || value === undefined || value === false; }
 function byId(id) { return document.getElementById(id); }

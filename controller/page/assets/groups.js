@@ -17,7 +17,7 @@ function drawGroups() {
 function buildGroupBox(group, openKeys) {
   const key = `${group.namespace}/${group.name}`;
   const facts = [
-    `${group.runningPods} of ${group.members} members running`,
+    `${group.runningPods} of ${group.numMembers} members running`,
     group.gatedPods ? `${group.gatedPods} gated` : "",
     group.pendingPods ? `${group.pendingPods} pending` : "",
     `total cost ${group.totalCost}`,

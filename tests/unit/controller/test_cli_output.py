@@ -30,10 +30,11 @@ from controller.cli.latency import LatencyView
 from controller.cli.output import Screen
 from controller.cli.parser import EPILOG, parse
 from controller.cli.run import run
-from controller.cli.session import NotFoundError, Session
-from controller.cli.style import format_rate
+from controller.cli.session import MissingInputError, Session
+from controller.cli.style import format_percent, format_rate
 from controller.diagnosis.cluster_views import PairBasis, PairView, ZoneView
 from controller.diagnosis.control_plane import ControlPlaneStatus
+from controller.diagnosis.pod_diagnosis import PodDiagnosis
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.diagnosis.zones import build_network
 from controller.scheduler.explain import Candidate, Explanation
@@ -209,6 +210,10 @@ def test_a_rate_has_three_figures_and_no_exponent(value_bps: float, shown: str) 
     assert format_rate(value_bps) == shown
 
 
+def test_a_share_above_zero_is_never_shown_as_zero() -> None:
+    assert [format_percent(part, 200) for part in (0, 1, 3)] == ["0%", "<1%", "2%"]
+
+
 async def test_a_terminal_gets_colours_unless_no_color_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -236,7 +241,9 @@ def test_explain_counts_the_candidates_that_it_does_not_show() -> None:
     line = msgspec.convert({"region": "r", "zone": "z", "node": "", "peerCosts": [], **numbers, **flags}, Candidate)
     candidates = (*[line] * (MAX_CANDIDATES_SHOWN + 2), msgspec.structs.replace(line, has_pod=True))
     explanation = Explanation("default/p", "", "", "", "", "", "", (), candidates, None, "")
-    assert "and 2 more" in print_answer(ExplainView(0.0, explanation), "explain", "pod", "p")
+    assert "and 2 more" in print_answer(
+        ExplainView(0.0, explanation, PodDiagnosis("waiting", "it waits")), "explain", "pod", "p"
+    )
 
 
 def test_notes_are_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,9 +254,9 @@ def test_notes_are_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None
 async def test_a_missing_zone_group_or_pod_name_is_an_error_that_names_it() -> None:
     with pytest.raises(ConfigError, match="diagnose pod NAME"):
         await print_command(make_healthy_snapshot(), "diagnose", "pod")
-    with pytest.raises(NotFoundError, match="no pair of zones 'atlantis' and 'eu-west-6'; zones: ap-south-1"):
+    with pytest.raises(MissingInputError, match="no pair of zones 'atlantis' and 'eu-west-6'; zones: ap-south-1"):
         await print_command(make_healthy_snapshot(), "latency", "atlantis", "eu-west-6")
-    with pytest.raises(NotFoundError, match="no AppGroup 'x' in namespace default"):
+    with pytest.raises(MissingInputError, match="no AppGroup 'x' in namespace default"):
         await print_command(make_healthy_snapshot(), "graph", "x", "-n", "default")
 
 
@@ -259,7 +266,7 @@ async def test_a_command_fails_without_its_main_objects_and_notes_other_unreadab
         session.snapshot = make_healthy_snapshot()
         for name in ("costs", "graph"):
             command, options = parse_command(name)
-            with pytest.raises(NotFoundError, match="appgroups: not allowed") if name == "graph" else nullcontext():
+            with pytest.raises(MissingInputError, match="appgroups: not allowed") if name == "graph" else nullcontext():
                 await command.run(session, options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -17,7 +18,7 @@ from controller.scheduler.config import SchedulerConfig
 from controller.traffic.graph import ObservedDependency, TrafficGraph, WorkloadId
 from controller.traffic.proposals import Proposal, propose
 from controller.traffic.workloads import Workloads
-from kubekit.errors import ConfigError
+from kubekit.errors import ApiError, ConfigError
 from tests.unit.controller.components import HEAD, HOME, NODES, group, node, pod, session_of, topology, weight
 from tests.unit.controller.test_cli_output import parse_command
 
@@ -66,6 +67,13 @@ async def test_an_unreadable_configuration_is_noted_and_defaults_are_used(config
     snapshot = await session.read_snapshot()
     assert snapshot.scheduler == SchedulerConfig()
     assert "defaults are used" in session.read_errors["configuration"]
+
+
+async def test_a_configuration_that_may_not_be_read_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of(CUSTOM_CONFIG, *NODES)
+    monkeypatch.setattr(session.client, "get", AsyncMock(side_effect=ApiError(403, "Forbidden", "not yours")))
+    assert (await session.read_configuration()).scheduler == SchedulerConfig()
+    assert session.read_errors == {"configuration": "not allowed to read it; defaults are used"}
 
 
 async def test_all_commands_use_the_networktopology_and_weights_of_the_scheduler(tmp_path: Any) -> None:
