@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,15 +40,7 @@ class Family:
     meaning: str
 
 
-_KIND_BY_CONSTRUCTOR = {
-    "Counter": "counter",
-    "Gauge": "gauge",
-    "Histogram": "histogram",
-    "CounterMetricFamily": "counter",
-    "GaugeMetricFamily": "gauge",
-    "HistogramMetricFamily": "histogram",
-    "SummaryMetricFamily": "summary",
-}
+_CONSTRUCTOR = re.compile(r"(Counter|Gauge|Histogram|Summary)(MetricFamily)?\Z")
 
 
 def find_source_families(packages: Sequence[str]) -> dict[str, Family]:
@@ -57,11 +50,7 @@ def find_source_families(packages: Sequence[str]) -> dict[str, Family]:
         for path in sorted((ROOT / package).rglob("*.py")):
             module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
             for node in ast.walk(ast.parse(path.read_text())):
-                if (
-                    isinstance(node, ast.Call)
-                    and isinstance(node.func, ast.Name)
-                    and node.func.id in _KIND_BY_CONSTRUCTOR
-                ):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and _CONSTRUCTOR.match(node.func.id):
                     family = _read_constructor(node, module)
                     if family is not None:
                         families[family.name] = family
@@ -81,7 +70,7 @@ def _read_constructor(call: ast.Call, module: str) -> Family | None:
     if label_argument is not None:
         scope = vars(importlib.import_module(module))
         labels = tuple(eval(compile(ast.Expression(label_argument), module, "eval"), dict(scope)))
-    kind = _KIND_BY_CONSTRUCTOR[call.func.id]
+    kind = call.func.id.removesuffix("MetricFamily").lower()
     return Family(_full_name(str(texts[0]), kind), kind, labels, str(texts[1]))
 
 

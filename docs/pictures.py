@@ -3,7 +3,6 @@
     python docs/pictures.py              all pictures
     python docs/pictures.py demo         the tables of `make demo`, as SVG
     python docs/pictures.py page         the page in Chromium, for a lab with the Online Boutique placed by both schedulers
-    python docs/pictures.py page --all-views --to /tmp/views    also views that are not in the documents, and narrow ones
 
 Needs what `make demo` needs, and Chromium for the page.
 """
@@ -34,11 +33,9 @@ from tests.support.chromium import find_or_fetch_chromium  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
 MAX_BYTES = 300_000
-VIEWS = ("now", "matrix", "groups")
-DOCUMENTED_VIEWS = ("matrix", "groups")
+VIEWS = ("matrix", "groups")
 COLOR_SCHEMES = ("light", "dark")
-WIDE, NARROW, HEIGHT = 1200, 400, 720
-SCALE = 1.0
+WIDTH, HEIGHT, SCALE = 1200, 720, 1.0
 PLACEMENT_TIMEOUT_S, HISTORY_S = 90.0, 40.0
 SCHEDULER_BY_NAMESPACE = {"shop": "network-aware-scheduler", "shop-default": "default-scheduler"}
 
@@ -48,11 +45,6 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("pictures", nargs="*", metavar="PICTURE", help="demo or page; both by default")
     parser.add_argument("--to", type=Path, default=PICTURES, metavar="FOLDER", help="where to write (docs/pictures)")
-    parser.add_argument(
-        "--all-views",
-        action="store_true",
-        help="write every view of the page, wide and narrow, not only those of the documents",
-    )
     args = parser.parse_args(arguments)
     unknown = set(args.pictures) - {"demo", "page"}
     if unknown:
@@ -61,18 +53,18 @@ def main(arguments: Sequence[str]) -> int:
         command = [sys.executable, "-m", "lab", "demo", "--name", "pictures", "--picture", str(args.to / "demo.svg")]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     if not args.pictures or "page" in args.pictures:
-        asyncio.run(_write_page_pictures(args.to, all_views=args.all_views))
+        asyncio.run(_write_page_pictures(args.to))
     return 0
 
 
-async def _write_page_pictures(folder: Path, *, all_views: bool) -> None:
+async def _write_page_pictures(folder: Path) -> None:
     chromium = await asyncio.to_thread(find_or_fetch_chromium)
     with tempfile.TemporaryDirectory() as state:
         async with Lab.start(
             load_topology("four-zones"), name="pictures", components=COMPONENTS, folder=Path(state)
         ) as lab:
             installation = await install(lab)
-            async with Client(lab.client_config) as client, open_tab(chromium, width=WIDE, height=HEIGHT) as tab:
+            async with Client(lab.client_config) as client, open_tab(chromium, width=WIDTH, height=HEIGHT) as tab:
                 await tab.open(f"{installation.controller_url}/")
                 await tab.wait_for(
                     "state.page !== null && !state.page.matrix.p50Us.includes(null)", PLACEMENT_TIMEOUT_S
@@ -85,9 +77,7 @@ async def _write_page_pictures(folder: Path, *, all_views: bool) -> None:
                 )
                 # More rounds of probes, for the chart of a pair's p50 over time.
                 await asyncio.sleep(HISTORY_S)
-                await _save_screenshots(
-                    tab, folder, VIEWS if all_views else DOCUMENTED_VIEWS, (WIDE, NARROW) if all_views else (WIDE,)
-                )
+                await _save_screenshots(tab, folder)
             installation.check_running()
 
 
@@ -100,20 +90,18 @@ async def _deploy(client: Client, namespace: str, scheduler: str) -> None:
         await client.create(DEPLOYMENTS, deployment, Object, namespace=namespace)
 
 
-async def _save_screenshots(tab: Tab, folder: Path, views: Sequence[str], widths: Sequence[int]) -> None:
-    """Save a picture for each view, colour scheme and width. Raises SystemExit if one is too large or the browser reports problems."""
-    for width in widths:
-        await tab.resize(width, HEIGHT, scale=SCALE)
-        for scheme in COLOR_SCHEMES:
-            await tab.set_color_scheme(scheme)
-            for view in views:
-                await tab.evaluate(f"showTab({view!r})")
-                await tab.evaluate("selectPair(state.positions.get('z3'), state.positions.get('z1'))")
-                path = folder / f"page-{view}-{scheme}{'-narrow' if width == NARROW else ''}.png"
-                await tab.screenshot(path, whole=True)
-                if width == WIDE and path.stat().st_size > MAX_BYTES:
-                    raise SystemExit(f"{path} has {path.stat().st_size} bytes, more than {MAX_BYTES}")
-                print(f"{path} {path.stat().st_size} bytes", file=sys.stderr)
+async def _save_screenshots(tab: Tab, folder: Path) -> None:
+    """Save a picture for each view and colour scheme. Raises SystemExit if one is too large or the browser reports problems."""
+    await tab.resize(WIDTH, HEIGHT, scale=SCALE)
+    for scheme in COLOR_SCHEMES:
+        await tab.set_color_scheme(scheme)
+        for view in VIEWS:
+            await tab.evaluate(f"showTab({view!r})")
+            await tab.evaluate("selectPair(state.positions.get('z3'), state.positions.get('z1'))")
+            path = folder / f"page-{view}-{scheme}.png"
+            await tab.screenshot(path, whole=True)
+            if path.stat().st_size > MAX_BYTES:
+                raise SystemExit(f"{path} has {path.stat().st_size} bytes, more than {MAX_BYTES}")
     if tab.problems:
         raise SystemExit(f"the browser reports problems: {tab.problems}")
 

@@ -74,11 +74,7 @@ async def probe_and_print(args: argparse.Namespace, passphrase: bytes) -> None:
 
 
 async def measure_with_datagrams(address: str, passphrase: bytes) -> Measurement:
-    """Measure the round trips of datagrams for `DATAGRAM_DURATION_S`.
-
-    Raises:
-        ProbeFailedError: fewer than two answers arrived.
-    """
+    """Measure round trips for `DATAGRAM_DURATION_S`. Raises ProbeFailedError if fewer than two answers arrive."""
     target = DatagramTarget(address, PORT)
     stream = DatagramStream("::" if ":" in address else "0.0.0.0", passphrase)
     stream.set_targets([target], interval_s=DATAGRAM_DURATION_S)

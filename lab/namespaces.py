@@ -41,11 +41,7 @@ def build_enter_command(name: str) -> list[str]:
 
 
 def create(name: str) -> None:
-    """Create a namespace with a name under /run/netns.
-
-    Raises:
-        OSError: the name is taken, or this process lacks privileges.
-    """
+    """Create a namespace with a name under /run/netns. Raises OSError if the name is taken, or without privileges."""
     _share_folder()
     target = FOLDER / name
     os.close(os.open(target, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o444))

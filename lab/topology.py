@@ -157,11 +157,7 @@ class _TopologyFile(Section, frozen=True):
 
 
 def load_topology(name_or_file: str) -> Topology:
-    """Read a shipped topology by name, or a file.
-
-    Raises:
-        ConfigError: the topology does not exist or is not valid; names the file and the field.
-    """
+    """Read a shipped topology by name, or a file. Raises ConfigError, as `parse_topology`, also if it does not exist."""
     shipped = SHIPPED / f"{name_or_file}.yaml"
     path = shipped if _NAME.match(name_or_file) and shipped.exists() else Path(name_or_file)
     try:
@@ -312,20 +308,12 @@ class _TopologyReader:
 
 
 def parse_duration_us(value: str | float, field: str) -> float:
-    """Return a delay in microseconds; 0 needs no unit.
-
-    Raises:
-        ConfigError: the value is not a duration with a unit, or is longer than 10 s; names ``field``.
-    """
+    """Return a delay of up to 10 s in microseconds; 0 needs no unit. Raises ConfigError, which names ``field``, for others."""
     return 0.0 if value in {0, "0"} else round(parse_duration(str(value), field, maximum_s=_MAX_RTT_S) * 1e6, 3)
 
 
 def parse_loss(value: str | float, field: str) -> float:
-    """Return a loss of ``0.1%`` as 0.001; 0 needs no unit.
-
-    Raises:
-        ConfigError: the value is not a percentage from 0 to 100; names ``field``.
-    """
+    """Return ``0.1%`` as 0.001; 0 needs no unit. Raises ConfigError, which names ``field``, unless it is from 0 to 100 %."""
     match = _PERCENT.match(str(value).strip())
     if match and float(match["number"]) <= 100:
         return float(match["number"]) / 100
