@@ -13,9 +13,9 @@ from controller.cluster.pods import Pod
 from controller.cluster.resource_requests import add_amounts, first_insufficient
 from controller.descheduler.snapshot import DeschedulerSnapshot
 from controller.scheduler.affinity import NARROWED_ANNOTATION, without_added_requirement
+from controller.scheduler.placement.planner import insufficient_reason
 from controller.scheduler.placement.pod_topology import REASON_BY_KIND, unschedulable_reasons
 from controller.scheduler.placement.problem import RuleKind
-from controller.scheduler.placement.unplaced import insufficient_reason
 
 OTHER_POD_REASONS = frozenset(REASON_BY_KIND.values())
 """Reasons that depend on other pods."""

@@ -102,10 +102,6 @@ class PlacedGroup(msgspec.Struct, frozen=True, dict=True):
         edges = [e for e in self.problem.edges if e.callee == callee and e.weight]
         return [e for e in edges if self.replica_counts[e.caller] and self.replica_counts[callee]]
 
-    def has_unzoned_replica(self, callee: int) -> bool:
-        """Whether a replica is on a node without a zone; then kube-proxy ignores all zone hints."""
-        return not endpoints_of(self.problem, Routing.ZONE, self.replica_counts[callee]).has_zone_hints
-
     def evaluate(self, edges: Sequence[CallEdge], routing: Routing) -> Evaluation:
         """Evaluate these dependencies as if the callee's Service had this routing."""
         routed_edges = [msgspec.structs.replace(edge, routing=routing) for edge in edges]
@@ -158,7 +154,8 @@ def _advise(placed: PlacedGroup, callee: int) -> _Advice | None:
         return None
     service = min(services, key=lambda s: s.routing)
     name, distribution = f"Service {service.metadata.key}", _DISTRIBUTION_BY_ROUTING[service.routing]
-    if distribution and placed.has_unzoned_replica(callee):
+    endpoints = endpoints_of(placed.problem, Routing.ZONE, placed.replica_counts[callee])
+    if distribution and not endpoints.has_zone_hints:
         message = (
             f"{name} has {distribution}, but kube-proxy ignores it, because a replica is on a node without a zone label"
         )

@@ -45,14 +45,13 @@ class AllocatableArgs(Section, frozen=True):
 
     def check_rules(self, field: str) -> None:
         """Raise ConfigError if there are no resources, or one has no name or no positive weight."""
+        path = join_path(field, "resources")
         if not self.resources:
-            raise ConfigError(join_path(field, "resources"), "is empty", "name at least one resource")
+            raise ConfigError(path, "is empty", "name at least one resource")
         for resource in self.resources:
             if resource.weight <= 0 or not resource.name:
                 fault = f"{resource.name!r} has weight {resource.weight}"
-                raise ConfigError(
-                    join_path(field, "resources"), fault, "give every resource a name and a weight above 0"
-                )
+                raise ConfigError(path, fault, "give every resource a name and a weight above 0")
 
 
 class GatesConfig(Section, frozen=True):
@@ -68,9 +67,8 @@ class GatesConfig(Section, frozen=True):
 
     def check_rules(self, field: str) -> None:
         """Raise ConfigError if ``missingWorkloadTimeoutS`` is longer than ``maxWaitS``."""
-        Range(0, self.max_wait_s).check_value(
-            self.missing_workload_timeout_s, join_path(field, "missingWorkloadTimeoutS")
-        )
+        path = join_path(field, "missingWorkloadTimeoutS")
+        Range(0, self.max_wait_s).check_value(self.missing_workload_timeout_s, path)
 
 
 class SchedulerConfig(Section, frozen=True):

@@ -34,12 +34,7 @@ _SPREAD_WEIGHT, _AFFINITY_WEIGHT, _TAINT_WEIGHT = 2, 2, 3
 
 
 class DefaultSchedulerModel:
-    """Scores hosts for a pod.
-
-    Args:
-        hosts: every node, sorted by name.
-        used: node -> requests of the pods on it; `add_pod` adds pods.
-    """
+    """Scores hosts for a pod; ``hosts`` are sorted by name, ``used`` is node -> requests of the pods on it, and `add_pod` adds pods."""
 
     def __init__(self, hosts: Sequence[Host], used: Mapping[str, Amounts] = {}) -> None:
         self._hosts = hosts

@@ -189,11 +189,6 @@ def _candidates(
         )
         candidates.append(candidate)
     candidates.sort(key=lambda c: (not c.is_feasible, c.cost, c.region, c.zone, not c.node, c.node))
-    return _with_scores(candidates)
-
-
-def _with_scores(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates; those that are feasible with their scores."""
     costs = [c.cost for c in candidates if c.is_feasible]
     scores = [normalise_cost(c.cost, min(costs), max(costs)) if c.is_feasible else None for c in candidates]
     return [msgspec.structs.replace(c, score=score) for c, score in zip(candidates, scores, strict=True)]

@@ -32,14 +32,14 @@ class Evaluation(msgspec.Struct, frozen=True):
 
 
 def evaluate(problem: Problem, host_of: Ints) -> Evaluation:
-    """Evaluate a placement, which is [replica] host or -1, for all dependencies."""
+    """Evaluate a placement for all dependencies; ``host_of`` is [replica] host or -1."""
     return evaluate_edges(problem, problem.edges, count_replicas(problem, host_of))
 
 
 def evaluate_edges(
     problem: Problem, edges: Sequence[CallEdge], replica_counts: Sequence[Mapping[int, int]]
 ) -> Evaluation:
-    """Evaluate a placement, which is [workload] host -> number of its replicas there, for some dependencies."""
+    """Evaluate a placement for some dependencies; ``replica_counts`` is [workload] host -> number of its replicas there."""
     values = [_evaluate_edge(problem, edge, replica_counts[edge.caller], replica_counts[edge.callee]) for edge in edges]
     traffic, violations = sum(value.traffic for value in values), sum(value.violations for value in values)
     if not traffic:
@@ -78,9 +78,7 @@ def _evaluate_edge(
     zone_replicas, all_replicas = replicas_by_zone[zone], float(replicas.sum())
     endpoints = endpoints_of(problem, edge.routing, replica_counts)
     routings = np.array([endpoints.routing_from(*pair) for pair in zip(hosts.tolist(), zone.tolist(), strict=True)])
-    to_node, to_zone, to_all = (
-        callers * (routings == routing) for routing in (Routing.NODE, Routing.ZONE, Routing.ANY)
-    )
+    to_node, to_zone, to_all = (callers * (routings == r) for r in (Routing.NODE, Routing.ZONE, Routing.ANY))
     zone_latency = table.latency[zone, zone]
     host_gain = table.host_latency - zone_latency
     share_of_zone = np.divide(replicas, zone_replicas, out=np.zeros_like(replicas), where=zone_replicas > 0)

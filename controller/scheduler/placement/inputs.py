@@ -16,10 +16,9 @@ from controller.cluster.resource_requests import Amounts, add_amounts, first_ins
 from controller.cluster.volumes import Volumes
 from controller.scheduler.affinity import without_added_requirement
 from controller.scheduler.placement.foreign_pods import find_foreign_pods
-from controller.scheduler.placement.planner import Plan, plan_group
+from controller.scheduler.placement.planner import Plan, insufficient_reason, plan_group
 from controller.scheduler.placement.pod_topology import unschedulable_reasons
 from controller.scheduler.placement.snapshot import GroupSnapshot
-from controller.scheduler.placement.unplaced import insufficient_reason
 from controller.scheduler.state import State
 from controller.traffic.prices import PriceTable
 from kubekit.owners import find_outdated_pod_keys

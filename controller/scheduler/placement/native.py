@@ -129,15 +129,10 @@ class NativeProblem:
         start_zone: int = -1,
         crosses_limits: bool = False,
     ) -> SearchResult:
-        """Place all replicas.
+        """Place all replicas within ``deadline_s`` seconds; hints and seed are those of `solve`.
 
-        Args:
-            hints: [replica] host to start with, or -1; None for no hints.
-            seed: the same problem, hints and seed give the same placement, unless the deadline cuts the search short.
-            steps: number of steps of annealing; 0 to find only the nearest local optimum.
-            deadline_s: seconds from now.
-            start_zone: zone in which replicas are placed first; -1 for no zone.
-            crosses_limits: whether annealing starts so hot that it violates limits on the way.
+        ``steps`` is the number of steps of annealing; with 0, only the nearest local optimum is found. Replicas are placed first in
+        ``start_zone``, unless that is -1. With ``crosses_limits``, annealing starts so hot that it violates limits on the way.
         """
         host_of = np.full(self._native.replicas, -1, np.int32) if hints is None else hints.astype(np.int32)
         cost = _library().plan_search(

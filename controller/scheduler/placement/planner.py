@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from controller.cluster.pods import Pod, Target
-from controller.cluster.resource_requests import Amounts, add_amounts, requests_with_ports_of
+from controller.cluster.resource_requests import PORT_PREFIX, Amounts, add_amounts, requests_with_ports_of
 from controller.cluster.services import Routing
 from controller.scheduler.affinity import without_added_requirement
 from controller.scheduler.placement.annotations import call_edges, objective_of, spread_of
@@ -28,11 +28,11 @@ from controller.scheduler.placement.problem_builder import (
     PlacementRequest,
     WaitingReplica,
     build_problem,
+    refusal_reasons,
     total_cost,
 )
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.placement.solve import solve
-from controller.scheduler.placement.unplaced import unplaced_reason
 from kubekit.errors import KubekitError
 from kubekit.owners import find_outdated_pod_keys
 
@@ -88,13 +88,13 @@ class _Placement(NamedTuple):
     Attributes:
         request: the replicas to place.
         problem: the request as arrays.
-        hints: [replica] preferred host or -1; None if no replica has a preferred host.
+        hints: [replica] preferred host or -1.
         host_of: [replica] host or -1.
     """
 
     request: PlacementRequest
     problem: Problem
-    hints: Ints | None
+    hints: Ints
     host_of: Ints
 
     def count_faults(self) -> tuple[int, int]:
@@ -228,11 +228,9 @@ class _GroupPlanner:
         # The request with avoided hosts: they are not the reason why a pod has no place, because they would not help.
         return without_avoided_hosts._replace(request=request)
 
-    def _hints(self, host_names: Sequence[str]) -> Ints | None:
-        """[replica] host in the previous plan, else a host that an outdated pod of its workload vacates, else -1; None if all are -1."""
+    def _hints(self, host_names: Sequence[str]) -> Ints:
+        """[replica] host in the previous plan, else a host that an outdated pod of its workload vacates, else -1."""
         previous = self._snapshot.previous_targets
-        if not previous and not any(self._vacated_nodes):
-            return None
         nodes = [previous[replica.key].node if replica.key in previous else "" for replica in self._waiting]
         vacated_counts = [Counter(names) for names in self._vacated_nodes]
         for replica, node in zip(self._waiting, nodes, strict=True):
@@ -255,7 +253,7 @@ class _GroupPlanner:
             elif key:
                 class_ = int(problem.class_of[index])
                 if class_ not in reason_by_class:
-                    reason_by_class[class_] = unplaced_reason(placement.request, problem, placement.host_of, index)
+                    reason_by_class[class_] = _unplaced_reason(placement.request, problem, placement.host_of, index)
                 reasons[key] = reason_by_class[class_]
         self._drop_incomplete_pod_groups(targets, reasons)
         return targets, reasons
@@ -282,7 +280,7 @@ class _GroupPlanner:
             unassigned = Counter(host_of[replica] for replica in replicas)
             without_hint = []
             for replica in sorted(replicas, key=lambda index: _age_key(self._waiting[index])):
-                hint = -1 if placement.hints is None else int(placement.hints[replica])
+                hint = int(placement.hints[replica])
                 if hint >= 0 and unassigned[hint] > 0:
                     unassigned[hint] -= 1
                     host_of[replica] = hint
@@ -308,3 +306,31 @@ def _alternate_zones(hosts: Counter[int], zone_of: Ints) -> list[int]:
         ordered.append((host < 0, rounds[zone], host))
         rounds[zone] += 1
     return [host for _, _, host in sorted(ordered)]
+
+
+def _unplaced_reason(request: PlacementRequest, problem: Problem, host_of: Ints, replica: int) -> str:
+    """Why a replica has no place: the number of nodes, and of the nodes with each reason. ``host_of`` is [replica] host or -1."""
+    requests = problem.requests[problem.class_of[replica]]
+    free_after_plan, is_placed = problem.free.copy(), host_of >= 0
+    np.subtract.at(free_after_plan, host_of[is_placed], problem.requests[problem.class_of[is_placed]])
+    refused = refusal_reasons(request, request.waiting[replica], problem.host_names)
+    reasons = Counter(refused.values())
+    for host, name in enumerate(problem.host_names):
+        if name in refused:
+            continue
+        insufficient = np.flatnonzero((requests > 0) & (problem.free[host] < requests))
+        if insufficient.size:
+            reasons[insufficient_reason(problem.resource_names[insufficient[0]])] += 1
+        elif ((requests > 0) & (free_after_plan[host] < requests)).any():
+            reasons["insufficient resources beside the other pods of the plan"] += 1
+        else:
+            reasons["pod affinity, anti-affinity or topology spread constraints"] += 1
+    listed = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items(), key=lambda r: (-r[1], r[0])))
+    return f"0/{len(problem.host_names)} nodes are available: {listed or 'there are none'}"
+
+
+def insufficient_reason(resource: str) -> str:
+    """Why a node with too little of a resource refuses a pod."""
+    if resource.startswith(PORT_PREFIX):
+        return "host port taken"
+    return "too many pods" if resource == "pods" else f"insufficient {resource}"
