@@ -121,7 +121,14 @@ async def read_control_plane(
         selector = f"{NAME_LABEL} in ({CONTROLLER}, {SCHEDULER})"
         objects = await client.list(PODS, ProgramPodObject, namespace=netaware_namespace, label_selector=selector)
         pods = build_program_pods(objects)
-    return ControlPlaneStatus(is_installed, can_list_topologies, pods, lease, can_read_lease, tuple(failed_checks))
+    return ControlPlaneStatus(
+        is_installed=is_installed,
+        can_list_topologies=can_list_topologies,
+        pods=pods,
+        lease=lease,
+        can_read_lease=can_read_lease,
+        failed_checks=tuple(failed_checks),
+    )
 
 
 def build_program_pods(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ...] | None:

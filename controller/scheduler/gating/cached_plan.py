@@ -21,36 +21,36 @@ MIN_UNPLACED_S = 5.0
 
 
 class CachedPlan(NamedTuple):
-    """A plan with its inputs.
+    """A plan, with the key of its inputs.
 
     Attributes:
         plan: the plan.
-        inputs: its `PlanInputs.cache_key`; the plan is outdated once the key has changed.
+        cache_key: its `PlanInputs.cache_key`; the plan is outdated once the key has changed.
         freed_count: `ReservationCache.freed_count` before the plan was made.
         made_at: time at which it was complete, monotonic seconds.
         took_s: time from the start of its computation until then, also while it awaited the planning process.
-        preempts_below: the priority below which pods are evicted for it; None if it needs no evictions.
+        preempts_below_priority: the priority below which pods are evicted for it; None if it needs no evictions.
     """
 
     plan: Plan
-    inputs: tuple[object, ...]
+    cache_key: tuple[object, ...]
     freed_count: int
     made_at: float
     took_s: float
-    preempts_below: int | None
+    preempts_below_priority: int | None
 
 
 class PlanCheck(msgspec.Struct, frozen=True):
     """Whether a plan is still valid.
 
     Attributes:
-        uncounted: see `find_uncounted`.
-        is_feasible: whether `is_followed`, and the uncounted pods fit on their nodes beside other groups' reservations once a rollout has
+        unaccounted_pods: see `find_unaccounted_pods`.
+        is_feasible: whether `is_followed`, and the unaccounted pods fit on their nodes beside other groups' reservations once a rollout has
             removed the pods that it replaces, and the scheduler has preempted what it may.
         awaiting_rollout: keys of gated pods whose nodes are full until the rollout has removed these pods.
     """
 
-    uncounted: Sequence[tuple[Pod, str]]
+    unaccounted_pods: Sequence[tuple[Pod, str]]
     is_feasible: bool
     awaiting_rollout: frozenset[str]
 
@@ -69,9 +69,10 @@ def check_plan(
     ``outgoing`` is node -> requests of the group's pods that a rollout is about to replace; ``preemptible`` is node -> requests of pods
     that the scheduler may evict for pods of the group.
     """
-    uncounted, is_feasible = find_uncounted(plan, pods, reservations), is_followed(plan, pods, reservations)
+    unaccounted_pods = find_unaccounted_pods(plan, pods, reservations)
+    is_feasible = is_followed(plan, pods, reservations)
     pods_by_node: dict[str, list[Pod]] = {}
-    for pod, node in uncounted:
+    for pod, node in unaccounted_pods:
         pods_by_node.setdefault(node, []).append(pod)
     awaiting_rollout: set[str] = set()
     for node, node_pods in pods_by_node.items():
@@ -83,7 +84,7 @@ def check_plan(
             awaiting_rollout.update(excess)
         add_amounts(requests, outgoing.get(node, {}), -1)
         is_feasible = is_feasible and reservations.fits(group, node, requests)
-    return PlanCheck(uncounted, is_feasible, frozenset(awaiting_rollout))
+    return PlanCheck(unaccounted_pods, is_feasible, frozenset(awaiting_rollout))
 
 
 def _gated_in_excess(
@@ -104,16 +105,16 @@ def age_order(pod: Pod) -> tuple[str, str]:
     return pod.metadata.creation_timestamp or "", pod.metadata.key
 
 
-def find_uncounted(plan: Plan, pods: Sequence[Pod], reservations: ReservationCache) -> list[tuple[Pod, str]]:
+def find_unaccounted_pods(plan: Plan, pods: Sequence[Pod], reservations: ReservationCache) -> list[tuple[Pod, str]]:
     """Pods that the usage of their nodes does not include yet, each with its node: planned pods, and pods that were bound a moment ago."""
-    uncounted: list[tuple[Pod, str]] = []
+    unaccounted_pods: list[tuple[Pod, str]] = []
     for pod in pods:
         if pod.is_active and not reservations.node_cache.assigned_node(pod.metadata.key):
             target = plan.targets.get(pod.metadata.key)
             node = pod.spec.node_name or (target.node if target is not None else "")
             if node:
-                uncounted.append((pod, node))
-    return uncounted
+                unaccounted_pods.append((pod, node))
+    return unaccounted_pods
 
 
 def is_followed(plan: Plan, pods: Sequence[Pod], reservations: ReservationCache) -> bool:

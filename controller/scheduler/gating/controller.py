@@ -247,10 +247,10 @@ class GatingController:
         await self._updater.execute_actions(actions)
         if actions:
             self._wake(group)
-        checks_in_s = [decision.next_check_s, events_due_in_s, actions_due_in_s]
+        check_delays_s = [decision.next_check_s, events_due_in_s, actions_due_in_s]
         if decision.wait_reasons and plan_state.plan is not None and plan_state.plan.unplaced:
-            checks_in_s.append(MIN_UNPLACED_S)
-        return min((seconds for seconds in checks_in_s if seconds is not None), default=None)
+            check_delays_s.append(MIN_UNPLACED_S)
+        return min((seconds for seconds in check_delays_s if seconds is not None), default=None)
 
     def _release_inputs(self, group: str, pods: Sequence[Pod]) -> ReleaseInputs:
         seen_at, opened_at = self._group_pods.first_seen_at, self._group_pods.other_gates_opened_at

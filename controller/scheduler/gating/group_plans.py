@@ -17,7 +17,13 @@ from controller.cluster.crds import AppGroup
 from controller.cluster.pods import Pod, Target
 from controller.cluster.resource_requests import Amounts
 from controller.scheduler.config import GatesConfig
-from controller.scheduler.gating.cached_plan import MIN_UNPLACED_S, CachedPlan, PlanCheck, check_plan, find_uncounted
+from controller.scheduler.gating.cached_plan import (
+    MIN_UNPLACED_S,
+    CachedPlan,
+    PlanCheck,
+    check_plan,
+    find_unaccounted_pods,
+)
 from controller.scheduler.gating.planner_time import MAX_SEARCH_S, MIN_SEARCH_S, PlannerTime
 from controller.scheduler.gating.release import ReleaseInputs
 from controller.scheduler.gating.replacements import ExpectedReplacement, ExpectedReplacements
@@ -155,7 +161,7 @@ class GroupPlans:
             if has_refused:
                 check = self._check_cached(group, cached, pods, outgoing)
         if is_current and check.is_feasible:
-            self.reservations.reserve(group, check.uncounted, outgoing)
+            self.reservations.reserve(group, check.unaccounted_pods, outgoing)
             return PlanState(cached.plan, awaiting_rollout=check.awaiting_rollout)
         is_pending = self._request_plan(group)
         return PlanState(cached.plan if check.is_feasible else None, is_pending, check.awaiting_rollout)
@@ -163,7 +169,7 @@ class GroupPlans:
     def _check_cached(
         self, group: str, cached: CachedPlan, pods: Sequence[Pod], outgoing: Mapping[str, Amounts]
     ) -> PlanCheck:
-        preemptible = self._inputs.preemptible_requests(pods, cached.preempts_below)
+        preemptible = self._inputs.preemptible_requests(pods, cached.preempts_below_priority)
         return check_plan(cached.plan, group, pods, self.reservations, outgoing, preemptible=preemptible)
 
     def _is_current(self, group: str, cached: CachedPlan, pods: Sequence[Pod], check: PlanCheck) -> bool:
@@ -172,7 +178,7 @@ class GroupPlans:
         lacks_nodes = bool(cached.plan.unplaced or check.awaiting_rollout)
         if has_freed_resources and lacks_nodes and self._clock() - cached.made_at > MIN_UNPLACED_S:
             return False
-        return cached.inputs == self._inputs.cache_key(group, pods)
+        return cached.cache_key == self._inputs.cache_key(group, pods)
 
     def _request_plan(self, group: str) -> bool:
         """Queue the group for a new plan, after its pause; returns False while a group whose planning failed backs off."""
@@ -197,8 +203,8 @@ class GroupPlans:
         self._requested_at.pop(group, None)
         self.reservations.record_progress(group, has_started=False, is_complete=True)
         assigned_node = self._node_cache.assigned_node
-        uncounted = [(p, p.spec.node_name) for p in pods if p.is_bound and not assigned_node(p.metadata.key)]
-        self.reservations.reserve(group, uncounted)
+        unaccounted_pods = [(p, p.spec.node_name) for p in pods if p.is_bound and not assigned_node(p.metadata.key)]
+        self.reservations.reserve(group, unaccounted_pods)
         if group not in self._state.groups:
             self._planned_conditions.pop(group, None)
             self._expected_replacements.forget_group(group)
@@ -227,11 +233,11 @@ class GroupPlans:
         self._record_progress(group, previous.plan if previous is not None else None, pods)
         try:
             _check_size(pods, replicas)
-            inputs = self._inputs.cache_key(group, pods)
+            cache_key = self._inputs.cache_key(group, pods)
             await asyncio.sleep(0)  # Key and snapshot of thousands of pods would block the event loop together.
             snapshot = self._build_snapshot(group, pods)
             with self._metrics.plan_duration.time():
-                plan, preempts_below = await self._plan_with_preemption(group, snapshot)
+                plan, below_priority = await self._plan_with_preemption(group, snapshot)
                 # Pods may have changed during each await, so they are looked up again.
                 outgoing = self._inputs.outgoing_requests(self._pods_of(group))
                 plan = await self._rollout_waits.solve_without_waits(group, snapshot, plan, outgoing, self._solve)
@@ -239,7 +245,10 @@ class GroupPlans:
             self._record_failure(group, app_group, error)
         else:
             now = self._clock()
-            await self._cache_plan(group, CachedPlan(plan, inputs, freed_count, now, now - began, preempts_below))
+            cached = CachedPlan(
+                plan, cache_key, freed_count, made_at=now, took_s=now - began, preempts_below_priority=below_priority
+            )
+            await self._cache_plan(group, cached)
             self._report_plan(group, app_group, plan, omitted_replicas)
             if any(pod.is_bound for pod in pods):
                 # The plan may use resources that were reserved for these groups.
@@ -260,8 +269,8 @@ class GroupPlans:
         await asyncio.sleep(0)
         pods = self._pods_of(group)
         self._record_progress(group, cached.plan, pods)
-        uncounted = find_uncounted(cached.plan, pods, self.reservations)
-        self.reservations.reserve(group, uncounted, self._inputs.outgoing_requests(pods))
+        unaccounted_pods = find_unaccounted_pods(cached.plan, pods, self.reservations)
+        self.reservations.reserve(group, unaccounted_pods, self._inputs.outgoing_requests(pods))
 
     async def _plan_with_preemption(self, group: str, snapshot: GroupSnapshot) -> tuple[Plan, int | None]:
         """A plan, and the priority below which it preempts pods; None if it preempts none. See `PlanInputs.plan_with_preemption`."""

@@ -33,7 +33,7 @@ class WaitingEvents:
         Each pod is returned once in a wait. ``now`` is the wall clock, unix seconds.
         """
         due: list[tuple[Pod, str]] = []
-        delays_s: list[float] = []
+        check_delays_s: list[float] = []
         for pod in pods:
             key = pod.metadata.key
             reason = decision.wait_reasons.get(key)
@@ -48,8 +48,8 @@ class WaitingEvents:
                 self._reported_keys.add(key)
                 due.append((pod, f"it waits at its gate: {reason}"))
             else:
-                delays_s.append(max(due_in_s, _NEXT_BATCH_S))
-        return due, min(delays_s, default=None)
+                check_delays_s.append(max(due_in_s, _NEXT_BATCH_S))
+        return due, min(check_delays_s, default=None)
 
     def forget_pod(self, key: str) -> None:
         """Forget a deleted pod."""

@@ -129,7 +129,7 @@ class _ReleaseDecider:
                     self._workloads_with_bound.add(pod.workload)
             elif pod.metadata.deletion_timestamp is None:
                 self._workloads_with_finished.add(pod.workload)
-        self._checks_in_s: list[float] = []
+        self._check_delays_s: list[float] = []
         self._complete_in_s = seconds_until_complete(inputs, now)
         self._first_with_unbound = self._find_blocker(self._unbound_reason)
         self._first_with_missing = self._find_blocker(self._missing_reason)
@@ -157,7 +157,9 @@ class _ReleaseDecider:
                 releases.append(Release(pod, cause))
             else:
                 wait_reasons[pod.metadata.key] = wait_reason
-        next_check_s = max(min(self._checks_in_s), MIN_CHECK_INTERVAL_S) if wait_reasons and self._checks_in_s else None
+        next_check_s = None
+        if wait_reasons and self._check_delays_s:
+            next_check_s = max(min(self._check_delays_s), MIN_CHECK_INTERVAL_S)
         awaiting_plan = self._keys_awaiting_plan(releases)
         released = tuple(release for release in releases if release.pod.metadata.key not in awaiting_plan)
         wait_reasons |= dict.fromkeys(awaiting_plan, "the plan of its group is being made")
@@ -197,12 +199,12 @@ class _ReleaseDecider:
         waited_s = min(pod.age_s(self._now), self._now - other_gates_opened_at)
         if waited_s >= self._config.max_wait_s:
             return PodDecision("waited")
-        self._checks_in_s.append(self._config.max_wait_s - waited_s)
+        self._check_delays_s.append(self._config.max_wait_s - waited_s)
         if pod.workload not in self._positions:
             group_exists = self._inputs.positions is not None
             if waited_s >= self._config.missing_workload_timeout_s:
                 return PodDecision("no-workload" if group_exists else "no-group")
-            self._checks_in_s.append(self._config.missing_workload_timeout_s - waited_s)
+            self._check_delays_s.append(self._config.missing_workload_timeout_s - waited_s)
             reason = "its AppGroup has no such workload" if group_exists else "its AppGroup does not exist"
             return PodDecision(None, reason)
         if pod.metadata.key in self._inputs.unplaced and self._complete_in_s <= 0:
@@ -210,13 +212,13 @@ class _ReleaseDecider:
         reason = self._delay_reason(pod, waited_s)
         if not reason and pod.metadata.key in self._inputs.awaiting_rollout:
             reason = "its node is full until the pods that it replaces are gone"
-            self._checks_in_s.append(ROLLOUT_STEP_S)
+            self._check_delays_s.append(ROLLOUT_STEP_S)
         return PodDecision(None, reason) if reason else PodDecision("turn")
 
     def _delay_reason(self, pod: Pod, waited_s: float) -> str:
         """The reason for which a pod waits for other pods; empty if it does not wait for any."""
         if self._complete_in_s > 0:
-            self._checks_in_s.append(self._complete_in_s)
+            self._check_delays_s.append(self._complete_in_s)
             return "the group's pods are still being created"
         position = self._positions[pod.workload]
         if self._first_with_unbound.position < position:
@@ -229,7 +231,7 @@ class _ReleaseDecider:
             # such as of a Job that was deleted after it had finished.
             blocker = min(blocker, self._first_without_pods)
         if blocker.position < position:
-            self._checks_in_s.append(self._config.missing_workload_timeout_s - waited_s)
+            self._check_delays_s.append(self._config.missing_workload_timeout_s - waited_s)
             return blocker.reason
         return ""
 
@@ -268,5 +270,5 @@ class _ReleaseDecider:
         failed_since = scheduled.last_transition_time if scheduled is not None else None
         left_s = parse_time(failed_since) + self._config.missing_workload_timeout_s - self._now if failed_since else 0.0
         if left_s > 0:
-            self._checks_in_s.append(left_s)
+            self._check_delays_s.append(left_s)
         return left_s > 0

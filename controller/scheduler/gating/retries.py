@@ -69,7 +69,7 @@ class _History(msgspec.Struct):
     """History of a pod that found no node.
 
     Attributes:
-        found_at: when the pod was first seen without a node, wall clock.
+        first_failed_at: wall clock when the pod was first seen after a failed scheduling attempt.
         answer_hash: hash of the filter's answer at the last retry or, for a fixed affinity, at the first check; None before.
         last_retry_at: wall clock of the last retry; minus infinity before the first.
         retries: number of retries.
@@ -77,7 +77,7 @@ class _History(msgspec.Struct):
         is_forbidden: whether the API server forbade its deletion.
     """
 
-    found_at: float
+    first_failed_at: float
     answer_hash: int | None = None
     last_retry_at: float = float("-inf")
     retries: int = 0
@@ -122,7 +122,7 @@ class UnschedulablePods:
         ``plan`` may have new targets for the pods; ``now`` is the wall clock.
         """
         actions: list[Action] = []
-        checks_in_s: list[float] = []
+        check_delays_s: list[float] = []
         for pod in pods:
             key = pod.metadata.key
             if not pod.is_waiting or pod.is_gated or not pod.status.scheduling_failed:
@@ -136,8 +136,8 @@ class UnschedulablePods:
             if action is not None:
                 actions.append(action)
             if next_check_s is not None:
-                checks_in_s.append(next_check_s)
-        return actions, min(checks_in_s, default=None)
+                check_delays_s.append(next_check_s)
+        return actions, min(check_delays_s, default=None)
 
     def _choose_retry(self, pod: Pod, target: Target | None, state: State, now: float) -> _Choice:
         """Retry a pod with a new target, with a new answer of the filter, or once without its plan."""
@@ -170,7 +170,7 @@ class UnschedulablePods:
         if not pod.metadata.annotation(NARROWED_ANNOTATION):
             # Our affinity excludes no node, and the scheduler retries the pod by itself.
             return _Choice()
-        left_s = history.found_at + REPLACE_AFTER_S - now
+        left_s = history.first_failed_at + REPLACE_AFTER_S - now
         if left_s > 0:
             return _Choice(next_check_s=left_s)
         old_target = target_of(pod)
