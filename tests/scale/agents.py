@@ -25,6 +25,7 @@ from netperf.pacing import probe_start_s
 from netperf.plans import Probe, ZonePlan, decode_plan, plan_object_name
 from netperf.results import build_merge_patch, encode_samples
 from netperf.sample import Measurement, Sample
+from tests.support.samples import make_sample
 
 GATHER_S = 2.0
 _NEAR_US, _FAR_US = 300.0, 150_000.0
@@ -39,7 +40,7 @@ def latency_us(one: str, other: str) -> float:
 def sample_of(probe: Probe, rng: random.Random, now_s: float) -> Sample:
     """A sample as the probe's agent would have measured it."""
     us = round(latency_us(probe.origin.zone, probe.destination.zone) * rng.gauss(1.0, 0.01), 1)
-    read = Measurement(
+    measurement = Measurement(
         prober="netperf" if probe.pair_index == 0 else "datagrams",
         test="TCP_RR",
         p50_us=us,
@@ -49,13 +50,7 @@ def sample_of(probe: Probe, rng: random.Random, now_s: float) -> Sample:
         duration_s=1.0,
         loss_ratio=0.0,
     )
-    return Sample(
-        origin=probe.origin.location,
-        destination=probe.destination.location,
-        measurement=read,
-        sequence=int(now_s),
-        taken_at=now_s,
-    )
+    return make_sample(probe, measurement, int(now_s), now_s)
 
 
 class ZoneAgents:

@@ -25,6 +25,7 @@ from netperf.results import (
     sample_key,
 )
 from netperf.sample import Failure, Measurement, NodeLocation, Sample
+from tests.support.samples import make_sample
 
 Forge = Callable[[Probe, float], float]
 """Replaces the latency (µs) that an agent measured."""
@@ -139,13 +140,7 @@ class SimulatedNetwork:
         if origin.node in self.forge_by_node:
             us = self.forge_by_node[origin.node](probe, us)
         measurement = Measurement(prober="datagrams", test="TCP_RR", p50_us=us / 1.02, p90_us=us, transactions=100)
-        sample = Sample(
-            origin=origin.location,
-            destination=destination.location,
-            measurement=measurement,
-            sequence=self.round_number,
-            taken_at=self.now_s + self._later_s,
-        )
+        sample = make_sample(probe, measurement, self.round_number, self.now_s + self._later_s)
         if not rewrite:
             last, written_s, count = self._last_writes.get(key, (sample, 0.0, 0))
             equivalent = is_equivalent(sample, last)

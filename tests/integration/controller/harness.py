@@ -28,7 +28,8 @@ from netperf.errors import PlanRefusedError
 from netperf.latencies import ZonePair
 from netperf.plans import ZonePlan, decode_plan
 from netperf.results import build_merge_patch, encode_samples
-from netperf.sample import Measurement, Sample
+from netperf.sample import Measurement
+from tests.support.samples import make_sample
 
 ROOT = Path(__file__).parents[3]
 FAST_PROBING = {"intervalS": 1, "slotS": 0.2, "durationS": 0.1}
@@ -79,7 +80,7 @@ class Replica:
                 stderr=output,
             )
 
-    def send(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         assert self._process is not None
         os.kill(self._process.pid, number)
 
@@ -115,19 +116,19 @@ def _fetch(url: str) -> str:
         return str(answer.read().decode())
 
 
-async def announce_agent(client: Client, node: str, address: str = "", *, ready: bool = True) -> None:
-    """Announce an agent on a node, and set the node's Ready condition."""
-    address = address or str(ipaddress.IPv4Address(0x0A000000 | zlib.crc32(node.encode()) & 0xFFFFFF))
+async def announce_agent(client: Client, node: str) -> None:
+    """Announce an agent on a node, and make the node ready."""
+    address = str(ipaddress.IPv4Address(0x0A000000 | zlib.crc32(node.encode()) & 0xFFFFFF))
     note = json.dumps({"address": address, "port": 12865, "version": "0", "prober": "netperf"})
     body = {"metadata": {"annotations": {"netaware.io/agent": note}}}
     await client.patch(NODES, node, body, Node, patch_type=MERGE_PATCH)
-    condition = {"type": "Ready", "status": str(ready), "reason": "Test", "message": "set by a test"}
+    condition = {"type": "Ready", "status": "True", "reason": "Test", "message": "set by a test"}
     addresses = [{"type": "InternalIP", "address": address}]
     status = {"status": {"conditions": [condition], "addresses": addresses}}
     await client.patch(NODES, node, status, Node, patch_type=STRATEGIC_PATCH, subresource="status")
 
 
-async def plans(client: Client, namespace: str) -> list[ZonePlan]:
+async def read_plans(client: Client, namespace: str) -> list[ZonePlan]:
     found = await client.list(CONFIGMAPS, ConfigMap, namespace=namespace, label_selector="netaware.io/plan=true")
     decoded = []
     for plan in found:
@@ -146,29 +147,21 @@ class SimulatedAgents:
         self.latency_ms: dict[ZonePair, float] = {}
         self.sequence = 0
 
-    def set(self, a: str, b: str, latency_ms: float) -> None:
+    def set_latency(self, a: str, b: str, latency_ms: float) -> None:
         self.latency_ms[a, b] = self.latency_ms[b, a] = latency_ms
 
     async def measure(self) -> int:
         """Write samples of one round; returns their number."""
         self.sequence += 1
         count = 0
-        for plan in await plans(self._client, self._namespace):
+        for plan in await read_plans(self._client, self._namespace):
             samples = []
             for probe in plan.probes:
                 us = self.latency_ms.get((probe.origin.zone, probe.destination.zone), 10.0) * 1000
-                read = Measurement(
+                measurement = Measurement(
                     prober="netperf", test="TCP_RR", p50_us=us * 0.9, p90_us=us, p99_us=us * 1.1, transactions=500
                 )
-                samples.append(
-                    Sample(
-                        origin=probe.origin.location,
-                        destination=probe.destination.location,
-                        measurement=read,
-                        sequence=self.sequence,
-                        taken_at=time.time(),
-                    )
-                )
+                samples.append(make_sample(probe, measurement, self.sequence, time.time()))
             count += len(samples)
             await self._publish(plan.results_name, build_merge_patch(encode_samples(samples)))
         return count

@@ -61,8 +61,8 @@ class ReplicaPair:
         """Measure for ever, with latencies that change unless ``quiet``, so that whoever leads has something to write."""
         while True:
             self._round += not self.quiet
-            self.agents.set("z1", "z2", 10 + 10 * (self._round // 6 % 7))
-            self.agents.set("z1", "z3", 20 + 10 * (self._round // 6 % 5))
+            self.agents.set_latency("z1", "z2", 10 + 10 * (self._round // 6 % 7))
+            self.agents.set_latency("z1", "z3", 20 + 10 * (self._round // 6 % 5))
             try:
                 await self.agents.measure()
             except Exception as error:

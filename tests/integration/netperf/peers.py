@@ -1,4 +1,4 @@
-"""Runs servers for probers on the loopback, misbehaving peers, and relays that simulate slow or lossy paths."""
+"""Runs servers for probers on the loopback, misbehaving peers, and relays that simulate lossy paths."""
 
 from __future__ import annotations
 
@@ -64,14 +64,13 @@ async def misbehaving_peer(port: int, how: str, address: str = ADDRESS) -> Async
 
 
 @asynccontextmanager
-async def tcp_relay(port: int, delay_s: float = 0.0) -> AsyncIterator[None]:
-    """Relay connections from `RELAY_ADDRESS` to `ADDRESS`, and delay each chunk: a slow path."""
+async def tcp_relay(port: int) -> AsyncIterator[None]:
+    """Relay connections from `RELAY_ADDRESS` to `ADDRESS`."""
     opened: set[asyncio.StreamWriter] = set()
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
             while data := await reader.read(65536):
-                await asyncio.sleep(delay_s)
                 writer.write(data)
         writer.close()
 

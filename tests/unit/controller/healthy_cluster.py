@@ -28,6 +28,7 @@ from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
 from netperf.policy import CostPolicy
 from netperf.results import encode_samples
 from netperf.sample import Measurement, Sample
+from tests.support.samples import make_sample
 from tests.unit.controller import scheduling
 
 EXAMPLE = Path(__file__).parents[3] / "manifests" / "examples" / "online-boutique" / "appgroup.yaml"
@@ -77,10 +78,10 @@ def make_pod(
     return scheduling.pod("", node, name=name, metadata=metadata, status=status, containers=containers)
 
 
-def boutique(algorithm: str = "ReverseKahn") -> AppGroup:
+def boutique() -> AppGroup:
     """The shipped AppGroup with a computed status."""
     document: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
-    document["spec"]["topologySortingAlgorithm"] = algorithm
+    document["spec"]["topologySortingAlgorithm"] = "ReverseKahn"
     document["metadata"]["namespace"] = "default"
     group = msgspec.convert(document, AppGroup)
     probe_nodes = compute_group_state(
@@ -135,16 +136,7 @@ def make_samples(nodes: Iterable[Node], plans: Iterable[Any], *, seed: int = 1, 
                 transactions=1000,
                 loss_ratio=0.0,
             )
-            taken_at = now_s - rng.uniform(1, 58)
-            samples.append(
-                Sample(
-                    origin=probe.origin.location,
-                    destination=probe.destination.location,
-                    measurement=measurement,
-                    sequence=7,
-                    taken_at=taken_at,
-                )
-            )
+            samples.append(make_sample(probe, measurement, 7, now_s - rng.uniform(1, 58)))
     return samples
 
 

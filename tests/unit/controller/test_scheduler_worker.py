@@ -45,9 +45,10 @@ class Store:
 
 
 class Cluster:
-    def __init__(self) -> None:
+    def __init__(self, nodes: int) -> None:
         self.node_cache, self.nodes, self.pods = NodeCache(), Store(), Store()
         self.node_cache.subscribe_to(self.nodes, self.pods)  # type: ignore[arg-type]
+        self.add_nodes(nodes)
 
     def add_nodes(self, count: int) -> None:
         for i in range(count):
@@ -77,8 +78,7 @@ def has_same_targets(found: Plan, wanted: Plan) -> bool:
 
 
 async def test_the_process_plans_like_the_planner_and_follows_the_cluster() -> None:
-    cluster = Cluster()
-    cluster.add_nodes(600)
+    cluster = Cluster(600)
     async with running_process(cluster) as planner:
         many = cluster.snapshot(450)
         assert has_same_targets(await planner.plan(many), plan_group(many))
@@ -96,8 +96,7 @@ async def test_the_process_plans_like_the_planner_and_follows_the_cluster() -> N
 
 
 async def test_after_a_plan_beyond_its_deadline_the_next_plan_is_made() -> None:
-    cluster = Cluster()
-    cluster.add_nodes(3)
+    cluster = Cluster(3)
     async with running_process(cluster) as planner:
         await planner.plan(cluster.snapshot(1))
         assert planner._process is not None
@@ -115,23 +114,21 @@ async def test_after_a_plan_beyond_its_deadline_the_next_plan_is_made() -> None:
 
 
 async def test_a_process_that_ends_fails_only_its_current_plan() -> None:
-    cluster = Cluster()
-    cluster.add_nodes(3)
+    cluster = Cluster(3)
     async with running_process(cluster) as planner:
         await planner.plan(cluster.snapshot(1))
         assert planner._process is not None
         os.kill(planner._process.pid, signal.SIGSTOP)
-        asked = asyncio.create_task(planner.plan(cluster.snapshot(1)))
+        plan = asyncio.create_task(planner.plan(cluster.snapshot(1)))
         await asyncio.sleep(0.05)
         os.kill(planner._process.pid, signal.SIGKILL)
         with pytest.raises(PlanningError, match="process ended"):
-            await asked
+            await plan
         assert len((await planner.plan(cluster.snapshot(1))).targets) == 1
 
 
 async def test_a_failure_of_the_planner_is_reported_and_the_process_goes_on() -> None:
-    cluster = Cluster()
-    cluster.add_nodes(3)
+    cluster = Cluster(3)
     async with running_process(cluster) as planner:
         broken = msgspec.structs.replace(cluster.snapshot(1), replicas={"w0": "many"})
         with pytest.raises(PlanningError, match="the planner failed: TypeError"):
@@ -142,7 +139,7 @@ async def test_a_failure_of_the_planner_is_reported_and_the_process_goes_on() ->
         assert planner._process.pid == pid
 
 
-def far_apart(rng: random.Random) -> CostTable:
+def random_costs(rng: random.Random) -> CostTable:
     """40 zones in four regions, zone i in region i modulo 4; costs at random."""
     regions, zones = [f"r{r}" for r in range(4)], [f"z{z:02}" for z in range(40)]
     between_regions, between_zones = (
@@ -154,13 +151,13 @@ def far_apart(rng: random.Random) -> CostTable:
 def test_a_plan_over_forty_zones_rarely_splits_a_group_between_two() -> None:
     """Ten pods that call each other fit many a zone; one long run left 5 of these 15 groups apart."""
     rng = random.Random(1)
-    costs = far_apart(rng)
+    costs = random_costs(rng)
     places = [(f"h{number:03}", number % 40) for number in range(400)]
     nodes = [groups.node(name, f"z{z:02}", "32", labels={REGION_LABEL: f"r{z % 4}"}) for name, z in places]
-    apart = 0
+    split_count = 0
     for _ in range(15):
         pairs = [(i, j, 20) for i in range(10) for j in range(i + 1, 10) if rng.random() < 0.3]
         case = groups.GroupCase((1,) * 10, tuple(pairs), ((0,),), (1,))
         plan = groups.plan_of(case, nodes, costs=costs, spread="soft", objective="time")
-        apart += plan.latency_us > IN_ZONE_US
-    assert apart <= 1
+        split_count += plan.latency_us > IN_ZONE_US
+    assert split_count <= 1
