@@ -189,7 +189,8 @@ def raw_allocatable_score(allocatable: Mapping[str, int], args: AllocatableArgs)
 
     The score depends on the size of a node, not on its free resources. An absent resource counts as 0.
     """
-    sign, weights = -1 if args.mode == "Least" else 1, sum(resource.weight for resource in args.resources)
+    sign = -1 if args.mode == "Least" else 1
+    weights = sum(resource.weight for resource in args.resources)
     total = sum(sign * allocatable.get(resource.name, 0) * resource.weight for resource in args.resources)
     # Division in Go truncates toward zero, in Python it floors.
     return total // weights if total >= 0 else -(-total // weights)

@@ -58,9 +58,8 @@ class Term(msgspec.Struct, frozen=True):
     def selects(self, namespace: str, labels: Mapping[str, str]) -> bool:
         """Whether the term counts pods of a namespace with these labels."""
         selector = _compile_selector(self.selector)
-        return (
-            (not self.namespaces or namespace in self.namespaces) and selector is not None and selector.matches(labels)
-        )
+        is_in_namespace = not self.namespaces or namespace in self.namespaces
+        return is_in_namespace and selector is not None and selector.matches(labels)
 
 
 @lru_cache(1000)
