@@ -1,8 +1,4 @@
-"""The state of each pair of zones: smoothed latencies, failures, last good latency, current cost.
-
-`update_state` adds samples and failures. `restore_state` starts from the costs that were written last; `resume_state` adds the state of an
-earlier leadership.
-"""
+"""The state of each pair of zones: smoothed latencies, failures, last good latency, current cost; and the choice between pairs of nodes."""
 
 from __future__ import annotations
 
@@ -136,9 +132,10 @@ def update_state(
     failures: Iterable[Failure] = (),
     interval_s: float = 60.0,
 ) -> CostState:
-    """Add samples and failures to the state. A sample that was added before changes nothing.
+    """Add samples and failures to the state.
 
-    Samples with a flag that the policy does not accept, of streams, and within a zone are left out.
+    Samples within a zone and of streams are left out. A sample changes nothing if it was added before, lacks the policy's percentile, or
+    has a flag that the policy does not accept.
 
     Args:
         samples: all present samples, new or not; pairs of nodes without a sample are forgotten, but last good latencies stay.
@@ -176,7 +173,7 @@ def update_state(
 
 
 def starting_latency_us(pair: ZonePairState, reverse: ZonePairState | None) -> float | None:
-    """The last good latency, of either direction, that is verified, from which a new pair of nodes starts; None if there is none."""
+    """The verified last good latency of either direction, from which a new pair of nodes starts; None if there is none."""
     states = [state for state in (pair, reverse) if state is not None and not state.is_unverified]
     return next((state.last_good_us for state in states if state.last_good_us), None)
 

@@ -71,7 +71,7 @@ class ZoneCosts(msgspec.Struct, frozen=True, kw_only=True):
         by_zone_pair: an entry for each directed pair of zones.
         cost_by_region_pair: costs of directed pairs of regions.
         absent_pairs: pairs without a cost; do not write 0 for them.
-        error_us_by_outlier: as in `Consensus`, of nodes with latencies that are ignored for `OUTLIER_REPORT_ROUNDS`.
+        error_us_by_outlier: as in `Consensus`, of nodes with latencies that are ignored for more than `OUTLIER_REPORT_ROUNDS`.
         disputed_links: as in `Consensus`, of links with such latencies.
     """
 

@@ -300,10 +300,7 @@ def _last_line(text: str) -> str:
 
 
 class _PeerState(NamedTuple):
-    """State of the control port: ``waiting`` for the rest of a request, as netserver does, ``closing`` the connection, or a failure.
-
-    ``connect_s`` is the time that the connection took.
-    """
+    """State of the control port: ``waiting`` for the rest of a request, as netserver does, ``closing``, or a failure; time to connect."""
 
     state: Literal["waiting", "closing"] | FailureReason
     connect_s: float = 0.0
