@@ -20,7 +20,7 @@ from netperf.contract import BANDWIDTH_RESOURCE, ZONE_LABEL
 
 def build_bandwidth(snapshot: ClusterSnapshot) -> BandwidthView:
     """All nodes, and all unfinished pods that request bandwidth or have a limit."""
-    specified = [pod for pod in snapshot.bandwidth_pods if not pod.is_finished and has_bandwidth_spec(pod)]
+    specified = [pod for pod in snapshot.bandwidth_pods if not pod.is_finished and _has_bandwidth_spec(pod)]
     pods = [_build_pod(pod, snapshot.verdicts_by_pod.get(pod.key, {})) for pod in specified]
     requests_by_node: dict[str, list[int]] = defaultdict(list)
     for pod in pods:
@@ -33,8 +33,7 @@ def build_bandwidth(snapshot: ClusterSnapshot) -> BandwidthView:
     )
 
 
-def has_bandwidth_spec(pod: PodInfo) -> bool:
-    """Whether a pod requests bandwidth or has an annotation with a limit."""
+def _has_bandwidth_spec(pod: PodInfo) -> bool:
     return pod.ingress_limit is not None or pod.egress_limit is not None or pod.requests.get(BANDWIDTH_RESOURCE, 0) > 0
 
 

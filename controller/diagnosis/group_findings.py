@@ -67,7 +67,7 @@ def _find_missing_members(group: AppGroup, pod_count: int, pending_count: int, n
 
 
 def _find_failed_conditions(group: AppGroup, unreachable_zones: Collection[str]) -> Iterator[Finding]:
-    """Findings from conditions of the group's status that are False."""
+    """Findings from the conditions Admitted, CostsMet and Balanced, if they are False."""
     meta = group.metadata
     show_graph = format_command("kubectl netaware graph {} -n {}", meta.name, meta.namespace)
     failed = {condition.type: condition for condition in group.status.conditions or () if condition.status == "False"}
@@ -95,7 +95,7 @@ def _find_failed_conditions(group: AppGroup, unreachable_zones: Collection[str])
 
 
 def _format_consent_commands(group: AppGroup, not_admitted: Condition) -> tuple[str, ...]:
-    """Commands by which the namespaces that the condition names consent to the group."""
+    """Commands by which the namespaces that the condition names consent to the group; a command that shows the group if it names none."""
     group_namespace = group.metadata.namespace
     namespaces = {item.workload.namespace for item in group.spec.workloads or ()} - {"", group_namespace}
     commands = tuple(

@@ -48,7 +48,7 @@ class ReleaseInputs(msgspec.Struct, frozen=True):
         declared_replicas: workload selector -> number of declared pods; without workloads for which it is unknown.
         num_members: spec.numMembers of the AppGroup; 0 if it does not exist.
         first_seen_at, other_gates_opened_at: see `GroupPods`.
-        is_plan_pending: whether pods without a node in ``placed`` wait for a new plan.
+        is_plan_pending: whether a new plan is being made; pods that are not in ``placed`` wait for it, except for `CAUSES_WITHOUT_PLAN`.
         placed, unplaced: keys of pods for which the plan has a node, and of pods for which it has none.
         awaiting_rollout: keys of pods whose nodes are full until a rollout removes the pods that they replace.
     """

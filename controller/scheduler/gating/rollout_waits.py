@@ -48,12 +48,12 @@ class RolloutWaits:
         self._reservations, self._config, self._clock = reservations, config, clock
         self._waiting_since: dict[str, dict[str, float]] = {}
         """Group -> pod key -> start of its wait."""
-        self._failed_attempts: dict[str, _FailedAttempt] = {}
+        self._failed_attempt_by_group: dict[str, _FailedAttempt] = {}
 
     def forget_group(self, group: str) -> None:
         """Forget the waits of a group that has no waiting pods any more."""
         self._waiting_since.pop(group, None)
-        self._failed_attempts.pop(group, None)
+        self._failed_attempt_by_group.pop(group, None)
 
     async def solve_without_waits(
         self, group: str, snapshot: GroupSnapshot, plan: Plan, outgoing: Mapping[str, Amounts], solve: Solve
@@ -72,7 +72,7 @@ class RolloutWaits:
             return plan
         full_nodes = await self._full_nodes_by_owner(group, waiting, outgoing)
         attempt = _FailedAttempt([pod.metadata.key for pod in waiting], full_nodes)
-        if self._failed_attempts.get(group) == attempt:
+        if self._failed_attempt_by_group.get(group) == attempt:
             return plan
         searches = [waiting] if len(waiting) == 1 else [waiting, waiting[:1]]
         for moved_pods in searches:
@@ -89,7 +89,7 @@ class RolloutWaits:
             has_same_zones = _locations(other_plan) == _locations(plan)
             if not is_worse and (has_same_zones or other_plan.latency_us <= MAX_SLOWDOWN * plan.latency_us):
                 return other_plan
-        self._failed_attempts[group] = attempt
+        self._failed_attempt_by_group[group] = attempt
         return plan
 
     async def _full_nodes_by_owner(
