@@ -1,8 +1,7 @@
-"""What only pods that run can show, on real nodes: limits of the CNI bandwidth plugin as pods feel them, a pod that burns CPU and is
-moved, the default Prometheus queries over real kubelets.
+"""On real nodes: throughput of limited pods, the move of a pod that burns CPU, and the default Prometheus queries.
 
-One lab for all of them; the product is installed as it ships, but for names of images and the descheduler's settings. Every kind of
-bandwidth plugin is tested in tests/integration/agent/test_cni_plugins.py.
+All tests use one lab, with the shipped product except for the descheduler's settings. All kinds of bandwidth plugins are tested in
+tests/integration/agent/test_cni_plugins.py.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ CONTROLLER_CONFIG = {
         "protection": {"minPodAgeS": 10},
         "limits": {"unavailablePerWorkload": 1, "perWorkload": 1},
         "policy": {
-            # From the mean: how much of their 0.6 cores the burners get is up to the machine. Of three nodes of one core, with u
-            # the share of one burner: two of them are hot from 1.33 u > 22 % on, and one fits elsewhere while 0.33 u <= 22 %.
+            # Thresholds around the mean, because the machine decides how much CPU the burners get. On three nodes of one core, if a
+            # burner uses the share u, two are too much for a node if 1.33 u > 22 %, and one is not if 0.33 u <= 22 %.
             "useDeviationThresholds": True,
             "lowThresholds": {"cpu": 5},
             "highThresholds": {"cpu": 22},
@@ -67,7 +66,7 @@ CONTROLLER_CONFIG = {
         },
     },
 }
-OWN_QUERIES = ("node_cpu", "node_memory", "node_bandwidth", "pod_cpu", "pod_memory", "pod_bandwidth")
+DEFAULT_QUERIES = ("node_cpu", "node_memory", "node_bandwidth", "pod_cpu", "pod_memory", "pod_bandwidth")
 
 pytestmark = [
     pytest.mark.real_nodes,
@@ -79,7 +78,7 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Stage:
-    """The lab, by kubectl, and the overlays of its operator: one that observes and one that enforces."""
+    """The lab, its cluster, overlays that observe and enforce limits, and a Prometheus."""
 
     lab: Lab
     cluster: Cluster
@@ -87,49 +86,49 @@ class Stage:
     enforcing: Path
     prometheus: PrometheusClient
 
-    def metrics(self, node: str) -> Iterable[tuple[str, Mapping[str, str], float]]:
-        """Samples of the node's agent."""
+    def read_metrics(self, node: str) -> Iterable[tuple[str, Mapping[str, str], float]]:
+        """Yield name, labels and value of each sample of the node's agent."""
         address = self.lab.network_of(node).address
         text = urllib.request.urlopen(f"http://{address}:9850/metrics", timeout=30).read().decode()
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 yield sample.name, sample.labels, sample.value
 
-    def verdicts(self, node: str) -> dict[str, tuple[str, str]]:
-        """Verdict and device of the node's limited pod, by direction."""
+    def read_verdicts(self, node: str) -> dict[str, tuple[str, str]]:
+        """Return direction -> verdict and device of the node's limited pod."""
         return {
             labels["direction"]: (labels["verdict"], labels["device"])
-            for name, labels, _ in self.metrics(node)
+            for name, labels, _ in self.read_metrics(node)
             if name == "netaware_pod_bandwidth_verdict" and labels["pod"] == f"limited-{node}"
         }
 
-    def tc(self, node: str, *words: str) -> str:
-        """Output of tc in the node's network namespace."""
+    def run_tc(self, node: str, *words: str) -> str:
+        """Run tc in the node's network namespace; return its output."""
         argv = ["nsenter", f"--net=/run/netns/{self.lab.network_of(node).netns}", "tc", *words]
         return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=30).stdout
 
-    def address(self, pod: str) -> str:
+    def find_address(self, pod: str) -> str:
         return str(self.cluster.get("pod", pod, "-n", "limits")["status"]["podIP"])
 
-    def fetch(self, pod: str, url: str) -> float:
-        """Milliseconds until one answer is complete, asked for from inside a pod."""
-        call = [f"--url={url}", "--rate=1", "--duration=500ms", "--warm-up=0s", "--timeout=60s"]
-        text = self.cluster.run("-n", "limits", "exec", pod, "--", "/usr/local/bin/app", "load", *call, timeout_s=90)
-        found = json.loads(text)
-        assert (found["requests"], found["errors"]) == (1, 0), found
-        return float(found["p50_ms"])
+    def measure_request_ms(self, pod: str, url: str) -> float:
+        """Send a request from inside a pod; return the milliseconds until the response is complete."""
+        options = [f"--url={url}", "--rate=1", "--duration=500ms", "--warm-up=0s", "--timeout=60s"]
+        text = self.cluster.run("-n", "limits", "exec", pod, "--", "/usr/local/bin/app", "load", *options, timeout_s=90)
+        summary = json.loads(text)
+        assert (summary["requests"], summary["errors"]) == (1, 0), summary
+        return float(summary["p50_ms"])
 
-    def rates_bps(self, node: str) -> dict[str, float]:
-        """Throughput of the limited pod by direction, measured in it and in its peer on the same node."""
+    def measure_rates_bps(self, node: str) -> dict[str, float]:
+        """Return direction -> throughput of the limited pod, measured between it and its peer on the same node."""
         limited, free = f"limited-{node}", f"free-{node}"
-        took_ms = {
-            "egress": self.fetch(free, f"http://{self.address(limited)}:8080/"),
-            "ingress": self.fetch(limited, f"http://{self.address(free)}:8080/"),
+        durations_ms = {
+            "egress": self.measure_request_ms(free, f"http://{self.find_address(limited)}:8080/"),
+            "ingress": self.measure_request_ms(limited, f"http://{self.find_address(free)}:8080/"),
         }
-        return {direction: ANSWER_BYTES * 8e3 / ms for direction, ms in took_ms.items()}
+        return {direction: ANSWER_BYTES * 8e3 / ms for direction, ms in durations_ms.items()}
 
 
-def pod(name: str, node: str, annotations: Mapping[str, str]) -> dict[str, Any]:
+def build_pod(name: str, node: str, annotations: Mapping[str, str]) -> dict[str, Any]:
     container = {"name": "server", "image": APP_IMAGE, "args": ["serve", f"--answer={ANSWER_BYTES}"]}
     return {
         "apiVersion": "v1",
@@ -157,17 +156,17 @@ async def stage(
             cluster = Cluster(lab.describe())
             for node in NODES:
                 cluster.run("annotate", "node", node, "netaware.io/bandwidth-capacity=1G")
-            async with run_prometheus(prometheus_programs, folder, jobs=scrape_jobs(lab)) as prometheus:
-                yield Stage(lab, cluster, *overlays(folder), prometheus)
+            async with run_prometheus(prometheus_programs, folder, jobs=build_scrape_jobs(lab)) as prometheus:
+                yield Stage(lab, cluster, *write_overlays(folder), prometheus)
 
 
-def scrape_jobs(lab: Lab) -> list[dict[str, Any]]:
-    """Kubelets and agents, with the label ``node`` that docs/descheduling.md asks for."""
-    token = {"credentials": lab.control_plane.admin_token}
+def build_scrape_jobs(lab: Lab) -> list[dict[str, Any]]:
+    """Return scrape jobs of kubelets and agents, with the label ``node`` that docs/descheduling.md requires."""
+    authorization = {"credentials": lab.control_plane.admin_token}
     kubelet = {
         "scheme": "https",
         "tls_config": {"ca_file": str(lab.control_plane.authority.certificate)},
-        "authorization": token,
+        "authorization": authorization,
     }
 
     def job(name: str, port: int, **more: Any) -> dict[str, Any]:
@@ -184,8 +183,8 @@ def scrape_jobs(lab: Lab) -> list[dict[str, Any]]:
     ]
 
 
-def overlays(folder: Path) -> tuple[Path, Path]:
-    """The shipped overlay `descheduler` with a configuration of our own; and the same with the component `enforce`."""
+def write_overlays(folder: Path) -> tuple[Path, Path]:
+    """Write the overlay `descheduler` with this file's configuration, without and with the component `enforce`."""
     generator = {
         "name": "netaware-controller-config",
         "namespace": NAMESPACE,
@@ -200,33 +199,35 @@ def overlays(folder: Path) -> tuple[Path, Path]:
     )
 
 
-async def test_limits_are_judged_repaired_and_felt_inside_pods(stage: Stage) -> None:
+async def test_limits_are_repaired_and_limit_the_throughput_of_pods(stage: Stage) -> None:
     cluster = stage.cluster
     cluster.run("create", "namespace", "limits")
-    asked = {f"kubernetes.io/{way}-bandwidth": str(LIMIT_BPS) for way in ("ingress", "egress")}
-    pods = [pod(f"limited-{node}", node, asked) for node in NODES] + [pod(f"free-{n}", n, {}) for n in NODES]
+    limits = {f"kubernetes.io/{way}-bandwidth": str(LIMIT_BPS) for way in ("ingress", "egress")}
+    pods = [build_pod(f"limited-{node}", node, limits) for node in NODES] + [
+        build_pod(f"free-{n}", n, {}) for n in NODES
+    ]
     cluster.run("apply", "-n", "limits", "-f", "-", text="\n---\n".join(map(json.dumps, pods)))
     cluster.run("-n", "limits", "wait", "--for=condition=Ready", "pods", "--all", "--timeout=120s", timeout_s=130)
     cluster.apply(stage.observing)
     for node in NODES:
-        # containerd asks for bursts of 512 MB: the plugin sets them up as asked, and the limit does not limit.
+        # containerd requests bursts of 512 MB from the plugin, so that the limit has no effect.
         await_verdict(stage, node, "burst-too-large")
-        wait_until(lambda n=node: min(stage.rates_bps(n).values()) > 1.5 * LIMIT_BPS, "more than the limit")  # type: ignore[misc]
+        wait_until(lambda n=node: min(stage.measure_rates_bps(n).values()) > 1.5 * LIMIT_BPS, "more than the limit")  # type: ignore[misc]
     cluster.apply(stage.enforcing)
     for node in NODES:
         await_verdict(stage, node, "enforced")
-        # Answers are all payload: what headers take only makes them slower.
-        assert max(stage.rates_bps(node).values()) <= 1.05 * LIMIT_BPS
+        # Rates count payload only, so headers lower them.
+        assert max(stage.measure_rates_bps(node).values()) <= 1.05 * LIMIT_BPS
     first = NODES[0]
-    device = stage.verdicts(first)["ingress"][1]
+    device = stage.read_verdicts(first)["ingress"][1]
     for qdisc in ("root", "ingress"):
-        stage.tc(first, "qdisc", "del", "dev", device, qdisc)
+        stage.run_tc(first, "qdisc", "del", "dev", device, qdisc)
     wait_until(lambda: is_limited(stage, first, device), "the repair")
-    assert max(stage.rates_bps(first).values()) <= 1.05 * LIMIT_BPS
+    assert max(stage.measure_rates_bps(first).values()) <= 1.05 * LIMIT_BPS
     changed = f"kubernetes.io/egress-bandwidth={CHANGED_BPS}"
     cluster.run("-n", "limits", "annotate", "--overwrite", "pod", f"limited-{first}", changed)
-    wait_until(lambda: effective_bps(stage, first, "egress") == CHANGED_BPS, "the changed limit")
-    rates = stage.rates_bps(first)
+    wait_until(lambda: read_effective_bps(stage, first, "egress") == CHANGED_BPS, "the changed limit")
+    rates = stage.measure_rates_bps(first)
     assert rates["egress"] <= 1.05 * CHANGED_BPS
     assert rates["ingress"] <= 1.05 * LIMIT_BPS
 
@@ -234,31 +235,31 @@ async def test_limits_are_judged_repaired_and_felt_inside_pods(stage: Stage) -> 
 def await_verdict(stage: Stage, node: str, verdict: str) -> None:
     """Wait until both directions have a verdict."""
     wait_until(
-        lambda: [v for v, _ in stage.verdicts(node).values()] == [verdict, verdict],
+        lambda: [v for v, _ in stage.read_verdicts(node).values()] == [verdict, verdict],
         f"{verdict} on {node}",
-        lambda: str(stage.verdicts(node)),
+        lambda: str(stage.read_verdicts(node)),
     )
 
 
 def is_limited(stage: Stage, node: str, device: str) -> bool:
-    """Both ways: a bucket at the device's root, and a filter that redirects what the pod sends."""
+    """Whether the device's root is a token bucket, and a filter redirects the packets that the pod sends."""
     filters = "".join(
-        stage.tc(node, "filter", "show", "dev", device, *way) for way in (("ingress",), ("parent", "ffff:"))
+        stage.run_tc(node, "filter", "show", "dev", device, *way) for way in (("ingress",), ("parent", "ffff:"))
     )
-    return "tbf" in stage.tc(node, "qdisc", "show", "dev", device, "root") and "mirred" in filters
+    return "tbf" in stage.run_tc(node, "qdisc", "show", "dev", device, "root") and "mirred" in filters
 
 
-def effective_bps(stage: Stage, node: str, direction: str) -> float:
+def read_effective_bps(stage: Stage, node: str, direction: str) -> float:
     (rate,) = [
         value
-        for name, labels, value in stage.metrics(node)
+        for name, labels, value in stage.read_metrics(node)
         if name == "netaware_pod_bandwidth_effective_rate_bytes_per_second"
         and (labels["pod"], labels["direction"]) == (f"limited-{node}", direction)
     ]
     return rate * 8
 
 
-async def test_a_deployment_that_burns_cpu_is_moved_by_what_metrics_server_says(stage: Stage) -> None:
+async def test_usage_of_metrics_server_moves_a_pod_from_an_overutilized_node(stage: Stage) -> None:
     cluster, (first, *others) = stage.cluster, NODES
     cluster.run("create", "namespace", "burn")
     container = {
@@ -281,16 +282,16 @@ async def test_a_deployment_that_burns_cpu_is_moved_by_what_metrics_server_says(
     rollout = ["rollout", "status", "deployment/burner", f"--timeout={TIMEOUT_S:.0f}s"]
     cluster.run("-n", "burn", *rollout, timeout_s=TIMEOUT_S + 10)
 
-    def nodes_of_burners() -> list[str]:
+    def list_burner_nodes() -> list[str]:
         pods = cluster.get("pods", "-n", "burn")["items"]
         return sorted(p["spec"].get("nodeName", "") for p in pods if "deletionTimestamp" not in p["metadata"])
 
-    assert nodes_of_burners() == [first, first]
+    assert list_burner_nodes() == [first, first]
     for node in others:
         cluster.run("uncordon", node)
     log = ("-n", NAMESPACE, "logs", "-l", "app.kubernetes.io/name=netaware-controller", "--tail=20")
     wait_until(
-        lambda: len(set(nodes_of_burners())) == 2 and "" not in nodes_of_burners(),
+        lambda: len(set(list_burner_nodes())) == 2 and "" not in list_burner_nodes(),
         "one of the two to move",
         lambda: cluster.run("top", "nodes") + cluster.run("-n", "burn", "get", "events") + cluster.run(*log),
     )
@@ -298,17 +299,17 @@ async def test_a_deployment_that_burns_cpu_is_moved_by_what_metrics_server_says(
     assert "node cpu usage(" in event["message"]
 
 
-async def test_the_default_queries_have_an_answer_from_real_kubelets_and_agents(stage: Stage) -> None:
+async def test_default_queries_return_series_of_real_kubelets_and_agents(stage: Stage) -> None:
     queries = Queries()
     pods = {(p["metadata"]["namespace"], p["metadata"]["name"]) for p in stage.cluster.get("pods", "-A")["items"]}
     assert {namespace for namespace, _ in pods} >= {"burn", "limits", "kube-system", NAMESPACE}
-    for name in OWN_QUERIES:
+    for name in DEFAULT_QUERIES:
         series = await stage.prometheus.query(getattr(queries, name))
         if name.startswith("node"):
             assert {s.labels["node"] for s in series} == set(NODES), name
         else:
-            found = {(s.labels["namespace"], s.labels["pod"]) for s in series}
-            assert {namespace for namespace, _ in found & pods} >= {"burn", "limits"}, (name, found)
+            series_pods = {(s.labels["namespace"], s.labels["pod"]) for s in series}
+            assert {namespace for namespace, _ in series_pods & pods} >= {"burn", "limits"}, (name, series_pods)
         assert all(s.value >= 0 for s in series), name
         assert max(s.value for s in series) > 0, name
     burning = [s for s in await stage.prometheus.query(queries.pod_cpu) if s.labels["namespace"] == "burn"]

@@ -35,7 +35,7 @@ class Wan(NamedTuple):
         node = next(n for n in self.network.node_networks if n.node.name == name)
         with namespaces.enter(node.netns):
             sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        # Room for a burst that was delayed and arrives at once, above the system's limit for ordinary users.
+        # Large enough for a burst of delayed packets; more than the system allows without privileges.
         sender.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 22)
         sender.bind((node.address, 0))
         sender.settimeout(5.0)
@@ -61,29 +61,29 @@ def round_trips_us(wan: Wan, origin: str, destination: str, count: int = 20) -> 
 
         thread = threading.Thread(target=send_back, daemon=True)
         thread.start()
-        found = []
+        durations_us = []
         for number in range(count):
             started = time.perf_counter()
             near.sendto(b"%d" % number, far.getsockname())
             assert near.recv(2048) == b"%d" % number
-            found.append((time.perf_counter() - started) * 1e6)
+            durations_us.append((time.perf_counter() - started) * 1e6)
         thread.join(5)
-    return found
+    return durations_us
 
 
-def test_each_pair_has_its_delay_and_never_less(wan: Wan) -> None:
+def test_no_round_trip_is_shorter_than_the_configured_delay(wan: Wan) -> None:
     assert min(round_trips_us(wan, "a1", "b1")) >= FAR_US
     assert min(round_trips_us(wan, "b1", "a2")) >= FAR_US
     assert NEAR_US <= min(round_trips_us(wan, "a1", "a2")) < FAR_US
 
 
-def test_a_link_changes_while_it_is_in_use_in_both_directions(wan: Wan) -> None:
+def test_a_change_of_a_link_applies_to_both_directions_at_once(wan: Wan) -> None:
     assert wan.control.change_link("b", "a", rtt_us=30_000.0) == Link(30_000.0)
-    for pair, changes, said in (
+    for pair, changes, message in (
         ("ac", {"loss": 1.0}, "no link"),
         ("ab", {"jitter_us": 30_001.0}, "more than the round"),
     ):
-        with pytest.raises(WanError, match=said):
+        with pytest.raises(WanError, match=message):
             wan.control.change_link(*pair, **changes)
     assert wan.control.read_links()["a", "b"] == Link(30_000.0)
     assert min(round_trips_us(wan, "a2", "b1", 5)) >= 30_000

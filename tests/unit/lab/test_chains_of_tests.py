@@ -1,4 +1,4 @@
-"""Files of tests that cannot share the machine with each other are named in a chain, or run alone."""
+"""Test files that cannot share the machine with each other are in a chain, or run alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small rules of the lab: names, locks, arguments of commands."""
+"""Rules of the lab: names, locks, arguments of commands."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from lab.reclaim import lab_paths, reclaim
 
 
 @pytest.mark.parametrize("name", ["", "Lab", "../lab", "a" * 33, "-a", "a b"])
-def test_a_name_that_could_leave_its_directory_is_refused(name: str) -> None:
+def test_an_invalid_lab_name_is_an_error(name: str) -> None:
     with pytest.raises(ConfigError, match="--name"):
         lab_paths(name)
 
 
-def test_down_waits_for_a_lab_that_starts_or_ends_at_that_moment(
+def test_down_waits_while_a_lab_starts_and_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    paths, gone = lab_paths("brief"), subprocess.Popen(["true"])
-    gone.wait()
+    paths, ended = lab_paths("brief"), subprocess.Popen(["true"])
+    ended.wait()
     paths.lock.parent.mkdir(parents=True)
     lock = paths.lock.open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
 
-    def live() -> None:
+    def start_and_end() -> None:
         time.sleep(0.1)
-        lock.write(str(gone.pid))
+        lock.write(str(ended.pid))
         lock.flush()
         time.sleep(0.1)
         lock.close()
 
-    thread = threading.Thread(target=live)
+    thread = threading.Thread(target=start_and_end)
     thread.start()
     assert main(["down", "--name", "brief", "--json"]) == 0
     thread.join()
     assert json.loads(capsys.readouterr().out)["outcome"] == "ended"
 
 
-def test_reclaim_ends_the_lab_with_its_childrens_children_and_no_other_process(tmp_path: Path) -> None:
+def test_reclaim_kills_all_descendants_of_a_lab_and_no_other_process(tmp_path: Path) -> None:
     paths = lab_paths("dead", tmp_path)
     programs, others = Programs(paths.state_dir), Programs(tmp_path / "dead-2")
-    words = ["sh", "-c", "sleep 60 & echo started; wait"]
-    started = [owner.start("parent", words) for owner in (programs, others)]
+    command = ["sh", "-c", "sleep 60 & echo started; wait"]
+    started = [owner.start("parent", command) for owner in (programs, others)]
     while not all(program.log.read_text() for program in started):
         time.sleep(0.02)
     assert (reclaim(paths), paths.state_dir.exists()) == (2, False)
@@ -62,7 +62,7 @@ def test_reclaim_ends_the_lab_with_its_childrens_children_and_no_other_process(t
     assert started[1].poll() == -9
 
 
-def test_assets_that_are_no_directory_are_an_error_that_names_the_variable(
+def test_a_wrong_folder_of_prebuilt_programs_is_an_error_with_the_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path / "absent"))
@@ -72,7 +72,7 @@ def test_assets_that_are_no_directory_are_an_error_that_names_the_variable(
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
+    ("options", "option"),
     [
         (["--delay", "soon"], "--delay"),
         (["--delay", "1h"], "--delay"),
@@ -81,30 +81,30 @@ def test_assets_that_are_no_directory_are_an_error_that_names_the_variable(
         ([], "--delay"),
     ],
 )
-def test_a_wan_change_that_cannot_be_names_its_option(
-    words: list[str], named: str, capsys: pytest.CaptureFixture[str]
+def test_an_invalid_change_of_a_link_is_an_error_with_the_option(
+    options: list[str], option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["wan", "set", "z1", "z2", *words]) == 2
-    assert named in capsys.readouterr().err
+    assert main(["wan", "set", "z1", "z2", *options]) == 2
+    assert option in capsys.readouterr().err
 
 
-def test_a_wrong_topology_is_one_line_exit_code_2_and_nothing_left(
+def test_up_with_an_invalid_topology_prints_one_line_and_exits_with_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     file = tmp_path / "bad.yaml"
     file.write_text("name: x\nregions: []\nfoo: 1\n")
     assert main(["up", "--topology", str(file)]) == 2
-    said = capsys.readouterr()
-    assert said.err == f"error: {file}: foo: is not a field of this section (remove it, or check its spelling)\n"
-    assert said.out == ""
+    output = capsys.readouterr()
+    assert output.err == f"error: {file}: foo: is not a field of this section (remove it, or check its spelling)\n"
+    assert output.out == ""
     assert list(tmp_path.iterdir()) == [file]
 
 
 @pytest.mark.parametrize(
-    ("script", "timeout_s", "said"),
+    ("script", "timeout_s", "message"),
     [("echo no such place; exit 3", 10, "no such place"), ("exec sleep 60", 0.1, "no end after 0 s")],
 )
-async def test_failed_command_is_an_error_with_its_output(script: str, timeout_s: float, said: str) -> None:
-    with pytest.raises(BootError, match=f"greeting: {said}"):
+async def test_a_failed_command_is_an_error_with_its_output(script: str, timeout_s: float, message: str) -> None:
+    with pytest.raises(BootError, match=f"greeting: {message}"):
         await run_command(["sh", "-c", script], "greeting", timeout_s)

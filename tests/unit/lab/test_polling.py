@@ -8,12 +8,12 @@ from kubekit.errors import KubekitError
 from lab.polling import WaitTimeoutError, poll_until
 
 
-class OwnError(KubekitError):
-    """An error of the caller."""
+class CallerError(KubekitError):
+    """An error type of the caller."""
 
 
 def fail() -> None:
-    raise OwnError("the program ended")
+    raise CallerError("the program ended")
 
 
 async def test_polls_until_the_result_is_true_and_at_least_once() -> None:
@@ -23,13 +23,13 @@ async def test_polls_until_the_result_is_true_and_at_least_once() -> None:
     assert list(results) == []
 
 
-async def test_a_timeout_has_the_description_and_on_retry_may_raise() -> None:
+async def test_a_timeout_error_has_the_description_and_errors_of_on_retry_propagate() -> None:
     async def never() -> bool:
         return False
 
     with pytest.raises(WaitTimeoutError, match=r"^timed out after 0\.01 s waiting for a pod$"):
         await poll_until(never, "a pod", 0.01, every_s=0.001)
-    with pytest.raises(OwnError, match=r"^timed out after 0\.01 s waiting for a, b$"):
-        await poll_until(never, lambda: "a, b", 0.01, every_s=0.001, error=OwnError)
-    with pytest.raises(OwnError, match="the program ended"):
+    with pytest.raises(CallerError, match=r"^timed out after 0\.01 s waiting for a, b$"):
+        await poll_until(never, lambda: "a, b", 0.01, every_s=0.001, error=CallerError)
+    with pytest.raises(CallerError, match="the program ended"):
         await poll_until(never, "anything", 60, on_retry=fail)

@@ -1,4 +1,4 @@
-"""Addresses of pods on real nodes, and images that are built again; the rest is in tests/e2e/test_real_nodes.py."""
+"""Ranges of pod addresses, and fingerprints of images. Real nodes are tested in tests/e2e/test_real_nodes.py."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ links:
 """
 
 
-def test_no_two_nodes_of_any_two_slots_share_a_pod_address() -> None:
+def test_nodes_of_all_slots_have_different_pod_ranges() -> None:
     node = parse_topology(MIXED, "mixed.yaml").nodes[1]
     networks = [plan_network(slot, [node] * MAX_NODES) for slot in (0, 1, 249)]
     ranges = [ipaddress.IPv4Network(n.pod_ranges[0]) for network in networks for n in network.node_networks]
     assert len(set(ranges)) == 3 * MAX_NODES
-    whole = ipaddress.IPv4Network(pod_range_of_slot(1))
-    assert [whole.supernet_of(one) for one in ranges] == [MAX_NODES <= i < 2 * MAX_NODES for i in range(len(ranges))]
+    slot_range = ipaddress.IPv4Network(pod_range_of_slot(1))
+    assert [slot_range.supernet_of(node_range) for node_range in ranges] == [
+        MAX_NODES <= i < 2 * MAX_NODES for i in range(len(ranges))
+    ]
 
 
-def test_an_image_is_built_again_when_anything_changes_that_its_dockerfile_copies(tmp_path: Path) -> None:
+def test_the_fingerprint_changes_with_files_that_the_dockerfile_copies(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("FROM a AS b\nCOPY one two/ ./\nFROM c\nCOPY --from=b /x /x\n")
     (tmp_path / "two" / "__pycache__").mkdir(parents=True)
     (tmp_path / "one").write_text("1")

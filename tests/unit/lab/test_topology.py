@@ -1,4 +1,4 @@
-"""Topology files: what ships is what is promised, and every mistake is named with file and field."""
+"""Shipped topologies have their documented size and delays, and errors of topology files name file and field."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ links:
 """
 
 
-def refused(text: str) -> str:
+def parse_error(text: str) -> str:
     with pytest.raises(ConfigError) as caught:
         parse_topology(text, "lab.yaml")
     return str(caught.value)
@@ -38,9 +38,9 @@ def test_shipped_topologies_have_their_zones_and_delays(
 ) -> None:
     topology = load_topology(name)
     assert (len(topology.zones), len(topology.nodes)) == (zones, nodes)
-    found = sorted(topology.link_between(a, b).rtt_us for a, b in itertools.combinations(topology.zones, 2))
-    assert [found[0], found[-1]] == pytest.approx([least_us, most_us], rel=0.1)
-    assert len(set(found)) == len(found), "every pair of zones has a delay of its own"
+    delays_us = sorted(topology.link_between(a, b).rtt_us for a, b in itertools.combinations(topology.zones, 2))
+    assert [delays_us[0], delays_us[-1]] == pytest.approx([least_us, most_us], rel=0.1)
+    assert len(set(delays_us)) == len(delays_us), "every pair of zones has another delay"
 
 
 def test_a_file_is_read_with_its_units_and_defaults(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_file_is_read_with_its_units_and_defaults(tmp_path: Path) -> None:
     assert topology.with_kubelets("kwok").real_nodes == ()
 
 
-def test_the_command_line_names_what_ships_and_needs_nodes_for_real_ones() -> None:
+def test_topology_and_nodes_options_are_checked() -> None:
     with pytest.raises(ConfigError, match=r"--topology: nowhere: .*four-zones, kubecon, none"):
         load_topology("nowhere")
     with pytest.raises(ConfigError, match="--nodes"):
@@ -68,7 +68,7 @@ def test_the_command_line_names_what_ships_and_needs_nodes_for_real_ones() -> No
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "named"),
+    ("old", "new", "part"),
     [
         ("{name: n1}", "{name: n1, gpu: 1}", "regions[0].zones[0].nodes[0].gpu: is not a field"),
         ("name: two", "name: two\nzonez: []", "zonez: is not a field"),
@@ -98,8 +98,8 @@ def test_the_command_line_names_what_ships_and_needs_nodes_for_real_ones() -> No
         *(("0.5%", loss, "links[0].loss: ") for loss in ("lots", "101%", "0.5", "-1%")),
     ],
 )
-def test_a_mistake_is_named_with_file_and_field(old: str, new: str, named: str) -> None:
+def test_an_error_names_file_and_field(old: str, new: str, part: str) -> None:
     assert TWO.count(old) == 1
-    found = refused(TWO.replace(old, new))
-    assert found.startswith("lab.yaml: ")
-    assert named in found
+    message = parse_error(TWO.replace(old, new))
+    assert message.startswith("lab.yaml: ")
+    assert part in message

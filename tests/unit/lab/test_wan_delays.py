@@ -1,4 +1,4 @@
-"""Packets of the emulated network arrive in order, and are bounded in number. Delays are in tests/integration/lab."""
+"""Packets of the emulated network stay in order, and their number is limited. Delays are tested in tests/integration/lab."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_jitter_never_reorders_packets_between_two_nodes(gaps: list[float], jitt
     assert [packet for _, packet in queue.pop_due(now + 1.0)] == [bytes([i]) for i in range(len(gaps))]
 
 
-def test_packets_under_way_are_bounded() -> None:
+def test_a_full_queue_drops_packets() -> None:
     queue = build_queue(LinkDirection(1.0))
     assert sum(queue.enqueue(0.0, A, B, b"") for _ in range(MAX_PACKETS + 5)) == MAX_PACKETS
     assert queue.counters.dropped == 5
