@@ -22,7 +22,8 @@ class BandwidthCommand(Command):
     )
     description = (
         "Nodes: capacity (allocatable if published), and how much of it pods have requested as network.aware.com/bandwidth. "
-        "Pods: requests, limits by annotation, and with --prometheus whether limits are enforced. Actual traffic is on the Grafana dashboard Bandwidth."
+        "Pods: requests, limits by annotation, and with --prometheus whether limits are enforced. Actual traffic is on "
+        "the Grafana dashboard Bandwidth."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:

@@ -47,7 +47,8 @@ class SnapshotReader:
     async def read(self, now_s: float) -> ClusterSnapshot:
         """The snapshot at ``now_s``, without the agents' verdicts and without prices.
 
-        The control plane's status is at most `STATUS_INTERVAL_S` old, or older if the API server does not answer; None before its first answer.
+        The control plane's status is at most `STATUS_INTERVAL_S` old, or older if the API server does not answer in time; None before
+        the first answer.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STATUS_TIMEOUT_S):

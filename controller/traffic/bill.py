@@ -27,7 +27,7 @@ class DependencyPrice(msgspec.Struct, frozen=True, rename="camel"):
         bytes_per_s: requests and responses.
         crossing_bytes_per_s: the part of ``bytes_per_s`` between zones.
         monthly_price: None without prices.
-        has_all_zones: False if the zones of some bytes are unknown; those are spread over all pairs of placed replicas.
+        has_all_zones: False if the zones of some bytes are unknown; see `rates_between_locations`.
     """
 
     client: str
@@ -57,7 +57,7 @@ class TrafficBill(msgspec.Struct, frozen=True, rename="camel"):
         monthly_price: of all dependencies; None without prices.
         bytes_per_s, crossing_bytes_per_s: sums over the dependencies.
         dependencies, zone_pairs: highest price first, then most traffic.
-        monthly_price_by_group: by the client's AppGroup; "" for clients without one.
+        monthly_price_by_group: by the client's AppGroup, highest first; "" for clients without one. Empty without prices.
     """
 
     currency: str
@@ -73,8 +73,8 @@ class TrafficBill(msgspec.Struct, frozen=True, rename="camel"):
 def rates_between_locations(dependency: ObservedDependency, workloads: Workloads) -> dict[LocationPair, float]:
     """Locations of client and server -> bytes per second of a dependency.
 
-    Bytes without zones are spread evenly over all pairs of replicas, as by a Service without `trafficDistribution`. They are
-    omitted if one side has no placed replica.
+    Bytes without zones are spread evenly over all pairs of placed replicas, as by a Service without `trafficDistribution`. They are
+    omitted, and so have no price, if one side has no placed replica.
     """
     rates: dict[LocationPair, float] = defaultdict(float)
     for (client_zone, server_zone), bytes_per_s in dependency.zones.items():
@@ -104,11 +104,18 @@ def compute_bill(
             price += prices.monthly_price(bytes_per_s, client, server) if prices else 0.0
         client_key, server_key = dependency.client.key, dependency.server.key
         group = groups.get(client_key, "")
-        if prices is not None:
+        if prices:
             price_by_group[group] += price
-        total, has_all_zones = dependency.bytes_per_s, not dependency.zoneless_bytes_per_s
         dependencies.append(
-            DependencyPrice(client_key, server_key, group, total, crossing, price if prices else None, has_all_zones)
+            DependencyPrice(
+                client=client_key,
+                server=server_key,
+                group=group,
+                bytes_per_s=dependency.bytes_per_s,
+                crossing_bytes_per_s=crossing,
+                monthly_price=price if prices else None,
+                has_all_zones=not dependency.zoneless_bytes_per_s,
+            )
         )
     return TrafficBill(
         currency=prices.currency if prices else "",
@@ -137,7 +144,7 @@ def _price_order(item: DependencyPrice | ZonePairPrice) -> tuple[float, float]:
 
 
 def map_workloads_to_groups(membership: Membership) -> dict[str, str]:
-    """``namespace/workload`` -> ``namespace/AppGroup`` that its pods belong to; groups of the same namespace come first."""
+    """``namespace/workload`` -> ``namespace/AppGroup`` that its pods belong to; groups of its own namespace take precedence."""
     same_namespace: dict[str, str] = {}
     other_namespaces: dict[str, str] = {}
     for key, group in membership.groups.items():

@@ -13,10 +13,10 @@ class TrafficConfig(Section, frozen=True):
     """Traffic from Prometheus: the leader compares AppGroups with it and, with ``keepWeights``, lets plans weigh by it.
 
     Attributes:
-        prometheus_url: Prometheus with traffic metrics; empty to compare nothing.
+        prometheus_url: Prometheus with traffic metrics; empty to read and compare nothing.
         source: name of a source; empty for the first source that Prometheus has.
         window_s: range over which rates are computed.
-        interval_s: time between readings of traffic.
+        interval_s: pause between readings of traffic.
         keep_weights: write measured traffic to AppGroups' annotation netaware.io/measured-weights; needs the component
             measured-weights.
         prices: prices of bytes between zones.
@@ -30,6 +30,6 @@ class TrafficConfig(Section, frozen=True):
     prices: PriceTable = PriceTable()
 
     def check_rules(self, field: str) -> None:
-        """Raise ConfigError if Prometheus' address is invalid."""
+        """Raise ConfigError if Prometheus' address is given and invalid."""
         if self.prometheus_url:
             check_url(self.prometheus_url, join_path(field, "prometheusUrl"))

@@ -12,7 +12,7 @@ from controller.cluster.dependency_graph import build_graph
 from controller.traffic.graph import TrafficGraph
 
 DRIFT_FACTOR = 10.0
-"""Traffic above this multiple of ``minBandwidth`` is drift."""
+"""Traffic above this multiple of ``minBandwidth`` is drift; a ``minBandwidth`` of 0 is never exceeded."""
 DriftKind = Literal["new", "gone", "grown"]
 """A dependency that is not declared; a declared dependency without calls; traffic above `DRIFT_FACTOR` times ``minBandwidth``."""
 
@@ -28,7 +28,7 @@ class Drift(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def local_keys_by_selector(group: AppGroup) -> dict[str, str]:
-    """Selector -> ``namespace/name`` of the group's workloads in its own namespace.
+    """Selector -> ``namespace/name`` of the group's workloads in its own namespace that have a name.
 
     Workloads of other namespaces are omitted, because the author of the AppGroup may not be allowed to see their traffic.
     """
@@ -38,7 +38,7 @@ def local_keys_by_selector(group: AppGroup) -> dict[str, str]:
 
 
 def find_drift(group: AppGroup, graph: TrafficGraph) -> list[Drift]:
-    """Differences between traffic and the dependencies of a group between workloads in its own namespace."""
+    """Differences between traffic and a group's dependencies within its own namespace; empty if no such traffic is measured."""
     declared, local_keys = build_graph(group.spec), local_keys_by_selector(group)
     keys = [local_keys.get(selector) for selector in declared.selectors]
     ends = ((keys[edge.caller], keys[edge.callee], edge.min_bandwidth_bps) for edge in declared.edges)
@@ -65,7 +65,7 @@ def find_drift(group: AppGroup, graph: TrafficGraph) -> list[Drift]:
 
 
 def compute_weights(group: AppGroup, graph: TrafficGraph) -> dict[str, dict[str, float]]:
-    """Caller's selector -> callee's selector -> bytes per second, between the group's workloads in its own namespace."""
+    """Caller's selector -> callee's selector -> bytes per second, between the group's workloads in its own namespace, declared or not."""
     selectors = {key: selector for selector, key in local_keys_by_selector(group).items()}
     weights: dict[str, dict[str, float]] = defaultdict(dict)
     for d in graph.dependencies:

@@ -1,6 +1,6 @@
 """Finds dependencies between workloads in their flows. Pure.
 
-DNS, probes and scrapes are not dependencies, because every application has them.
+DNS, probes and scrapes are not dependencies, because every application has them; `OmissionReason` has all reasons.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class Flow(msgspec.Struct, frozen=True):
         client: the workload that opens the connection or sends the request.
         server: the workload that answers.
         bytes_per_s: requests and responses, mean over the window.
-        peak_bytes_per_s: requests and responses, the 95th percentile over the window, or the mean.
+        peak_bytes_per_s: requests and responses, the 95th percentile over the window; 0 or the mean if unknown.
         client_zone, server_zone: empty if the source lacks them.
-        port: of the server; 0 if the source lacks it.
+        port: the server's port; 0 if the source lacks it.
     """
 
     client: WorkloadId
@@ -80,7 +80,7 @@ class ObservedDependency(msgspec.Struct, frozen=True):
     Attributes:
         client, server: the calling workload and the called workload.
         bytes_per_s: requests and responses, mean over the window.
-        peak_bytes_per_s: sum of the flows' 95th percentiles, an upper bound.
+        peak_bytes_per_s: sum of the flows' 95th percentiles (the mean if that is higher), an upper bound.
         zones: (client's zone, server's zone) -> bytes per second, of flows whose zones are known.
     """
 

@@ -1,4 +1,4 @@
-"""Prices per GB between two locations: configured prices, or a cloud's list prices.
+"""Prices of traffic per GB between two locations: configured prices, or a cloud's list prices.
 
 List prices are without discounts and as of the date in `PriceTable.source`, so amounts are estimates.
 """
@@ -25,7 +25,7 @@ class PriceTable(Section, frozen=True):
 
     Attributes:
         preset: list prices of a cloud; empty to use the prices below.
-        currency: currency of the prices below.
+        currency: currency of the prices below; list prices are in USD.
         same_zone: price per GB within a zone.
         between_zones: per GB between zones of a region.
         between_regions: per GB between regions.
@@ -39,11 +39,11 @@ class PriceTable(Section, frozen=True):
 
     @property
     def source(self) -> str:
-        """Origin and date of the prices, which are shown with every amount."""
+        """Origin of the prices, with the date of list prices; shown with amounts."""
         return _SOURCES.get(self.preset, "traffic.prices")
 
     def resolve(self) -> PriceTable | None:
-        """The prices of the preset if one is named, else this table; None if it has no price."""
+        """The prices of the preset if one is named, else this table; None if all its prices are 0 or absent."""
         if self.preset:
             return PRESETS[self.preset]
         return self if any((self.same_zone, self.between_zones, self.between_regions)) else None

@@ -1,6 +1,6 @@
 """Proposes AppGroups from observed dependencies, with patches that label pod templates. Pure.
 
-A proposal for an existing AppGroup keeps its entries and only adds workloads and dependencies.
+A proposal for an existing AppGroup keeps its entries, adds workloads and dependencies, and may raise numMembers.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ LABELLED_KINDS = frozenset({DEFAULT_KIND, "StatefulSet"})
 MIN_JOINING_SHARE = 0.01
 """A dependency joins two workloads into one group if it carries this share of the traffic of either workload."""
 MIN_HUB_CALLER_SHARE, MIN_HUB_CALLERS = 0.6, 6
-"""A server is a hub and joins no groups if this share of a namespace's workloads calls it, and at least this number: a log sink, a shared
-cache, a gateway."""
+"""A server is a hub, such as a log sink, if at least this share of the other connected workloads, and at least this number, calls it. A
+hub does not join its clients into one group."""
 MAX_LABEL_LENGTH, MAX_SUFFIX_LENGTH = 63, 13
 """Length of a label's value, and the part of it for a number."""
 MIN_BANDWIDTH_BPS = 1000
@@ -35,7 +35,15 @@ MIN_BANDWIDTH_BPS = 1000
 
 
 class ProposedDependency(msgspec.Struct, frozen=True, rename="camel"):
-    """A dependency with proposed values; ``is_user_defined`` if the existing AppGroup has it, whose values then stay."""
+    """A dependency of a proposed AppGroup.
+
+    Attributes:
+        client, server: workloads as ``namespace/name``.
+        min_bandwidth_bps: proposed minBandwidth, from the peak of the traffic (`round_up_bps`).
+        max_network_cost: proposed maxNetworkCost, from the zones that exchange traffic today.
+        bytes_per_s: mean traffic.
+        is_user_defined: whether the existing AppGroup has this dependency; its values then stay, instead of the proposed.
+    """
 
     client: str
     server: str
@@ -61,7 +69,7 @@ class Proposal(msgspec.Struct, frozen=True, rename="camel"):
         manifest: the object, ready for kubectl.
         patches: for workloads whose pods lack the labels.
         dependencies: observed dependencies of the group, most traffic first.
-        external: ``namespace/name`` of workloads outside the group that exchange traffic with it, sorted.
+        external: workloads outside the group that exchange traffic with it, as ``namespace/name``, sorted.
         exists: whether the cluster has this AppGroup already.
     """
 
@@ -145,7 +153,7 @@ class _ExistingGroups:
         return next((entry for name, entry in self._entries_of(workload) if name == group), None)
 
     def group_of(self, members: Iterable[WorkloadId]) -> str:
-        """The first group that lists one of these workloads; empty if none does."""
+        """A group that lists one of these workloads, that of the first listed workload; empty if none is listed."""
         return next((group for workload in sorted(members) for group, _ in self._entries_of(workload)), "")
 
     def has_edge(self, group: str, client: WorkloadId, server: WorkloadId, selector: str) -> bool:
@@ -165,9 +173,9 @@ def _is_same_workload(listed: WorkloadRef, observed: WorkloadId) -> bool:
 def _connected_components(
     edges: Sequence[ObservedDependency], existing: _ExistingGroups
 ) -> list[frozenset[WorkloadId]]:
-    """Workloads that are connected by an existing AppGroup, or by dependencies above `MIN_JOINING_SHARE`.
+    """Workloads that are connected by an existing AppGroup, or by dependencies from `MIN_JOINING_SHARE` on.
 
-    Components of two existing AppGroups are never joined.
+    Components of two existing AppGroups are never joined. A hub then joins the component of the client with the most traffic.
     """
     ends = sorted({end for d in edges for end in (d.client, d.server)})
     group_by_end = {end: existing.group_of([end]) for end in ends}
@@ -193,7 +201,6 @@ def _connected_components(
     for d in most_traffic_first:
         if d.bytes_per_s >= MIN_JOINING_SHARE * min(rates[d.client], rates[d.server]) and d.server not in hubs:
             join(d.client, d.server)
-    # A hub joins the component of the client with the most traffic.
     for d in most_traffic_first:
         if d.server in hubs and component_by_end[d.server][0] == d.server:
             join(d.server, d.client)
@@ -212,7 +219,7 @@ def _find_hubs(edges: Sequence[ObservedDependency], workload_count: int) -> set[
 def _choose_name(
     edges: Sequence[ObservedDependency], members: frozenset[WorkloadId], namespace: str, used_names: set[str]
 ) -> str:
-    """The namespace for its first group; later groups get the name of a workload that no other workload of the group calls."""
+    """The first unused name: of the namespace, of the workloads (uncalled first, then by traffic), then the namespace with a number."""
     servers = {d.server for d in edges}
     rates: dict[WorkloadId, float] = defaultdict(float)
     for d in edges:
@@ -230,12 +237,12 @@ def _make_proposal(
     selectors = _choose_selectors(component, workloads, existing)
     dependencies = tuple(
         ProposedDependency(
-            d.client.key,
-            d.server.key,
-            round_up_bps(d.peak_bytes_per_s * 8),
-            _highest_cost(d, workloads, costs),
-            d.bytes_per_s,
-            existing.has_edge(name, d.client, d.server, selectors[d.server]),
+            client=d.client.key,
+            server=d.server.key,
+            min_bandwidth_bps=round_up_bps(d.peak_bytes_per_s * 8),
+            max_network_cost=_highest_cost(d, workloads, costs),
+            bytes_per_s=d.bytes_per_s,
+            is_user_defined=existing.has_edge(name, d.client, d.server, selectors[d.server]),
         )
         for d in component.edges
     )
@@ -247,13 +254,13 @@ def _make_proposal(
     }
     manifest = {**APPGROUPS.type_meta, "metadata": {"name": name, "namespace": component.namespace}, "spec": spec}
     return Proposal(
-        component.namespace,
-        name,
-        manifest,
-        tuple(_label_patches(name, selectors, workloads)),
-        tuple(sorted(dependencies, key=lambda d: (-d.bytes_per_s, d.client, d.server))),
-        component.external,
-        group is not None,
+        namespace=component.namespace,
+        name=name,
+        manifest=manifest,
+        patches=tuple(_label_patches(name, selectors, workloads)),
+        dependencies=tuple(sorted(dependencies, key=lambda d: (-d.bytes_per_s, d.client, d.server))),
+        external=component.external,
+        exists=group is not None,
     )
 
 
@@ -320,7 +327,7 @@ def round_up_bps(rate_bps: float) -> int:
 
 
 def _highest_cost(observed: ObservedDependency, workloads: Workloads, costs: CostTable) -> int:
-    """The highest cost between zones with traffic or, if these are unknown, between zones with replicas; at least that within a zone."""
+    """The highest cost between zones with traffic or, if these are unknown, with replicas; `SAME_ZONE_COST` to `MAX_NETWORK_COST`."""
     pairs = [(workloads.location_of(a), workloads.location_of(b)) for a, b in observed.zones] or itertools.product(
         workloads.location_counts.get(observed.client, ()), workloads.location_counts.get(observed.server, ())
     )

@@ -1,4 +1,4 @@
-"""Reads traffic on the leader, and reports drift, measured weights and prices of AppGroups.
+"""Reads traffic on the leader; reports drift in conditions, prices in metrics, and measured weights in annotations of AppGroups.
 
 Weights are written only after a large change: plans use only their ratios, which fluctuate during the day.
 """
@@ -52,7 +52,7 @@ DRIFT_KINDS: Sequence[DriftKind] = get_args(DriftKind)
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """The price of all traffic, and drift and measured weights by ``namespace/name`` of AppGroups."""
+    """The price of all traffic, and drift and measured weights of each AppGroup by ``namespace/name``."""
 
     bill: TrafficBill
     drift_by_group: Mapping[str, Sequence[Drift]]
@@ -87,7 +87,7 @@ def compare_groups(
 
 
 class TrafficController:
-    """Compares AppGroups with traffic every `TrafficConfig.interval_s` while this replica leads, if ``prometheusUrl`` is set.
+    """Compares AppGroups with traffic while this replica leads, with pauses of ``intervalS``, if ``prometheusUrl`` is set.
 
     ``client`` is fenced by the leadership, ``membership`` is updated by the caller, and ``notify`` is called with an AppGroup's key when
     its conditions have changed.
@@ -128,7 +128,10 @@ class TrafficController:
                 self._comparison, self._condition_texts, self._has_result, self._failures = None, {}, False, 0
 
     def conditions(self, key: str) -> list[Condition]:
-        """AsDescribed of a group: absent before the first reading, Unknown if its traffic is no longer measured."""
+        """The condition AsDescribed of a group: Unknown if its traffic is no longer measured.
+
+        Empty before the first reading, for a group whose traffic was never measured, and for an unknown key.
+        """
         group, text = self._cache.app_groups.get(key), self._condition_texts.get(key)
         if group is None:
             return []
@@ -143,6 +146,7 @@ class TrafficController:
         return [make_condition(AS_DESCRIBED, holds=holds, reason=reason, message=message, generation=generation)]
 
     async def _read_and_compare(self, prometheus: PrometheusClient) -> None:
+        """Read once, and update conditions, metrics and, with ``keepWeights``, annotations; a failure is logged and counted."""
         try:
             measured = await read_flows(prometheus, self._config.source, self._config.window_s)
             locations = locations_of(self._cache.nodes)
@@ -203,7 +207,7 @@ class TrafficController:
             log.info("measured weights written", group=key, dependencies=sum(len(row) for row in weights.values()))
 
     def collect(self) -> Iterator[Metric]:
-        """The metric families; without samples on replicas that do not lead, and without Prometheus."""
+        """The metric families; without samples before the first reading, after `MAX_FAILURES`, and on replicas that do not lead."""
         drift = GaugeMetricFamily(
             "netaware_appgroup_traffic_drift",
             "Dependencies that differ from traffic: new, gone, grown beyond ten times minBandwidth.",
@@ -270,7 +274,7 @@ def describe_drift(drift: Sequence[Drift]) -> tuple[str, str]:
 
 
 def have_weights_changed(old: WeightByEdge, measured: Weights) -> bool:
-    """Whether ratios or the total differ enough for a write. False if nothing was measured."""
+    """Whether ratios or the total differ enough for a write; False if nothing was measured, True for the first weights."""
     new = flatten_weights(measured)
     old_total, new_total = sum(old.values()), sum(new.values())
     if new_total <= 0 or old_total <= 0:

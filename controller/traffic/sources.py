@@ -1,7 +1,4 @@
-"""Reads flows between workloads from Prometheus: metrics of Istio, Linkerd or netaware's agents.
-
-The source is chosen by name, or by the metrics that Prometheus has. Each source names its limitations.
-"""
+"""Reads flows between workloads from Prometheus: metrics of Istio, Linkerd or netaware's agents, chosen by name or presence."""
 
 from __future__ import annotations
 
@@ -56,14 +53,14 @@ class EndpointLabels(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """A project whose metrics name both ends of traffic.
+    """A project whose metrics name both ends of traffic, directly or by a server's address.
 
     Attributes:
         name: value of flags and of the configuration.
         title: name in messages.
         limitations: traffic and labels that this source lacks, for messages.
-        client: labels of the end that opens connections.
-        server: labels of the other end.
+        client: names of labels of the end that opens connections.
+        server: names of labels of the other end.
         counters: selectors of byte counters, whose rates are added.
         port: label with the server's port; empty if there is none.
         address: label with the server's address, for counters without the labels of ``server``; else empty.
@@ -100,32 +97,35 @@ _ISTIO_COUNTERS = ("request_bytes_sum", "response_bytes_sum", "tcp_received_byte
 SOURCES: Sequence[Source] = (
     # https://istio.io/latest/docs/reference/config/metrics/: only clients in the mesh report as source, and sizes are those of bodies.
     Source(
-        "istio",
-        "Istio",
-        "headers of requests (bodies are counted), clients outside the mesh, zones, kinds of workloads",
-        EndpointLabels("source_workload_namespace", "source_workload"),
-        EndpointLabels("destination_workload_namespace", "destination_workload"),
-        [f'istio_{counter}{{reporter="source"}}' for counter in _ISTIO_COUNTERS],
+        name="istio",
+        title="Istio",
+        limitations="headers of requests (bodies are counted), clients outside the mesh, zones, kinds of workloads",
+        client=EndpointLabels("source_workload_namespace", "source_workload"),
+        server=EndpointLabels("destination_workload_namespace", "destination_workload"),
+        counters=[f'istio_{counter}{{reporter="source"}}' for counter in _ISTIO_COUNTERS],
     ),
     # https://linkerd.io/2/reference/proxy-metrics/: reported by the client's proxy.
     Source(
-        "linkerd",
-        "Linkerd",
-        "clients outside the mesh, workloads other than Deployments, the client's zone",
-        EndpointLabels("namespace", "deployment"),
-        EndpointLabels("dst_namespace", "dst_deployment", zone="dst_zone"),
-        [f'tcp_{call}_bytes_total{{direction="outbound",dst_deployment!="",peer="dst"}}' for call in ("write", "read")],
+        name="linkerd",
+        title="Linkerd",
+        limitations="clients outside the mesh, workloads other than Deployments, the client's zone",
+        client=EndpointLabels("namespace", "deployment"),
+        server=EndpointLabels("dst_namespace", "dst_deployment", zone="dst_zone"),
+        counters=[
+            f'tcp_{call}_bytes_total{{direction="outbound",dst_deployment!="",peer="dst"}}'
+            for call in ("write", "read")
+        ],
     ),
     # agent/traffic/collector.py: the client's agent knows only the server's address; the agent of the server's node exports its owner.
     Source(
-        "conntrack",
-        "netaware's agents (connection tracking)",
-        "connections that began before net.netfilter.nf_conntrack_acct was 1; pods in the host's network; calls to"
+        name="conntrack",
+        title="netaware's agents (connection tracking)",
+        limitations="connections that began before net.netfilter.nf_conntrack_acct was 1; pods in the host's network; calls to"
         " pods with public addresses (some IPv6 clusters); calls that connection tracking does not see (Cilium without kube-proxy,"
         " within a bridge without br_netfilter)",
-        EndpointLabels("client_namespace", "client_workload", "client_kind", "client_zone"),
-        EndpointLabels("server_namespace", "server_workload", "server_kind", "server_zone"),
-        ["netaware_traffic_bytes_total"],
+        client=EndpointLabels("client_namespace", "client_workload", "client_kind", "client_zone"),
+        server=EndpointLabels("server_namespace", "server_workload", "server_kind", "server_zone"),
+        counters=["netaware_traffic_bytes_total"],
         port="port",
         address="server",
         owner_metric="netaware_traffic_server_info",
@@ -137,7 +137,7 @@ SOURCES: Sequence[Source] = (
 
 
 class NoTrafficError(ConfigError):
-    """Prometheus has no source of traffic, or not the requested one."""
+    """Prometheus has no source of traffic, or not the requested one; a ConfigError, because a user can choose another."""
 
 
 class MeasuredFlows(NamedTuple):
@@ -150,9 +150,9 @@ class MeasuredFlows(NamedTuple):
 
 
 async def read_flows(prometheus: PrometheusClient, source_name: str, window_s: int) -> MeasuredFlows:
-    """Flows of the last ``window_s`` seconds, or of the part of them for which Prometheus has data.
+    """Flows of the last ``window_s`` seconds, or of the part of them for which Prometheus has data; never less than the source needs.
 
-    Without a name, the first source with data is read, because sources count the same bytes.
+    With an empty ``source_name``, only the first source with data is read, because sources count the same bytes.
 
     Raises:
         NoTrafficError: there is no source; the message names the metrics.
@@ -177,7 +177,7 @@ async def _choose_source(prometheus: PrometheusClient, source_name: str) -> Sour
 
 
 async def _read_min_range_s(prometheus: PrometheusClient, source: Source) -> int:
-    """The shortest range with two readings of the slowest agent; a shorter one would omit its traffic."""
+    """The shortest range of the source. With agents it has two readings of the slowest; a shorter one would omit its traffic."""
     if not source.reading_cpu_metric:
         return source.min_range_s
     samples = await prometheus.query(f"max(max_over_time({source.reading_cpu_metric}[1h]))")

@@ -1,4 +1,4 @@
-"""Decodes weights of dependencies from an AppGroup's annotations. Pure."""
+"""Weights of an AppGroup's dependencies, and their decoding from its annotations."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ MAX_WEIGHT = 1e18
 MAX_EDGES_SHOWN = 5
 """Invalid weights that a message names."""
 Weights = Mapping[str, Mapping[str, float]]
-"""Caller's selector -> callee's selector -> bytes per second."""
+"""Caller's selector -> callee's selector -> traffic: bytes per second if it is measured, in any unit if a user wrote it."""
 WeightByEdge = dict[tuple[str, str], float]
-"""(caller's selector, callee's selector) -> bytes per second."""
+"""(caller's selector, callee's selector) -> traffic, as in `Weights`."""
 
 _decode_weights = msgspec.json.Decoder(dict[str, dict[str, float]]).decode
 
 
 def flatten_weights(weights: Weights) -> WeightByEdge:
-    """One entry per dependency."""
+    """The weights with one key for each dependency."""
     return {(caller, callee): weight for caller, row in weights.items() for callee, weight in row.items()}
 
 
 def read_weights(group: AppGroup, annotation: str, problems: list[str]) -> WeightByEdge:
-    """Weights from an annotation of the group; invalid weights are omitted, and a message for them is added to ``problems``."""
+    """Weights from an annotation of the group; empty without it.
+
+    Weights outside 0 to `MAX_WEIGHT`, or all if the text is malformed, are omitted with a message in ``problems``.
+    """
     text = group.metadata.annotation(annotation)
     if not text:
         return {}

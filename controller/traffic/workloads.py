@@ -1,4 +1,4 @@
-"""The cluster's workloads, to which the names in traffic metrics are resolved. Pure."""
+"""The cluster's workloads, and the resolution of names in traffic metrics to them. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from controller.traffic.graph import Flow, WorkloadId
 
 @dataclass
 class Workloads:
-    """Workloads (Deployments, StatefulSets, ..., and pods without an owner) with active pods.
+    """Workloads (Deployments, StatefulSets, ..., and pods without an owner) with active pods: neither finished nor being deleted.
 
     Attributes:
         replica_counts: workload -> number of active pods.
@@ -49,7 +49,12 @@ class Workloads:
         return Location(self.region_by_zone.get(zone, ""), zone)
 
     def resolve(self, flows: Iterable[Flow]) -> tuple[list[Flow], dict[str, float]]:
-        """Flows between existing workloads, with the kinds that meshes lack; and missing workload -> bytes per second of its flows."""
+        """Resolve the ends of flows; external ends stay.
+
+        Returns:
+            Flows whose ends exist, with the kinds that meshes lack; and missing workload (``namespace/name``) -> bytes per second of the
+            flows that are left out, counted at the client if both ends are missing.
+        """
         by_key: dict[str, WorkloadId] = {}
         for workload in sorted(self.replica_counts):
             by_key.setdefault(workload.key, workload)
