@@ -58,7 +58,7 @@ class ReplicaPair:
         return replica
 
     async def keep_busy(self) -> None:
-        """Measure for ever, with latencies that change unless ``quiet``, so that whoever leads has something to write."""
+        """Write results until cancelled; latencies change unless ``quiet``, so that the leader writes costs."""
         while True:
             self._round += not self.quiet
             self.agents.set_latency("z1", "z2", 10 + 10 * (self._round // 6 % 7))

@@ -109,7 +109,7 @@ class Stage:
         return found
 
     async def violated(self) -> int:
-        """Pairs of a caller and what it calls that are beyond the limit."""
+        """Pairs of caller and callee that exceed their limit."""
         zones = await self.zones()
         pairs = [(a, b) for caller, called in pairwise(CHAIN) for a in zones[caller] for b in zones[called]]
         return sum(BOTH_WAYS.get(pair, 0) > LIMIT for pair in pairs)

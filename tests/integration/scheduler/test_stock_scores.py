@@ -52,9 +52,9 @@ async def make_hosts(client: Client, rng: random.Random, prefix: str) -> list[Ho
 
 def make_template(rng: random.Random, app: str, hosts: list[Host]) -> dict[str, Any]:
     """A random pod spec, restricted to these hosts, because the control plane has hosts of other clusters too."""
-    asked = {}
+    requests = {}
     if rng.random() < 0.8:
-        asked = {"cpu": rng.choice(["100m", "250m", "1", "1500m"]), "memory": rng.choice(["128Mi", "512Mi", "2Gi"])}
+        requests = {"cpu": rng.choice(["100m", "250m", "1", "1500m"]), "memory": rng.choice(["128Mi", "512Mi", "2Gi"])}
     here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [host.name for host in hosts]}
     affinity: dict[str, Any] = {
         "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}
@@ -64,7 +64,7 @@ def make_template(rng: random.Random, app: str, hosts: list[Host]) -> dict[str, 
         affinity["preferredDuringSchedulingIgnoredDuringExecution"] = [{"weight": 50, "preference": likes}]
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
-        "containers": [{"name": "main", "image": "none", "resources": {"requests": asked}}],
+        "containers": [{"name": "main", "image": "none", "resources": {"requests": requests}}],
         "affinity": {"nodeAffinity": affinity},
     }
     if rng.random() < 0.3 and any(host.labels["disk"] == "ssd" for host in hosts):
@@ -85,14 +85,14 @@ class Cluster:
 
     def best_hosts(self, pod: PodInfo) -> set[str]:
         """Hosts with the best score of the model, of those with capacity for the pod."""
-        asked: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        requested: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
         for other in self._bound:
             for resource, amount in other.requests.items():
-                asked[other.node][resource] += amount
+                requested[other.node][resource] += amount
         fits = np.array(
             [
                 not pod.constraints.unmet_constraint(host.name, host.labels, host.taints)
-                and all(v + asked[host.name][r] <= host.allocatable.get(r, 0) for r, v in pod.requests.items())
+                and all(v + requested[host.name][r] <= host.allocatable.get(r, 0) for r, v in pod.requests.items())
                 for host in self._hosts
             ],
             np.bool_,

@@ -1,4 +1,4 @@
-"""The conditions of a move, the order in which pods move, and node fit beyond the rules of `test_planners`."""
+"""The conditions of a move, the order in which pods move, and rules of node fit that `test_planners` does not test."""
 
 from __future__ import annotations
 

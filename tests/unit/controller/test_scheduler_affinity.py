@@ -104,7 +104,7 @@ def test_affinity_allows_what_the_extender_passes_and_prefers_what_it_scores(
 
 
 def test_nodes_without_zone_label_are_excluded_only_if_refused() -> None:
-    """Their cost to a zone is unknown, which refuses nobody; a dependency on one of them is met nowhere but there."""
+    """Unknown costs to a zone exclude no node; a dependency on a pod of such a node is met only on that node."""
     nodes, pod = {**NODES, "bare": ("", ""), "other": ("", "")}, gated()
     for placed, expected in ((["n1"], {"n1", "n2", "bare", "other"}), (["n1", "bare"], {"n1", "n2"})):
         patch = build_release_patch(cluster(placed, nodes=nodes), CONFIG, pod, None)

@@ -201,12 +201,12 @@ def test_latency_is_reported_for_every_objective(objective: str) -> None:
 
 
 def test_a_limit_per_dependency_does_not_multiply_the_cost_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group may have thousands of limits, and the other groups wait for its plan."""
-    zones, workloads, asked = 12, 16, list[int]()
+    """A group may have thousands of limits, and other groups wait for its plan."""
+    zones, workloads, checks = 12, 16, list[int]()
     check = CostTable.check_limit
 
     def count(*args: Any) -> Any:
-        asked.append(1)
+        checks.append(1)
         return check(*args)
 
     monkeypatch.setattr(CostTable, "check_limit", count)
@@ -215,9 +215,9 @@ def test_a_limit_per_dependency_does_not_multiply_the_cost_of_a_plan(monkeypatch
     counts = []
     for limits in ([50] * len(pairs), range(50, 50 + len(pairs))):
         edges = tuple((i, j, limit) for (i, j), limit in zip(pairs, limits, strict=True))
-        asked.clear()
+        checks.clear()
         plan_group(groups.snapshot(groups.GroupCase((1,) * workloads, edges, cost, (2,) * zones)), deadline_s=0.5)
-        counts.append(len(asked))
+        counts.append(len(checks))
     assert counts[1] < 2 * counts[0]
 
 
@@ -237,7 +237,7 @@ def test_the_order_of_pods_and_nodes_does_not_change_the_plan() -> None:
     ids=["none", "one", "pods of a second namespace that it does not select"],
 )
 def test_services_of_a_workload_decide_the_routing_of_its_calls(services: Any, *, elsewhere: bool, near: bool) -> None:
-    """Of several namespaces the Service that keeps least near counts: one that sorts first decides nothing."""
+    """With several namespaces the Service with the weakest preference decides, not the first by name."""
     full = {"a": {"cpu": 1000}, "b": {"cpu": 1000}}
     pods = [bound_pod("w0-0", "w0", "a"), bound_pod("w0-1", "w0", "b"), *groups.pods_of(line((0, 2)))]
     if elsewhere:
@@ -250,9 +250,9 @@ def test_services_of_a_workload_decide_the_routing_of_its_calls(services: Any, *
 
 def test_declared_replicas_without_a_pod_are_placed_without_a_target() -> None:
     """w0 declares two more replicas: two of the four callers are in the other zone, wherever the pods are placed."""
-    asked = snapshot(line((1, 1)), [node("a", "z0", "2"), node("b", "z1", "2")])
-    assert plan_group(asked).cost == 0
-    plan = plan_group(msgspec.structs.replace(asked, replicas={"w0": 3, "w1": 1}))
+    inputs = snapshot(line((1, 1)), [node("a", "z0", "2"), node("b", "z1", "2")])
+    assert plan_group(inputs).cost == 0
+    plan = plan_group(msgspec.structs.replace(inputs, replicas={"w0": 3, "w1": 1}))
     assert plan.cost == 10
     assert set(plan.targets) == {"default/w0-0", "default/w1-0"}, "a replica without a pod has no target"
     assert plan.unplaced == ()
@@ -261,10 +261,10 @@ def test_declared_replicas_without_a_pod_are_placed_without_a_target() -> None:
 def test_the_first_pod_by_name_is_the_model_of_missing_replicas() -> None:
     case, nodes = groups.GroupCase((2,), (), ((0, 5), (5, 0)), (9, 9)), [node("a", "z0", "4"), node("b", "z1", "2")]
     pods = [waiting_pod("w0-0", "w0", "1"), waiting_pod("w0-1", "w0", "3")]
-    asked = snapshot(case, nodes, pods=pods, replicas={"w0": 4})
-    plan = plan_group(asked)
+    inputs = snapshot(case, nodes, pods=pods, replicas={"w0": 4})
+    plan = plan_group(inputs)
     assert plan.unplaced == ()
-    assert plan_group(msgspec.structs.replace(asked, pods=pods[::-1])) == plan
+    assert plan_group(msgspec.structs.replace(inputs, pods=pods[::-1])) == plan
 
 
 def test_the_weight_of_a_dependency_is_its_number_of_callers() -> None:
@@ -287,14 +287,14 @@ def test_an_avoided_host_is_used_only_if_that_places_more_pods() -> None:
     nodes = [node("a", "z0"), node("b", "z1")]
     nowhere = waiting_pod("w1-0", "w1", nodeSelector={"disk": "none"})
     previous = {"default/w0-0": Target("z0", "r", "a")}
-    asked = snapshot(line((1, 1)), nodes, avoided_hosts=frozenset({"a"}), previous_targets=previous)
-    asked = msgspec.structs.replace(asked, pods=[asked.pods[0], nowhere])
-    plan = plan_group(asked)
+    inputs = snapshot(line((1, 1)), nodes, avoided_hosts=frozenset({"a"}), previous_targets=previous)
+    inputs = msgspec.structs.replace(inputs, pods=[inputs.pods[0], nowhere])
+    plan = plan_group(inputs)
     assert (zones_of(plan), plan.unplaced) == ({"w0-0": "z1"}, ("default/w1-0",))
-    plan = plan_group(msgspec.structs.replace(asked, avoided_hosts=frozenset({"a", "b"})))
+    plan = plan_group(msgspec.structs.replace(inputs, avoided_hosts=frozenset({"a", "b"})))
     assert (zones_of(plan), plan.unplaced) == ({"w0-0": "z0"}, ("default/w1-0",)), "an avoided host is the last resort"
     full = waiting_pod("w1-0", "w1", cpu="99")
-    plan = plan_group(msgspec.structs.replace(asked, pods=[asked.pods[0], full]))
+    plan = plan_group(msgspec.structs.replace(inputs, pods=[inputs.pods[0], full]))
     assert "2 insufficient cpu" in plan.unplaced_reasons["default/w1-0"], "the avoided host is not the reason"
 
 
@@ -344,7 +344,7 @@ def test_requests_are_counted_as_kube_scheduler_counts_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "allocated", "has", "conditions", "cpu"),
+    ("requested", "allocated", "has", "conditions", "cpu"),
     [
         ("1", None, None, [], 1000),
         ("1", "1", "2", [], 2000),  # the node has not applied a shrink yet
@@ -355,7 +355,7 @@ def test_requests_are_counted_as_kube_scheduler_counts_them() -> None:
     ],
 )
 def test_an_in_place_resize_counts_the_larger_of_old_and_new_requests(
-    asked: str, allocated: str | None, has: str | None, conditions: list[dict[str, str]], cpu: int
+    requested: str, allocated: str | None, has: str | None, conditions: list[dict[str, str]], cpu: int
 ) -> None:
     held: dict[str, Any] = {"name": "c"}
     if allocated:
@@ -364,13 +364,13 @@ def test_an_in_place_resize_counts_the_larger_of_old_and_new_requests(
         held["resources"] = {"requests": {"cpu": has}}
     body = {
         "metadata": {"name": "p", "namespace": "d"},
-        "spec": {"nodeName": "a", "containers": [{"name": "c", "resources": {"requests": {"cpu": asked}}}]},
+        "spec": {"nodeName": "a", "containers": [{"name": "c", "resources": {"requests": {"cpu": requested}}}]},
         "status": {"containerStatuses": [held], "conditions": conditions},
     }
     pod, reader = msgspec.convert(body, Pod), PodReader()
     assert requests_of(pod.spec, pod.status)["cpu"] == cpu
     other = msgspec.convert({**body, "status": {}}, Pod)
-    assert (reader.read(other).requests["cpu"], reader.read(pod).requests["cpu"]) == (int(asked) * 1000, cpu)
+    assert (reader.read(other).requests["cpu"], reader.read(pod).requests["cpu"]) == (int(requested) * 1000, cpu)
 
 
 @pytest.mark.parametrize(
@@ -443,7 +443,7 @@ def test_the_reason_of_an_unplaced_pod_names_what_its_node_lacks(cpu: str, why: 
 
 
 def test_an_unmeasured_path_is_expensive_if_other_paths_are_measured() -> None:
-    """With a NetworkTopology, as there is one unless somebody says otherwise; without any, zones are taken for near."""
+    """There is a NetworkTopology; without one, zones count as near."""
     nodes = [node("a", "z0", "1"), node("b", "z9", "1")]
     unknown = plan_of(line((1, 1)), nodes, objective="time")
     none = plan_of(line((1, 1)), nodes, objective="time", has_topology=False)

@@ -149,7 +149,7 @@ def random_costs(rng: random.Random) -> CostTable:
 
 
 def test_a_plan_over_forty_zones_rarely_splits_a_group_between_two() -> None:
-    """Ten pods that call each other fit many a zone; one long run left 5 of these 15 groups apart."""
+    """Each group has ten pods, which fit into many zones."""
     rng = random.Random(1)
     costs = random_costs(rng)
     places = [(f"h{number:03}", number % 40) for number in range(400)]
