@@ -217,13 +217,12 @@ class Session:
         pods = await self.list_objects(PODS, Object, self.netaware_namespace, CONTROLLER_POD_SELECTOR)
         # Concurrently, because a replica that hangs takes the whole timeout.
         failed_checks = await asyncio.gather(*(self._read_failed_checks(pod.metadata.name) for pod in pods))
-        status = await read_control_plane(
-            self.client,
-            self.netaware_namespace,
+        status = ControlPlaneStatus(
             is_installed=failure != "unknown-kind",
             can_list_topologies=failure is None,
-            failed_checks=[check for checks in failed_checks for check in checks],
+            failed_checks=tuple(check for checks in failed_checks for check in checks),
         )
+        status = await read_control_plane(self.client, self.netaware_namespace, status)
         if not status.can_read_lease:
             self.read_errors["Lease"] = "not allowed to read it"
         return status

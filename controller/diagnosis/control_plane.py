@@ -100,15 +100,8 @@ class ProgramPodObject(Object, frozen=True):
     status: _ProgramPodStatus = _ProgramPodStatus()
 
 
-async def read_control_plane(
-    client: Client,
-    netaware_namespace: str,
-    *,
-    is_installed: bool,
-    can_list_topologies: bool = True,
-    failed_checks: Iterable[str] = (),
-) -> ControlPlaneStatus:
-    """Read Lease and pods of netaware's programs; the keyword arguments, which are known from other reads, are copied."""
+async def read_control_plane(client: Client, netaware_namespace: str, status: ControlPlaneStatus) -> ControlPlaneStatus:
+    """The status with ``lease``, ``can_read_lease`` and ``pods`` as the API server has them."""
     lease, pods = None, None
     try:
         spec = (await client.get(LEASES, CONTROLLER, Lease, namespace=netaware_namespace)).spec
@@ -121,14 +114,7 @@ async def read_control_plane(
         selector = f"{NAME_LABEL} in ({CONTROLLER}, {SCHEDULER})"
         objects = await client.list(PODS, ProgramPodObject, namespace=netaware_namespace, label_selector=selector)
         pods = build_program_pods(objects)
-    return ControlPlaneStatus(
-        is_installed=is_installed,
-        can_list_topologies=can_list_topologies,
-        pods=pods,
-        lease=lease,
-        can_read_lease=can_read_lease,
-        failed_checks=tuple(failed_checks),
-    )
+    return msgspec.structs.replace(status, pods=pods, lease=lease, can_read_lease=can_read_lease)
 
 
 def build_program_pods(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ...] | None:

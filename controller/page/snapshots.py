@@ -78,13 +78,12 @@ class SnapshotReader:
 
     async def _read_status(self) -> ControlPlaneStatus:
         topologies, problems = self._cache.topologies, self._cache.describe_unsynced()
-        status = await read_control_plane(
-            self._client,
-            self._namespace,
+        status = ControlPlaneStatus(
             # A store that is ready but not synced has no CRD.
             is_installed=topologies.synced.is_set() or not topologies.ready.is_set(),
             failed_checks=(f"not listed yet: {problems}",) if problems else (),
         )
+        status = await read_control_plane(self._client, self._namespace, status)
         # Without leader election there is no Lease, and this controller does the leader's work.
         return msgspec.structs.replace(status, can_read_lease=status.can_read_lease and status.lease is not None)
 
