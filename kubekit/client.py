@@ -1,8 +1,4 @@
-"""A thin asyncio Kubernetes client: msgspec structs in and out, a deadline on every request.
-
-Each watch and the Lease have their own connections, so that no request waits for a watch, and leader election waits for no other request.
-See `kubekit.transport`.
-"""
+"""A thin asyncio Kubernetes client: msgspec structs in and out, a deadline on every request. Its connections are in `kubekit.transport`."""
 
 from __future__ import annotations
 
@@ -182,11 +178,7 @@ class Client:
         return decode_response(content, type_)
 
     async def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
-        """Evict the pod with this UID, if PodDisruptionBudgets allow it.
-
-        Raises:
-            ApiError: the eviction was refused; with status 429 if a PodDisruptionBudget does not allow it.
-        """
+        """Evict the pod with this UID. Raises ApiError, with status 429 if a PodDisruptionBudget does not allow the eviction."""
         body = {
             **EVICTIONS.type_meta,
             "metadata": {"name": name, "namespace": namespace},

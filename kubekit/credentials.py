@@ -22,11 +22,7 @@ class TokenFile:
         self._token, self._read_at = "", -MAX_TOKEN_AGE_S
 
     def __call__(self) -> str:
-        """The token, read at most `MAX_TOKEN_AGE_S` ago, or the last one if the file can no longer be read.
-
-        Raises:
-            ConfigError: the file could never be read.
-        """
+        """The token, read in the last `MAX_TOKEN_AGE_S`, or the last one if that fails. Raises ConfigError if there is none."""
         if self._clock() - self._read_at >= MAX_TOKEN_AGE_S or not self._token:
             try:
                 self._token = self._path.read_text().strip()

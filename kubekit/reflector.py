@@ -215,11 +215,7 @@ class Reflector(Store[T]):
         self.ready.set()
 
     async def _stream(self, backoff: Backoff) -> str:
-        """List and watch in one request, until the watch ends; returns the last resourceVersion.
-
-        Raises:
-            ApiError: the server responded with an error; with a status in `STREAMING_UNSUPPORTED_STATUSES` if it does not stream lists.
-        """
+        """List and watch in one request, until the watch ends; returns the last resourceVersion. Raises ApiError if that is unsupported."""
         listed: dict[str, T] = {}
         malformed: dict[str, str] = {}
         async with self._client.watch(self.resource, "0", **self._scope, send_initial_events=True) as events:

@@ -1,8 +1,7 @@
-"""Reads settings from YAML files into structs, strictly, with errors that name the field.
+"""Reads settings from YAML files into structs, strictly; every error is a `ConfigError` with the field as the file spells it.
 
-A section derives from `Section`. A number's type has limits, such as ``Annotated[float, Range(0, 60)]``, which `Section.validate` checks in
-a section and its subsections, and docs/generate.py prints. `Section.check_rules` checks rules over several fields. Every error is a
-`ConfigError` with the field as the file spells it.
+A section derives from `Section`. A number's type has limits, such as ``Annotated[float, Range(0, 60)]``, which `Section.validate` checks,
+and docs/generate.py prints.
 """
 
 from __future__ import annotations

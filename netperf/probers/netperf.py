@@ -256,11 +256,7 @@ class _Connection(NamedTuple):
 
 
 async def _connect(address: str, port: int, timeout_s: float) -> _Connection:
-    """Open a connection.
-
-    Raises:
-        ProbeFailedError: ``timeout``, ``refused`` or ``unreachable``.
-    """
+    """Open a connection; fails as `tcp_ping` does."""
     started = time.monotonic()
     try:
         async with asyncio.timeout(timeout_s):
