@@ -104,9 +104,7 @@ def find_or_unpack_packages(
 def find_archives() -> list[tuple[str, str]]:
     """Return (mirror, suite) of each apt source of the running release: the release's suite and its updates, component ``main``.
 
-    Raises:
-        OSError: apt or os-release is missing.
-        subprocess.SubprocessError: apt failed.
+    Raises OSError or subprocess.SubprocessError if apt or os-release is missing, or apt fails.
     """
     codename = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
     columns = "$(REPO_URI) $(RELEASE) $(COMPONENT)"

@@ -317,10 +317,10 @@ def _build_report(
     placement: str,
     elapsed_s: float,
 ) -> report.DemoReport:
-    locations = _locations_by_node(demo.lab)
+    locations, costs = _locations_by_node(demo.lab), CostTable(network.weight(NETPERF_COSTS))
     zones = list(demo.topology.zones)
     edges = [
-        _build_edge(network, locations, dependency, placements, latencies_us)
+        _build_edge(costs, locations, dependency, placements, latencies_us)
         for dependency in boutique.load_application(scheduler="", cpu=POD_CPU).dependencies
     ]
     return report.DemoReport(
@@ -361,7 +361,7 @@ def _build_matrix(
 
 
 def _build_edge(
-    network: NetworkTopology,
+    costs: CostTable,
     locations: Mapping[str, NodeLocation],
     dependency: boutique.Dependency,
     placements: report.Placements,
@@ -370,7 +370,6 @@ def _build_edge(
     by_scheduler = (placements.default, placements.network_aware)
     node_pairs = [(nodes[dependency.origin], nodes[dependency.destination]) for nodes in by_scheduler]
     limit = dependency.max_network_cost
-    costs = CostTable(network.weight(NETPERF_COSTS))
     violated = [violates_limit(costs, locations[a], locations[b], limit) for a, b in node_pairs]
     return report.Edge(
         origin=dependency.origin,

@@ -143,7 +143,9 @@ async def install(
         await _start_central_programs(client, installation)
         await _start_agents(client, installation)
         urls = [installation.controller_url, installation.extender_url, *installation.agent_urls.values()]
-        await _wait_until_ready(installation, urls)
+        for url in urls:
+            check = partial(answers_ok, f"{url}/readyz")
+            await _wait_until(check, f"{url} to be ready", on_retry=installation.check_running)
         # A replica is ready before it leads, and only a leader creates the NetworkTopology.
         has_topology = partial(object_exists, client, NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NETAWARE_NAMESPACE)
         await _wait_until(has_topology, f"the leading controller to create NetworkTopology {TOPOLOGY_NAME}")
@@ -250,13 +252,6 @@ async def write_bound_kubeconfig(
     return await control_plane.write_token_kubeconfig(
         NETAWARE_NAMESPACE, account, file_name=file_name, bound_pod=(pod.name, pod.uid)
     )
-
-
-async def _wait_until_ready(installation: Installation, urls: list[str]) -> None:
-    for url in urls:
-        await _wait_until(
-            partial(answers_ok, f"{url}/readyz"), f"{url} to be ready", on_retry=installation.check_running
-        )
 
 
 async def list_result_configmaps(client: Client, base: str) -> list[ConfigMap]:

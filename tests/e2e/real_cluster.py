@@ -66,13 +66,8 @@ class Cluster:
 
     def describe_pods(self) -> str:
         """Return a description of our pods, for an assertion's message."""
-        return subprocess.run(
-            [*self._kubectl, "-n", NAMESPACE, "describe", "pods"],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        ).stdout[-4000:]
+        argv = [*self._kubectl, "-n", NAMESPACE, "describe", "pods"]
+        return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60).stdout[-4000:]
 
     def apply(self, folder: Path) -> None:
         """Apply an overlay as docs/upgrade.md says, prune the previous overlay, and wait for the rollout."""

@@ -23,25 +23,15 @@ class Terminal:
     def __init__(self, kubectl: Path, kubeconfig: Path) -> None:
         self.python = sys.executable
         path = f"{kubectl.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self._environment = {
-            **os.environ,
-            "KUBECONFIG": str(kubeconfig),
-            "PATH": path,
-            "NO_COLOR": "1",
-            "KUBE_EDITOR": "true",
-        }
+        variables = {"KUBECONFIG": str(kubeconfig), "PATH": path, "NO_COLOR": "1", "KUBE_EDITOR": "true"}
+        self._environment = {**os.environ, **variables}
 
     def paste(self, line: str, timeout_s: float = PASTE_TIMEOUT_S) -> tuple[int, str]:
         """Run a line and return its exit code and output; SIGTERM ends it after the timeout."""
         argv = ["timeout", f"{timeout_s:.0f}", "bash", "-c", line]
+        env = self._environment
         result = subprocess.run(
-            argv,
-            check=False,
-            env=self._environment,
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            argv, check=False, env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         return result.returncode, result.stdout
 
