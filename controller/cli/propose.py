@@ -24,9 +24,10 @@ from controller.traffic.drift import Drift, find_drift
 from controller.traffic.graph import OmittedTraffic
 from controller.traffic.proposals import Proposal, propose
 from kubekit.errors import ConfigError
-from kubekit.text import format_command, pluralize
+from kubekit.text import format_command, join_first, pluralize
 from kubekit.wire import DEPLOYMENTS, STATEFUL_SETS, Object, split_key
 
+MAX_EXTERNAL_SHOWN = 8
 _RESOURCE_BY_KIND = {"Deployment": DEPLOYMENTS, "StatefulSet": STATEFUL_SETS}
 
 
@@ -179,7 +180,9 @@ def _make_proposal_parts(proposal: Proposal) -> list[RenderableType]:
         names = ", ".join(f"{kind} {name}" for kind, name, _ in proposal.patches)
         parts.append(Text(f"pod templates to label: {names}", style=FAINT))
     if proposal.external:
-        parts.append(Text(f"external dependencies, not placed: {', '.join(proposal.external)}", style=FAINT))
+        parts.append(
+            Text(f"external dependencies, not placed: {join_first(proposal.external, MAX_EXTERNAL_SHOWN)}", style=FAINT)
+        )
     return parts
 
 

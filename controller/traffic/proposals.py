@@ -86,38 +86,9 @@ def propose(
     graph: TrafficGraph, workloads: Workloads, groups: Sequence[AppGroup], namespace: str, costs: CostTable
 ) -> list[Proposal]:
     """AppGroups for one namespace, most traffic first, from the traffic, workloads and AppGroups of the whole cluster."""
-    internal: list[ObservedDependency] = []
-    external: list[ObservedDependency] = []
-    for d in graph.dependencies:
-        namespaces, kinds = {d.client.namespace, d.server.namespace}, {d.client.kind, d.server.kind}
-        if namespaces == {namespace} and kinds <= LABELLED_KINDS | {""}:
-            internal.append(d)
-        elif namespace in namespaces:
-            external.append(d)
     existing = _ExistingGroups(groups, namespace)
-    components = _connected_components(internal, existing)
-    index_of = {member: index for index, members in enumerate(components) for member in members}
-    group_names = [existing.group_of(members) for members in components]
-    edges: dict[int, list[ObservedDependency]] = defaultdict(list)
-    for d in internal:
-        client, server = index_of[d.client], index_of[d.server]
-        if client == server:
-            edges[client].append(d)
-        elif group_names[client] and group_names[server]:
-            external.append(d)
-    external_peers: dict[int, set[str]] = defaultdict(set)
-    for d in external:
-        for member, other in ((d.client, d.server), (d.server, d.client)):
-            if member in index_of:
-                external_peers[index_of[member]].add(other.key)
-    used_names = set(existing.groups)
-    proposals: list[Proposal] = []
-    for index in sorted(edges):
-        members = components[index]
-        name = group_names[index] or _choose_name(edges[index], members, namespace, used_names)
-        used_names.add(name)
-        component = _Component(namespace, name, members, edges[index], tuple(sorted(external_peers[index])))
-        proposals.append(_make_proposal(component, workloads, existing, costs))
+    components = _build_components(graph, existing, namespace)
+    proposals = [_make_proposal(component, workloads, existing, costs) for component in components]
     return sorted(proposals, key=lambda p: (-sum(d.bytes_per_s for d in p.dependencies), p.name))
 
 
@@ -163,6 +134,39 @@ class _ExistingGroups:
             target.selector == selector if target.selector else _is_same_workload(target, server)
             for target in (dependency.workload for dependency in entry.dependencies or ())
         )
+
+
+def _build_components(graph: TrafficGraph, existing: _ExistingGroups, namespace: str) -> list[_Component]:
+    """The proposed groups of a namespace; each has at least one dependency within it."""
+    internal: list[ObservedDependency] = []
+    external: list[ObservedDependency] = []
+    for d in graph.dependencies:
+        namespaces, kinds = {d.client.namespace, d.server.namespace}, {d.client.kind, d.server.kind}
+        if namespaces == {namespace} and kinds <= LABELLED_KINDS | {""}:
+            internal.append(d)
+        elif namespace in namespaces:
+            external.append(d)
+    members_by_index = _connected_components(internal, existing)
+    index_of = {member: index for index, members in enumerate(members_by_index) for member in members}
+    edges: dict[int, list[ObservedDependency]] = defaultdict(list)
+    for d in internal:
+        if index_of[d.client] == index_of[d.server]:
+            edges[index_of[d.client]].append(d)
+        else:
+            external.append(d)
+    external_peers: dict[int, set[str]] = defaultdict(set)
+    for d in external:
+        for member, other in ((d.client, d.server), (d.server, d.client)):
+            if member in index_of:
+                external_peers[index_of[member]].add(other.key)
+    used_names = set(existing.groups)
+    components: list[_Component] = []
+    for index in sorted(edges):
+        members = members_by_index[index]
+        name = existing.group_of(members) or _choose_name(edges[index], members, namespace, used_names)
+        used_names.add(name)
+        components.append(_Component(namespace, name, members, edges[index], tuple(sorted(external_peers[index]))))
+    return components
 
 
 def _is_same_workload(listed: WorkloadRef, observed: WorkloadId) -> bool:

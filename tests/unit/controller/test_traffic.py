@@ -329,6 +329,7 @@ def test_groups_split_at_negligible_traffic_and_a_hub_joins_no_groups() -> None:
     sizes = sorted(len(p.manifest["spec"]["workloads"]) for p in proposals)
     assert sizes == [2] * 7 + [3]
     assert len({p.name for p in proposals}) == 8
+    assert sum("shop/logs" in p.external for p in proposals) == 7, "all groups but the hub's exchange traffic with it"
 
 
 def test_cycles_external_ends_and_daemonsets_are_no_errors() -> None:
