@@ -83,7 +83,7 @@ class Server:
     """An HTTP server with health checks and metrics. Further routes are added to ``app`` before `running`.
 
     Args:
-        listen: ``HOST:PORT``, see `parse_listen`.
+        listen: ``HOST:PORT``, see `parse_listen`; error messages call it ``listen_field``.
         checks: for /healthz and /readyz.
         registry: metrics for /metrics.
         ssl_context: None for plain HTTP.
@@ -94,6 +94,7 @@ class Server:
         self,
         listen: str,
         *,
+        listen_field: str = "--listen",
         checks: HealthChecks | None = None,
         registry: CollectorRegistry = REGISTRY,
         ssl_context: ssl.SSLContext | None = None,
@@ -105,7 +106,8 @@ class Server:
         self.app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=middlewares)
         self.connection_limiter = ConnectionLimiter()
         self.handshake_limiter = ConnectionLimiter(MAX_HANDSHAKES, MAX_HANDSHAKES_PER_PEER)
-        self._host, self._port = parse_listen(listen)
+        self._listen_field = listen_field
+        self._host, self._port = parse_listen(listen, listen_field)
         self._registry, self._ssl_context = registry, ssl_context
         self.app.router.add_get("/metrics", self._serve_metrics)
         self.app.router.add_get("/healthz", _make_health_handler(self.checks.live, {}))
@@ -127,7 +129,8 @@ class Server:
                     runner, listener, self.connection_limiter, self.handshake_limiter, self._ssl_context
                 ).start()
             except OSError as error:
-                raise ConfigError("--listen", f"cannot bind {self._host}:{self._port}: {error.strerror}") from error
+                problem = f"cannot bind {self._host}:{self._port}: {error.strerror}"
+                raise ConfigError(self._listen_field, problem) from error
             port = runner.addresses[0][1]
             log.info("listening", host=self._host, port=port, tls=self._ssl_context is not None)
             yield f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"

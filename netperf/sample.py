@@ -235,8 +235,8 @@ def choose_cost_source(
     """Choose the measurement that is used for the cost: netperf's or the datagrams'.
 
     netperf is the reference, but its histogram has steps of up to a tenth of the value. So the datagrams are used if they agree with
-    netperf within that precision, or if netperf's run is flagged. netperf is used if the datagrams differ, or if packets are lost,
-    because its latencies contain their retransmissions.
+    netperf within that precision, or if netperf's run is missing or has another flag than ``loss``. netperf is used if there are fewer
+    than `MIN_DATAGRAMS`, if they differ, or if packets are lost, because its latencies contain the retransmissions.
     """
     if datagrams is None or datagrams.p50_us is None or not _has_enough_datagrams(datagrams):
         return "measurement"

@@ -57,7 +57,10 @@ async def run_extender(
         )
         tasks = service.tasks()
         if metrics_listen is not None:
-            tasks["metrics"] = Server(metrics_listen, checks=service.server.checks, registry=registry).serve()
+            metrics_server = Server(
+                metrics_listen, listen_field="--metrics-listen", checks=service.server.checks, registry=registry
+            )
+            tasks["metrics"] = metrics_server.serve()
         await supervise(tasks)
 
 

@@ -45,8 +45,8 @@ async def test_health_names_each_failing_check() -> None:
 
 async def test_an_address_in_use_is_a_configuration_error() -> None:
     async with Server("127.0.0.1:0", registry=CollectorRegistry()).running() as address:
-        with pytest.raises(ConfigError, match="cannot bind"):
-            async with Server(address, registry=CollectorRegistry()).running():
+        with pytest.raises(ConfigError, match=r"^--metrics-listen: cannot bind"):
+            async with Server(address, registry=CollectorRegistry(), listen_field="--metrics-listen").running():
                 pass
 
 
