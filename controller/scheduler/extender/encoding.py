@@ -272,7 +272,8 @@ class AnswerEncoder:
     def _encode_shared_reason(self, index: int, names: Sequence[str], node_score: NodeScore) -> bytes:
         location = self._state.locations[index]
         where = f"in {location.zone or location.region}" if location != NO_LOCATION else "without zone"
-        text = f"{where}: network requirements from Workload dependencies, Satisfied: {node_score.satisfied} Violated: {node_score.violated}"
+        counts = f"Satisfied: {node_score.satisfied} Violated: {node_score.violated}"
+        text = f"{where}: network requirements from Workload dependencies, {counts}"
         reason = b":" + _encode(text)
         return (reason + b",").join([_encode(name) for name in names]) + reason
 
