@@ -60,10 +60,10 @@ class ProbingNode:
         self.epoch = 1
 
     def plan(self, addresses: Mapping[str, str], *, idle_slots: int = 0, **settings: Any) -> ZonePlan:
-        """A plan that probes these zones in this order and then rests; zone ``x`` has one node ``x``."""
-        probing_node = Peer(self.node, HOME, self.zone)
+        """A plan that probes these zones in this order; zone ``x`` has a node ``x``."""
+        origin = Peer(self.node, HOME, self.zone)
         probes = tuple(
-            Probe(origin=probing_node, destination=Peer(zone, address, zone), slot=slot)
+            Probe(origin=origin, destination=Peer(zone, address, zone), slot=slot)
             for slot, (zone, address) in enumerate(addresses.items())
         )
         self.settings = msgspec.structs.replace(self.settings, **settings)
@@ -79,28 +79,25 @@ class ProbingNode:
         )
 
     async def write(self, plan: ZonePlan | str) -> None:
-        """Write the plan object, as the controller would, or some text in its place."""
+        """Write the plan's ConfigMap, or one with an invalid text."""
         data = {PLAN_KEY: plan} if isinstance(plan, str) else encode_plan(plan)
         name = plan_object_name(self.zone)
         body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
         await self.client.apply(CONFIGMAPS, name, body, Object, field_manager="tests", namespace=self.namespace)
 
     async def samples(self, zones: Sequence[str]) -> dict[str, Sample]:
-        """What the results hold, by destination zone and test."""
-        found = await self.client.list(
-            CONFIGMAPS, ConfigMap, namespace=self.namespace, field_selector=f"metadata.name={RESULTS}"
-        )
-        locations = {
-            self.node: NodeLocation(self.node, self.zone),
-            **{zone: NodeLocation(zone, zone) for zone in zones},
-        }
+        """Samples of the results by destination zone and test."""
+        selector = f"metadata.name={RESULTS}"
+        found = await self.client.list(CONFIGMAPS, ConfigMap, namespace=self.namespace, field_selector=selector)
+        locations = {zone: NodeLocation(zone, zone) for zone in zones}
+        locations[self.node] = NodeLocation(self.node, self.zone)
         results = decode_results((found[0].data if found else None) or {}, locations)
         assert results.refusal_counts == {}
         return {f"{s.destination.zone}/{s.measurement.test}": s for s in results.samples.values()}
 
     @asynccontextmanager
     async def agent(self, *flags: str, netperf: Netperf | None, prefix: Sequence[str] = ()) -> AsyncIterator[Agent]:
-        """The agent of this node; without netperf datagrams are left."""
+        """Run the agent of this node; without netperf it sends only datagrams."""
         passphrase_file = self._folder / "passphrase"
         passphrase_file.write_bytes(PASSPHRASE)
         variables = netperf.env if netperf else {}
@@ -109,8 +106,6 @@ class ProbingNode:
             f"--node-name={self.node}",
             f"--credentials={credentials_of(self._control_plane.kubeconfig)}",
             f"--address={HOME}",
-        ]
-        arguments += [
             f"--namespace={self.namespace}",
             f"--passphrase-file={passphrase_file}",
             "--bandwidth=off",
@@ -124,10 +119,10 @@ class ProbingNode:
 async def probing_node(
     client: Client, control_plane: ControlPlane, namespace: str, make_node: MakeNode, tmp_path: Path
 ) -> ProbingNode:
-    made = ProbingNode(client, control_plane, namespace, tmp_path)
+    node = ProbingNode(client, control_plane, namespace, tmp_path)
     await client.create(CONFIGMAPS, {"metadata": {"name": RESULTS}}, Object, namespace=namespace)
-    await make_node(made.node, zone=made.zone, address=HOME)
-    return made
+    await make_node(node.node, zone=node.zone, address=HOME)
+    return node
 
 
 async def series(agent: Agent, family: str) -> dict[tuple[str, ...], float]:

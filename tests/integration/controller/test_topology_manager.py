@@ -303,7 +303,7 @@ async def test_corrupted_plans_and_recreated_topologies_recover_and_external_res
     topology: MeasuredTopology, start: StartReplica, make_node: MakeNode
 ) -> None:
     await topology.create()
-    replica = start(read_topology={"namespaces": [topology.namespace, "default"]})
+    replica = start(topology={"namespaces": [topology.namespace, "default"]})
     await topology.measure_until_priced()
     await topology.client.delete(NETWORK_TOPOLOGIES, "nt-default", namespace=topology.namespace)
     await topology.create()
@@ -378,7 +378,7 @@ async def test_topologies_of_other_namespaces_get_costs_under_the_shipped_rights
     spec = {"configmapName": "mine"}
     body = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": name}, "spec": spec}
     await topology.client.create(NETWORK_TOPOLOGIES, body, Object, namespace="default")
-    replica = start(kubeconfig, read_topology={"namespaces": ["default"]})
+    replica = start(kubeconfig, topology={"namespaces": ["default"]})
 
     async def priced() -> bool:
         await topology.agents.measure()

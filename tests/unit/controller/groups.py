@@ -42,12 +42,10 @@ class GroupCase(msgspec.Struct, frozen=True):
     slots: tuple[int, ...]
 
 
-def random_case(
-    rng: random.Random, *, most_workloads: int = 9, most_replicas: int = 3, most_zones: int = 6
-) -> GroupCase:
+def random_case(rng: random.Random) -> GroupCase:
     """5 to 9 workloads of 1 to 3 replicas in 3 to 6 zones whose capacity binds."""
-    zones, workloads = rng.randint(3, most_zones), rng.randint(5, most_workloads)
-    replicas = tuple(min(rng.choice((1, 1, 2, 3)), most_replicas) for _ in range(workloads))
+    zones, workloads = rng.randint(3, 6), rng.randint(5, 9)
+    replicas = tuple(rng.choice((1, 1, 2, 3)) for _ in range(workloads))
     points = [(rng.random(), rng.random()) for _ in range(zones)]
     cost = tuple(
         tuple(

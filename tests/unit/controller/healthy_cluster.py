@@ -113,9 +113,9 @@ def make_nodes(zones: int, per_zone: int = 2) -> list[Node]:
     return nodes
 
 
-def make_samples(nodes: Iterable[Node], plans: Iterable[Any], *, seed: int = 1, now_s: float = NOW_S) -> list[Sample]:
+def make_samples(nodes: Iterable[Node], plans: Iterable[Any]) -> list[Sample]:
     """A sample of each planned probe; zones of a region are close to each other."""
-    rng = random.Random(seed)
+    rng = random.Random(1)
     regions = sorted({node.metadata.label(REGION_LABEL) for node in nodes})
     centres = {region: (rng.uniform(0, 80), rng.uniform(0, 40)) for region in regions}
     points: dict[str, tuple[float, float]] = {}
@@ -136,11 +136,11 @@ def make_samples(nodes: Iterable[Node], plans: Iterable[Any], *, seed: int = 1, 
                 transactions=1000,
                 loss_ratio=0.0,
             )
-            samples.append(make_sample(probe, measurement, 7, now_s - rng.uniform(1, 58)))
+            samples.append(make_sample(probe, measurement, 7, NOW_S - rng.uniform(1, 58)))
     return samples
 
 
-def make_snapshot(zones: int = 4, per_zone: int = 2, *, now_s: float = NOW_S, seed: int = 1) -> ClusterSnapshot:
+def make_snapshot(zones: int, per_zone: int = 2) -> ClusterSnapshot:
     """A healthy cluster whose plans and costs are computed by the product."""
     nodes = make_nodes(zones, per_zone)
     probe_nodes = [
@@ -152,11 +152,11 @@ def make_snapshot(zones: int = 4, per_zone: int = 2, *, now_s: float = NOW_S, se
         )
         for n in nodes
     ]
-    plans = tuple(plan_pairs(probe_nodes, PlanOptions(node_pairs=1), None, now_s).zones.values())
-    samples = make_samples(nodes, plans, seed=seed, now_s=now_s)
+    plans = tuple(plan_pairs(probe_nodes, PlanOptions(node_pairs=1), None, NOW_S).zones.values())
+    samples = make_samples(nodes, plans)
     regions = {n.metadata.label(ZONE_LABEL): n.metadata.label(REGION_LABEL) for n in nodes}
-    state = update_state(samples, {}, CostPolicy(), now_s, now_s)
-    table, _ = compute_costs(state, regions, CostPolicy(), now_s)
+    state = update_state(samples, {}, CostPolicy(), NOW_S, NOW_S)
+    table, _ = compute_costs(state, regions, CostPolicy(), NOW_S)
     body = {
         "metadata": {"name": "nt-default", "namespace": HOME},
         "spec": {
@@ -168,7 +168,7 @@ def make_snapshot(zones: int = 4, per_zone: int = 2, *, now_s: float = NOW_S, se
     group = boutique()
     data = {key: value for key, value in encode_samples(samples).items() if value is not None}
     return ClusterSnapshot(
-        now_s=now_s,
+        now_s=NOW_S,
         nodes=tuple(nodes),
         topologies=(topology,),
         groups=(group,),
