@@ -26,9 +26,9 @@ class TokenFile:
         if self._clock() - self._read_at >= MAX_TOKEN_AGE_S or not self._token:
             try:
                 self._token = self._path.read_text().strip()
-            except OSError as error:
+            except (OSError, UnicodeDecodeError) as error:
                 if not self._token:
-                    raise ConfigError(str(self._path), f"token cannot be read: {error.strerror}") from error
+                    raise ConfigError(str(self._path), f"token cannot be read: {error}") from error
             self._read_at = self._clock()
         return self._token
 

@@ -54,6 +54,11 @@ def test_a_token_file_is_read_again_after_a_minute_and_survives_a_missing_file(t
     file.unlink()
     now[0] = 130
     assert token() == "two"
+    file.write_bytes(b"\xff")
+    now[0] = 200
+    assert token() == "two"
+    with pytest.raises(ConfigError, match=f"^{re.escape(str(file))}: token cannot be read"):
+        TokenFile(file)()
 
 
 @pytest.mark.parametrize(
