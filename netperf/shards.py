@@ -1,7 +1,7 @@
 """Assigns zones to results ConfigMaps, so that each stays small.
 
-After every write, etcd keeps another copy of the whole object until its next compaction, and each watcher receives a copy. 100 zones
-write 8 samples per second: 240 kB/s with objects of 30 kB, 8 MB/s with objects of 1 MiB.
+After every write, etcd keeps another copy of the whole object until its next compaction, and each watcher receives a copy. 100 zones with
+3 pairs of nodes per link write 25 samples per second: 2.5 MB/s with objects of 100 kB, 26 MB/s with objects of 1 MiB.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 MAX_ZONES_PER_SHARD, SAMPLES_PER_SHARD = 10, 65
-"""Limits of one object, unless there would be more than `MAX_SHARDS`."""
+"""Limits of one object, unless there would be more than `MAX_SHARDS`: its zones, and its samples of one pair index."""
 MAX_SHARDS = 100
 """Number of names that the agents' Role and admission policy list."""
 
@@ -18,8 +18,8 @@ MAX_SHARDS = 100
 def zones_per_shard(zone_count: int) -> int:
     """Number of zones whose agents write to one object: 10 for up to 13 zones, 3 for 40, 1 for 66 to 100, then 2 or more.
 
-    A zone starts (Z - 1) / 2 probes. So an object has about `SAMPLES_PER_SHARD` samples of 500 bytes, and more only if there
-    would be more than `MAX_SHARDS` objects.
+    A zone starts (Z - 1) / 2 probes of each pair index. So an object has about `SAMPLES_PER_SHARD` samples of each pair index, with 500
+    to 1000 bytes each, and more only if there would be more than `MAX_SHARDS` objects.
     """
     by_size = min(MAX_ZONES_PER_SHARD, 2 * SAMPLES_PER_SHARD // max(1, zone_count))
     return max(1, by_size, math.ceil(zone_count / MAX_SHARDS))
