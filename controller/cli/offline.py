@@ -25,7 +25,7 @@ _NO_WORKLOAD = "its AppGroup has no such workload, so kube-scheduler places it a
 
 
 class OfflinePlan(msgspec.Struct, frozen=True):
-    """The placements of pending pods, and totals over all pods of their groups.
+    """The placements of pending pods, and totals over all pods of their groups. Other programs read it: its field names are fixed.
 
     Attributes:
         placements: pending pod (namespace/name) -> node.

@@ -49,7 +49,8 @@ from netperf.plans import ZonePlan, decode_plan
 
 UNFINISHED_PODS_FIELD_SELECTOR = "status.phase!=Succeeded,status.phase!=Failed"
 READYZ_TIMEOUT_S = 5.0
-CONFIG_FILE = "config.yaml"
+CONFIG_VOLUME, CONFIG_FILE = "config", "config.yaml"
+"""The volume of the controller's Deployment that is a ConfigMap, and the key in it."""
 VERDICTS_QUERY = "netaware_pod_bandwidth_verdict == 1"
 ListFailure = Literal["forbidden", "unknown-kind"]
 _LIST_ERRORS: Mapping[ListFailure, str] = {
@@ -171,7 +172,7 @@ class Session:
         try:
             deployment = await self.client.get(DEPLOYMENTS, CONTROLLER, dict[str, Any], namespace=namespace)
             volumes = deployment.get("spec", {}).get("template", {}).get("spec", {}).get("volumes", ())
-            sources = (volume.get("configMap", {}) for volume in volumes if volume["name"] == "config")
+            sources = (volume.get("configMap", {}) for volume in volumes if volume["name"] == CONFIG_VOLUME)
             name = next((source["name"] for source in sources if "name" in source), "")
             if name:
                 config_map = await self.client.get(CONFIGMAPS, name, ConfigMap, namespace=namespace)

@@ -19,6 +19,7 @@ from controller.cluster.cluster_cache import ClusterCache
 from controller.cluster.costs import locations_of
 from controller.cluster.crds import APPGROUPS, AppGroup
 from controller.cluster.membership import Membership
+from controller.cluster.statuses import ConditionState, make_conditions
 from controller.prometheus import PrometheusClient, PrometheusError
 from controller.traffic.bill import TrafficBill, compute_bill, map_workloads_to_groups
 from controller.traffic.config import TrafficConfig
@@ -30,7 +31,7 @@ from controller.traffic.weights import WeightByEdge, Weights, flatten_weights, r
 from controller.traffic.workloads import Workloads
 from kubekit import logs
 from kubekit.client import Client
-from kubekit.conditions import find_condition, make_condition
+from kubekit.conditions import find_condition
 from kubekit.errors import ApiError, KubekitError
 from kubekit.text import join_first
 from kubekit.wire import Condition, Object, split_key
@@ -106,8 +107,8 @@ class TrafficController:
         self._client, self._cache, self._config, self._notify = client, cache, config, notify
         self._membership, self._prices = membership, config.prices.resolve()
         self._comparison: Comparison | None = None
-        self._condition_texts: dict[str, tuple[str, str]] = {}
-        """Key of an AppGroup -> reason and message."""
+        self._condition_states: dict[str, ConditionState] = {}
+        """Key of an AppGroup with measured traffic -> its condition."""
         self._read_at: float | None = None
         # False until the first reading or `MAX_FAILURES`: until then, conditions stay as an earlier leader wrote them.
         self._has_result, self._failures = False, 0
@@ -125,25 +126,21 @@ class TrafficController:
                     await asyncio.sleep(self._config.interval_s)
             finally:
                 # Another replica leads from now on.
-                self._comparison, self._condition_texts, self._has_result, self._failures = None, {}, False, 0
+                self._comparison, self._condition_states, self._has_result, self._failures = None, {}, False, 0
 
     def conditions(self, key: str) -> list[Condition]:
         """The condition AsDescribed of a group: Unknown if its traffic is no longer measured.
 
         Empty before the first reading, for a group whose traffic was never measured, and for an unknown key.
         """
-        group, text = self._cache.app_groups.get(key), self._condition_texts.get(key)
+        group, state = self._cache.app_groups.get(key), self._condition_states.get(key)
         if group is None:
             return []
-        if text is not None:
-            reason, message = text
-            holds: bool | None = reason == AS_DESCRIBED
-        elif find_condition(group.status.conditions, AS_DESCRIBED) is not None and self._has_result:
-            holds, reason, message = None, "NoTraffic", "traffic of this group is not measured any more"
-        else:
-            return []
-        generation = group.metadata.generation
-        return [make_condition(AS_DESCRIBED, holds=holds, reason=reason, message=message, generation=generation)]
+        if state is None:
+            if find_condition(group.status.conditions, AS_DESCRIBED) is None or not self._has_result:
+                return []
+            state = ConditionState("NoTraffic", "traffic of this group is not measured any more", holds=None)
+        return make_conditions({AS_DESCRIBED: state}, group.metadata.generation)
 
     async def _read_and_compare(self, prometheus: PrometheusClient) -> None:
         """Read once, and update conditions, metrics and, with ``keepWeights``, annotations; a failure is logged and counted."""
@@ -185,10 +182,10 @@ class TrafficController:
             self._has_result, self._comparison = True, None
             self._set_conditions({})
 
-    def _set_conditions(self, texts: dict[str, tuple[str, str]]) -> None:
-        before, self._condition_texts = self._condition_texts, texts
-        for key in before | texts:
-            if before.get(key) != texts.get(key):
+    def _set_conditions(self, states: dict[str, ConditionState]) -> None:
+        before, self._condition_states = self._condition_states, states
+        for key in before | states:
+            if before.get(key) != states.get(key):
                 self._notify(key)
 
     async def _write_weights(self, group: AppGroup, weights: Weights) -> None:
@@ -260,17 +257,18 @@ def _add_group_rates(rates: GaugeMetricFamily, bill: TrafficBill) -> None:
         rates.add_metric((*split_key(key), "true"), crossing[key])
 
 
-def describe_drift(drift: Sequence[Drift]) -> tuple[str, str]:
-    """Reason and message of the condition; without rates, because each change of the message is a write."""
+def describe_drift(drift: Sequence[Drift]) -> ConditionState:
+    """The condition AsDescribed; its message is without rates, because each change of the message is a write."""
     if not drift:
-        return AS_DESCRIBED, "calls are those that the AppGroup declares"
+        return ConditionState(AS_DESCRIBED, "calls are those that the AppGroup declares", holds=True)
     words = {
         "new": "is not declared",
         "gone": "is declared, and no calls were seen",
         "grown": "moves more than ten times its minBandwidth",
     }
     texts = [f"{split_key(d.client)[1]} -> {split_key(d.server)[1]} {words[d.kind]}" for d in drift]
-    return "Drift", f"{join_first(texts, MAX_DRIFTS_SHOWN, '; ')}: see kubectl netaware propose"
+    message = f"{join_first(texts, MAX_DRIFTS_SHOWN, '; ')}: see kubectl netaware propose"
+    return ConditionState("Drift", message, holds=False)
 
 
 def have_weights_changed(old: WeightByEdge, measured: Weights) -> bool:
