@@ -24,7 +24,7 @@ from controller.descheduler.decide import ReasonDurations, decide
 from controller.descheduler.disruption_budgets import DISRUPTION_BUDGETS, PodDisruptionBudget
 from controller.descheduler.history import History, HistoryStore
 from controller.descheduler.node_load import LoadClass
-from controller.descheduler.plan import DescheduleOutput, DeschedulePlan, Move, NodeState, Skip
+from controller.descheduler.plan import DescheduleOutput, DeschedulePlan, Move, NodeState
 from controller.descheduler.snapshot import take_snapshot
 from controller.descheduler.sources import UsageReader
 from controller.descheduler.usage import UsageStore
@@ -104,7 +104,7 @@ class DescheduleCommand(Command):
         if overutilized:
             parts += [Text(), _make_node_table(overutilized)]
         if plan.skips:
-            parts += [Text(), _make_skip_table(plan.skips)]
+            parts += [Text(), _make_skip_table(plan)]
         parts += [Text(), _make_condition_table(answer.conditions)]
         parts += [Text(_format_summary(answer), style=FAINT), *(Text(note, style=BAD) for note in plan.notes)]
         return Group(*parts)
@@ -204,15 +204,16 @@ def _make_node_table(nodes: Iterable[NodeState]) -> RenderableType:
     return table
 
 
-def _make_skip_table(skips: Iterable[Skip]) -> RenderableType:
-    skips = tuple(skips)
+def _make_skip_table(plan: DeschedulePlan) -> RenderableType:
+    """The first skipped pods, then the number of all others by condition."""
+    shown = plan.skips[:MAX_SKIPS_SHOWN]
     table = make_table("SKIPPED POD", "NODE", "REASON")
-    for skip in skips[:MAX_SKIPS_SHOWN]:
+    for skip in shown:
         table.add_row(skip.pod, skip.node, skip.why)
-    if len(skips) > MAX_SKIPS_SHOWN:
-        counts = Counter(skip.condition for skip in skips[MAX_SKIPS_SHOWN:])
-        conditions = ", ".join(f"{count} {condition}" for condition, count in counts.most_common())
-        table.add_row(Text(f"and {len(skips) - MAX_SKIPS_SHOWN} more", style=FAINT), "", Text(conditions, style=FAINT))
+    hidden = Counter(plan.skip_counts) - Counter(skip.condition for skip in shown)
+    if hidden:
+        conditions = ", ".join(f"{count} {condition}" for condition, count in hidden.most_common())
+        table.add_row(Text(f"and {hidden.total()} more", style=FAINT), "", Text(conditions, style=FAINT))
     return table
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -12,6 +13,7 @@ from controller.cli.deschedule import DescheduleCommand, RoundPreview, count_ski
 from controller.cli.parser import parse
 from controller.cli.session import Session
 from controller.descheduler.conditions import CONDITIONS
+from controller.descheduler.plan import DeschedulePlan, Skip
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ConfigError
@@ -62,6 +64,14 @@ def test_every_condition_is_shown_in_order_with_the_number_of_pods_that_it_skips
     rows = [line.split()[:2] for line in lines[head + 1 :]]
     assert [name for name, _ in rows[: len(CONDITIONS)]] == [condition.name for condition in CONDITIONS]
     assert ["disruption-budget", "1"] in rows
+
+
+def test_skipped_pods_that_the_plan_does_not_list_are_counted() -> None:
+    plan = DeschedulePlan(skips=(Skip("default/db-0", "stuck", "disruption-budget", "protected"),))
+    plan = msgspec.structs.replace(plan, skip_counts={"disruption-budget": 2501, "cooldown": 3})
+    text = print_preview(RoundPreview(plan, count_skips(plan)))
+    assert "and 2503 more" in text
+    assert "2500 disruption-budget, 3 cooldown" in text
 
 
 async def test_deschedule_requires_dry_run() -> None:
