@@ -70,8 +70,8 @@ class Program:
         """Its process id, which is also the id of its process group."""
         return self._process.pid
 
-    def process_tree(self) -> list[psutil.Process]:
-        """Its process and all descendants. Raises psutil.Error if it has ended."""
+    def find_process_tree(self) -> list[psutil.Process]:
+        """Return its process and all descendants. Raises psutil.Error if it has ended."""
         root = psutil.Process(self.pid)
         return [root, *root.children(recursive=True)]
 

@@ -14,7 +14,7 @@ _LOW_STYLE, _MEDIUM_STYLE, _HIGH_STYLE, _FAULT_STYLE = "green", "yellow", "red",
 
 
 class MatrixEntry(msgspec.Struct, frozen=True):
-    """A directed zone pair: its configured round trip, measured percentiles (None after too few transactions) and cost (None if unknown)."""
+    """A directed zone pair: configured round trip, measured percentiles (None after too few transactions), cost (None if unknown)."""
 
     origin: str
     destination: str

@@ -45,6 +45,7 @@ class DelayQueue:
 
     def __init__(self, zones: Sequence[str], links: Mapping[tuple[str, str], LinkDirection], random: Random) -> None:
         self._zones, self._links, self._random = list(zones), dict(links), random
+        # Due time, sequence number (for a stable order), target node, packet.
         self._heap: list[tuple[float, int, int, bytes]] = []
         self._sequence = 0
         self._last_due_s: dict[tuple[int, int], float] = {}

@@ -107,7 +107,7 @@ class FaultInjector:
         await asyncio.gather(*self._reverts, return_exceptions=True)
         for program in self._lab.programs:
             with suppress(psutil.Error):
-                for process in program.process_tree():
+                for process in program.find_process_tree():
                     _send_signal(process.pid, signal.SIGCONT)
 
     async def restart_dead(self) -> None:

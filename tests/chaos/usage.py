@@ -28,7 +28,7 @@ def read_usage(lab: Lab) -> dict[str, Usage]:
     found = {}
     for program in lab.programs:
         try:
-            processes = program.process_tree()
+            processes = program.find_process_tree()
             memory = sum(p.memory_info().rss for p in processes)
             found[program.name] = Usage(memory, sum(p.num_fds() for p in processes), len(processes))
         except psutil.Error:

@@ -135,7 +135,7 @@ async def _record_usage(lab: Lab, length_s: float) -> list[ControllerUsage]:
 def _read_usage(lab: Lab) -> ControllerUsage:
     controller = next(program for program in lab.programs if program.name == "controller")
     rss, cpu_s = 0, 0.0
-    for number, process in enumerate(controller.process_tree()):
+    for number, process in enumerate(controller.find_process_tree()):
         with suppress(psutil.Error):
             rss = process.memory_info().rss if number == 0 else rss
             cpu_s += sum(process.cpu_times()[:2])
