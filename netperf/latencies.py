@@ -102,7 +102,7 @@ def _matrix_to_pairs(
 def encode_latencies(latencies: Latencies) -> str:
     """Encode the annotation; zones are in bytewise order, so that equal latencies give equal texts.
 
-    If the text is longer than `MAX_TEXT_BYTES` (above about 180 zones), it has no error bars; if still too long, it is empty.
+    If the text is longer than `MAX_TEXT_BYTES` (above about 130 zones), it has no error bars; if still too long (about 175), it is empty.
     """
     pairs = {*latencies.latency_us_by_pair, *latencies.unreachable_pairs}
     zones = sorted({zone for pair in pairs for zone in pair})

@@ -192,7 +192,7 @@ def encode_plan(plan: ZonePlan) -> dict[str, str]:
     """The ``data`` of a plan's ConfigMap.
 
     Raises:
-        ConfigMapTooLargeError: the plan is larger than `MAX_CONFIGMAP_BYTES`; that of one of 100 zones has about 20 kB.
+        ConfigMapTooLargeError: the plan is larger than `MAX_CONFIGMAP_BYTES`; that of one of 100 zones has about 25 kB.
     """
     data = {PLAN_KEY: msgspec.json.encode(_to_wire(plan)).decode()}
     check_size(plan_object_name(plan.zone), data, "fewer zones per plan")
