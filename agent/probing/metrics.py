@@ -1,8 +1,8 @@
-"""Metrics of probes, one series per zone pair.
+"""Metrics of probes, by zone pair, and of the plan and the passphrase.
 
-netperf reports percentiles, not single round trips, so the histogram counts the medians of runs: it shows how a pair's typical latency
-changes over time, not the distribution of packets. The other metrics of a pair describe the newest run of the plan's usual test. Runs
-and quality flags are counted by test.
+netperf reports percentiles, not single round trips, so the histogram counts the medians of samples: it shows how a pair's typical latency
+changes over time, not the distribution of packets. The latency, loss and jitter of a pair are those of the newest sample of the plan's
+usual test. Outcomes and quality flags are counted by test.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ProbeMetrics:
         registry.register(self)
 
     def apply_plan(self) -> None:
-        """Keep the series of this node's pairs in the plan, and no others."""
+        """Keep the series of the zone pairs of this node's first node pairs in the plan, and no others."""
         pairs = [_zone_pair_of(probe) for probe in self._plans.own_probes if probe.pair_index == 0]
         self._pairs = {pair: self._pairs.get(pair) or _ZonePairState() for pair in pairs}
 
@@ -101,9 +101,7 @@ class ProbeMetrics:
         )
         for pair, sample in self._newest_samples():
             for percentile in PERCENTILES:
-                value_us = sample.cost_measurement.percentile_us(percentile)
-                # Datagrams may be too few for this percentile.
-                value_us = value_us or sample.measurement.percentile_us(percentile)
+                value_us = sample.percentile_us(percentile)
                 if value_us is not None:
                     labels = {**dict(zip(PAIR_LABELS, pair, strict=True)), "quantile": _QUANTILES[percentile]}
                     latency.add_sample(latency.name, labels, value_us / 1e6)
@@ -124,19 +122,22 @@ class ProbeMetrics:
             "Retransmitted segments (of TCP_RR) or lost datagrams (of UDP_RR) over transactions, in the newest sample.",
         )
         datagram_loss = _pair_gauge(
-            "netaware_probe_datagram_loss_ratio", "Lost datagrams over sent datagrams, in the newest sample."
+            "netaware_probe_datagram_loss_ratio",
+            "Lost datagrams over sent datagrams, in the newest sample; absent if it has none.",
         )
         jitter = _pair_gauge(
             "netaware_probe_jitter_seconds", "Mean difference of consecutive round trips of datagrams."
         )
         for pair, sample in self._newest_samples():
-            datagrams = sample.datagrams or sample.measurement
+            run, datagrams = sample.measurement, sample.datagrams
+            if datagrams is None and (run.prober == "datagrams" or run.test == "UDP_RR"):
+                datagrams = run  # The loss of a TCP run counts retransmissions instead.
             for family, value in (
                 (timestamp, sample.taken_at),
                 (is_trusted, 0.0 if sample.quality_flags else 1.0),
-                (loss, sample.measurement.loss_ratio),
-                (datagram_loss, datagrams.loss_ratio),
-                (jitter, None if datagrams.jitter_us is None else datagrams.jitter_us / 1e6),
+                (loss, run.loss_ratio),
+                (datagram_loss, datagrams.loss_ratio if datagrams else None),
+                (jitter, datagrams.jitter_us / 1e6 if datagrams and datagrams.jitter_us is not None else None),
             ):
                 if value is not None:
                     family.add_metric(pair, value)

@@ -81,3 +81,28 @@ def test_datagrams_give_jitter_loss_and_the_percentiles_that_they_support() -> N
     assert registry.get_sample_value("netaware_probe_datagram_loss_ratio", PAIR) == 0.02
     assert registry.get_sample_value(latency, {**PAIR, "quantile": "0.9"}) == 500e-6
     assert registry.get_sample_value(latency, {**PAIR, "quantile": "0.99"}) == 900e-6
+
+
+def test_retransmissions_are_no_lost_datagrams() -> None:
+    metrics, registry = make_metrics()
+    for run, expected in (
+        (make_measurement(**RUN, loss_ratio=0.1, retransmits=10), None),
+        (make_measurement(**RUN, loss_ratio=0.2, prober="datagrams"), 0.2),
+        (make_measurement(**RUN, loss_ratio=0.3, test="UDP_RR"), 0.3),
+    ):
+        outcome = make_outcome(THERE[0], run)
+        metrics.add_outcome(msgspec.structs.replace(outcome, test="TCP_RR"))
+        assert registry.get_sample_value("netaware_probe_loss_ratio", PAIR) == run.loss_ratio
+        assert registry.get_sample_value("netaware_probe_datagram_loss_ratio", PAIR) == expected
+
+
+def test_a_flagged_run_gives_no_percentile_that_datagrams_lack() -> None:
+    metrics, registry = make_metrics()
+    outcome = make_outcome(THERE[0], make_measurement(**RUN, throttled_us=500_000.0))
+    datagrams = make_measurement(prober="datagrams", test="UDP_RR", transactions=85, **RUN)
+    assert outcome.sample is not None
+    sample = msgspec.structs.replace(outcome.sample, datagrams=datagrams, cost_source="datagrams")
+    metrics.add_outcome(msgspec.structs.replace(outcome, sample=sample))
+    latency = "netaware_probe_latency_seconds"
+    assert registry.get_sample_value(latency, {**PAIR, "quantile": "0.9"}) == 600e-6
+    assert registry.get_sample_value(latency, {**PAIR, "quantile": "0.99"}) is None
