@@ -28,9 +28,9 @@ ATTEMPT_TIMEOUT_S = 20.0
 GATED_ATTEMPT_TIMEOUT_S = 60.0
 """A healthy scheduler tries a pod within this time after its gate has opened."""
 LONG_WAIT_S = 600.0
-"""Longer than pods wait in the queue of a working scheduler, or at a gate if ``maxWaitS`` is not longer."""
+"""A pod that waits longer in the queue of a scheduler, or at a gate, is reported; at a gate at least ``maxWaitS`` must have passed."""
 OPENING_TIMEOUT_S = 60.0
-"""An overdue gate is open after this time, also if the gate opener opens it."""
+"""Within this time after ``maxWaitS`` a gate is open, even if no controller runs and only the gate opener opens gates."""
 _NO_DEPENDENCIES = "they are placed as pods of no AppGroup, so their dependencies have no effect"
 _REMOVE_GATES = [{"op": "remove", "path": "/spec/schedulingGates"}]
 
@@ -139,10 +139,12 @@ def _find_untried(facts: Facts) -> Iterator[PodFinding]:
     for pod in facts.pods:
         if not pod.is_waiting or pod.spec.scheduling_gates or pod.is_unschedulable:
             continue
-        # A pod that was gated has the condition, and the time when its gate opened is unknown.
-        timeout_s = ATTEMPT_TIMEOUT_S if pod.scheduled_condition.status == "Unknown" else GATED_ATTEMPT_TIMEOUT_S
-        # An active scheduler may have a long queue.
-        timeout_s = LONG_WAIT_S if pod.printable_scheduler_name in active_schedulers else timeout_s
+        if pod.printable_scheduler_name in active_schedulers:
+            timeout_s = LONG_WAIT_S  # It may have a long queue.
+        elif pod.scheduled_condition.status == "Unknown":
+            timeout_s = ATTEMPT_TIMEOUT_S
+        else:
+            timeout_s = GATED_ATTEMPT_TIMEOUT_S  # The condition PodScheduled stays from the gate, and does not tell when it opened.
         if pod.created_s is not None and facts.now_s - pod.created_s > timeout_s:
             pods_by_scheduler[pod.printable_scheduler_name].append(pod)
     for name, pods in sorted(pods_by_scheduler.items()):
@@ -168,7 +170,7 @@ def _active_schedulers(facts: Facts) -> set[str]:
 
 
 def _find_gated_too_long(facts: Facts) -> Iterator[PodFinding]:
-    """Findings about pods that are gated for too long; without pods with wrong labels or an unschedulable pod in their group."""
+    """Findings about pods that are gated for too long. Other findings cover pods with wrong labels and groups with an unschedulable pod."""
     groups = groups_by_key(facts)
     max_wait_s = max(LONG_WAIT_S, facts.max_gate_wait_s + OPENING_TIMEOUT_S)
     groups_without_node = {pod.group_key for pod in facts.pods if pod.is_unschedulable}

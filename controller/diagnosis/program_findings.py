@@ -104,10 +104,11 @@ def _down_finding(facts: Facts, program: Program, pods: list[ProgramPod], affect
         f"pod {pod.name} on {pod.node or 'no node'}: " + (pod.reason or f"not ready, phase {pod.phase or 'unknown'}")
         for pod in pods[:MAX_CAUSES]
     ) or (f"there is no pod of the {program}: its Deployment is missing or has 0 replicas",)
-    commands = "describe deployment/{}", "scale deployment/{} --replicas=2"
-    fix = tuple(facts.format_kubectl(command, deployment) for command in commands)
     if pods:
         fix = _fix_pods(facts, pods, deployment)
+    else:
+        commands = "describe deployment/{}", "scale deployment/{} --replicas=2"
+        fix = tuple(facts.format_kubectl(command, deployment) for command in commands)
     since = min((pod.since for pod in pods if pod.since is not None), default=None)
     code = f"{program}-down"
     summary = f"no {program} is ready: {consequence}"
@@ -117,7 +118,7 @@ def _down_finding(facts: Facts, program: Program, pods: list[ProgramPod], affect
 def _fix_pods(facts: Facts, pods: Sequence[ProgramPod], deployment: str) -> tuple[str, ...]:
     """Commands and instructions for the pods of a Deployment, of which none is ready.
 
-    They are about a pod that reports a failure, else a pod that reports nothing, else a pod that starts.
+    The commands are about a pod that reports a failure, else about a pod that reports nothing, else about a pod that starts.
     """
     failed = [pod for pod in pods if pod.reason and pod.reason not in _STARTING_REASONS]
     shown_pod = (failed or [pod for pod in pods if not pod.reason] or pods)[0]
@@ -139,7 +140,7 @@ def _fix_pods(facts: Facts, pods: Sequence[ProgramPod], deployment: str) -> tupl
 
 
 def _undo_rollout(facts: Facts, deployment: str, failed_hashes: Sequence[str]) -> str:
-    """The command that returns a Deployment to its latest revision without the failed templates, or to its last one if they are unknown."""
+    """The command that returns a Deployment to its newest revision without the failed templates; to the previous one if no hash is known."""
     undo = facts.format_kubectl("rollout undo deployment/{}", deployment)
     if not failed_hashes:
         return undo

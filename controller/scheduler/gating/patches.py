@@ -1,4 +1,4 @@
-"""Builds patches that open a pod's gate, or requeue the pod in the scheduler, by the pod's placement mode. Pure.
+"""Builds the patches that open a pod's gate or requeue the pod in the scheduler. Pure.
 
 Strategic merge patches with the pod's resourceVersion: the API server refuses them if the pod has changed.
 """
@@ -45,13 +45,20 @@ def build_release_patch(
     may_require_zones: bool = True,
     keep_user_affinity: bool = False,
 ) -> PodPatch:
-    """The patch that opens the gate, and adds the target annotation and in affinity mode the node affinity, except to daemon pods.
+    """The patch that opens the gate and adds the target annotation; in affinity mode also node affinity, but not for daemon pods.
 
-    ``hostname`` is the hostname label of the target's node; for ``may_require_zones`` see `UnschedulablePods.may_require_zones`. With
-    ``keep_user_affinity`` no terms are added, because the plan has no node for the pod, and an autoscaler reads its affinity.
-    `NARROWED_ANNOTATION` has the required terms that are added.
+    Required terms that are added are also in the annotation `NARROWED_ANNOTATION`.
+
+    Args:
+        state: scores and locations.
+        config: names of the schedulers, and the default placement.
+        pod: the gated pod.
+        target: its planned node; None without one.
+        hostname: value of the hostname label of the target's node.
+        may_require_zones: as `UnschedulablePods.may_require_zones` returns it.
+        keep_user_affinity: adds no terms, because the plan has no node for the pod, and an autoscaler reads its affinity.
     """
-    spec: dict[str, Any] = {"schedulingGates": [dict(_REMOVE_GATE)]}
+    spec: dict[str, Any] = {"schedulingGates": [_REMOVE_GATE]}
     annotations = _encode_target(target)
     if placement_of_pod(pod, config, state) == "affinity" and not keep_user_affinity and not is_daemon_pod(pod):
         zone_scores = score_zones(state.score_table_of(pod), state.locations, sorted(state.node_count_by_location))
@@ -66,7 +73,7 @@ def build_release_patch(
 
 def build_gate_removal_patch(pod: Pod) -> PodPatch:
     """The patch that only opens the gate."""
-    return _build_patch(pod, {}, {"schedulingGates": [dict(_REMOVE_GATE)]})
+    return _build_patch(pod, {}, {"schedulingGates": [_REMOVE_GATE]})
 
 
 def build_retry_patch(pod: Pod, target: Target | None, value: str) -> PodPatch:

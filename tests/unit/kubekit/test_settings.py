@@ -15,20 +15,20 @@ class Inner(Section, frozen=True):
     """A section within another."""
 
     wait_s: Annotated[float, Range(0, 60)] = 1.0
-    most: Annotated[int, Range(1, 5)] | None = None
+    max_count: Annotated[int, Range(1, 5)] | None = None
 
 
 class Outer(Section, frozen=True):
     """A document."""
 
     inner: Inner = Inner()
-    parts: tuple[Inner, ...] = ()
-    least: int = 0
+    items: tuple[Inner, ...] = ()
+    min_count: int = 0
 
     def check_rules(self, field: str) -> None:
         """A rule over two fields."""
-        if self.inner.most is not None and self.least > self.inner.most:
-            raise ConfigError("least", "is above inner.most")
+        if self.inner.max_count is not None and self.min_count > self.inner.max_count:
+            raise ConfigError("minCount", "is above inner.maxCount")
 
 
 @pytest.mark.parametrize(
@@ -36,10 +36,10 @@ class Outer(Section, frozen=True):
     [
         ({"inner": {"waitS": 61}}, "inner.waitS: 61.0 is out of range (0 to 60)"),
         ({"inner": {"waitS": float("nan")}}, "inner.waitS: nan is out of range (0 to 60)"),
-        ({"parts": [{}, {"most": 0}]}, "parts[1].most: 0 is out of range (1 to 5)"),
+        ({"items": [{}, {"maxCount": 0}]}, "items[1].maxCount: 0 is out of range (1 to 5)"),
         ({"inner": {"wait_s": 1}}, "inner.wait_s: is not a field of this section (remove it, or check its spelling)"),
         ({"inner": {"waitS": "soon"}}, "inner.waitS: expected `float`, got `str`"),
-        ({"inner": {"most": 2}, "least": 3}, "least: is above inner.most"),
+        ({"inner": {"maxCount": 2}, "minCount": 3}, "minCount: is above inner.maxCount"),
         ([], "the document: expected `object`, got `array`"),
     ],
 )
@@ -49,8 +49,8 @@ def test_an_invalid_field_is_named_as_in_the_file(document: object, error: str) 
     assert str(caught.value) == error
 
 
-def test_limits_are_inclusive_and_absent_values_have_none() -> None:
-    convert({"inner": {"waitS": 60, "most": 5}, "parts": [{"waitS": 0, "most": 1}]}, Outer).validate()
+def test_limits_are_inclusive_and_absent_values_have_no_limits() -> None:
+    convert({"inner": {"waitS": 60, "maxCount": 5}, "items": [{"waitS": 0, "maxCount": 1}]}, Outer).validate()
     Outer().validate()
 
 

@@ -9,10 +9,10 @@ import re
 
 import yaml
 
-from tests.unit.manifests.metric_names import PROMETHEUS, ROOT, exported_metrics, recorded_metrics, rules
+from tests.unit.manifests.metric_names import PROMETHEUS, ROOT, exported_metrics, read_rules, recorded_metrics
 
-ALERTS = rules("alerts.rules.yaml")
-RECORDED = rules("recording.rules.yaml")
+ALERTS = read_rules("alerts.rules.yaml")
+RECORDED = read_rules("recording.rules.yaml")
 FOREIGN = {"up", "ALERTS", "kube_pod_container_status_ready"}
 
 

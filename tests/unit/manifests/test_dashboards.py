@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tests.unit.manifests.metric_names import ROOT, exported_metrics, labels_by_metric, recorded_metrics, rules
+from tests.unit.manifests.metric_names import ROOT, exported_metrics, labels_by_metric, read_rules, recorded_metrics
 
 FOLDER = ROOT / "manifests" / "grafana"
 DASHBOARDS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) for path in FOLDER.glob("*.json")}
@@ -62,7 +62,7 @@ def test_panels_query_exported_or_recorded_metrics_of_the_chosen_data_source() -
 def test_panels_and_rules_use_labels_that_their_metrics_have() -> None:
     """Prometheus adds instance and job, summaries have quantiles, and label_replace makes the labels in quotation marks."""
     labels, wrong = labels_by_metric(), []
-    ruled = [(str(rule), rule["expr"]) for file in ("recording", "alerts") for rule in rules(f"{file}.rules.yaml")]
+    ruled = [(str(rule), rule["expr"]) for file in ("recording", "alerts") for rule in read_rules(f"{file}.rules.yaml")]
     for title, expression in (*((title, target["expr"]) for title, target in TARGETS), *ruled):
         for metric, selector in re.findall(r"(?<![\w:])(netaware_\w+)\{([^}]*)\}", expression):
             used = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", without_strings(selector)))
