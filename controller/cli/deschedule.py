@@ -83,7 +83,11 @@ class DescheduleCommand(Command):
         if options.policy:
             policy = await asyncio.to_thread(load_yaml, options.policy, "--policy")
             if not isinstance(policy, dict):
-                raise ConfigError("--policy", f"{options.policy} holds no mapping", "give LowNodeLoadArgs")
+                raise ConfigError(
+                    "--policy",
+                    f"{options.policy} holds no mapping",
+                    "give LowNodeLoadArgs or a DeschedulerConfiguration",
+                )
             config = msgspec.structs.replace(config, policy=policy)
         if session.prometheus is not None:
             config = _with_prometheus(config, session.prometheus.address)

@@ -41,14 +41,14 @@ class SnapshotReader:
     ) -> None:
         self._cache, self._namespace = cache, namespace
         self._client, self._policy, self._scheduler = client, policy, scheduler
-        self._status: ControlPlaneStatus | None = None
+        # Findings need a status; until the first answer, only the Lease and the pods are unknown.
+        self._status = ControlPlaneStatus(can_read_lease=False)
         self._next_status_read_at = float("-inf")
 
     async def read(self, now_s: float) -> ClusterSnapshot:
         """The snapshot at ``now_s``, without the agents' verdicts and without prices.
 
-        The control plane's status is at most `STATUS_INTERVAL_S` old, or older if the API server does not answer in time; None before
-        the first answer.
+        The control plane's status is at most `STATUS_INTERVAL_S` old. If the API server does not answer in time, the previous status stays.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STATUS_TIMEOUT_S):

@@ -58,7 +58,7 @@ function formatMilliseconds(us) { return isAbsent(us) ? "–" : `${formatNumber(
 function formatRate(bps) {
   if (isAbsent(bps)) return "–";
   for (const [unit, size] of [["Tbit/s", 1e12], ["Gbit/s", 1e9], ["Mbit/s", 1e6], ["kbit/s", 1e3]]) {
-    if (Math.abs(bps) >= size) return `${Number((bps / size).toPrecision(3))} ${unit}`;
+    if (Math.abs(bps) >= 0.9995 * size) return `${Number((bps / size).toPrecision(3))} ${unit}`;
   }
   return `${Math.round(bps)} bit/s`;
 }

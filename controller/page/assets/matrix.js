@@ -10,13 +10,20 @@ function drawMatrix() {
   const values = MEASURES[state.measure].valuesOf(columns);
   const range = rangeOf(values.filter((value) => value > 0));
   drawnMatrix.cells.forEach((cell, i) => {
-    const value = values[i], sign = columns.qualityFlags[i] ? FLAGGED.sign : BASES[columns.basis[i]].sign;
-    const text = value === null ? "·" : `${formatNumber(value)}${sign}`;
+    const value = values[i], text = value === null ? "·" : `${formatNumber(value)}${signOf(columns, i)}`;
     const style = value === null ? "none" : `shade${shadeOf(value, range)}`;
     if (cell.firstChild.data !== text) cell.firstChild.data = text;
     if (cell.className !== style) cell.className = style;
   });
   drawLegend();
+}
+
+// Round trips are always measured: signs of inferred and unreachable costs, which use no sample, do not apply to them.
+function signOf(columns, i) {
+  const { sign } = BASES[columns.basis[i]], isUnmeasured = ["inferred", "unreachable"].includes(columns.basis[i]);
+  if (state.measure === "cost" && isUnmeasured) return sign;
+  if (columns.qualityFlags[i]) return FLAGGED.sign;
+  return isUnmeasured ? "" : sign;
 }
 
 function buildMatrix(zones, key) {
@@ -41,10 +48,10 @@ function drawLegend() {
   const { network, matrix: columns } = state.overview;
   const isMeasuredCost = state.measure === "cost" && network.weightName === "NetperfCosts";
   const costUnit = `cost; 1 = ${formatNumber(network.unitUs / 1000)} ms of ${network.percentile}, rounded up`;
-  const entries = Object.entries(BASES).filter(([basis, { sign }]) => sign && columns.basis.includes(basis));
-  const signs = entries.map(([, { sign, text }]) => `${sign} ${text}`);
-  if (columns.qualityFlags.some(Boolean)) signs.push(`${FLAGGED.sign} ${FLAGGED.text}`);
-  if (columns.cost.includes(null)) signs.push("· none");
+  const shown = new Set(columns.basis.map((_, i) => signOf(columns, i)));
+  const entries = [...Object.values(BASES), FLAGGED].filter(({ sign }) => sign && shown.has(sign));
+  const signs = entries.map(({ sign, text }) => `${sign} ${text}`);
+  if (MEASURES[state.measure].valuesOf(columns).includes(null)) signs.push("· none");
   const texts = [isMeasuredCost ? costUnit : MEASURES[state.measure].unit, ...signs];
   byId("matrix-legend").replaceChildren(...texts.map((text) => h("span", {}, text)));
 }

@@ -152,6 +152,17 @@ async def test_the_matrix_shows_the_chosen_measure_and_pair(chromium: Chromium) 
         assert await tab.evaluate(f"{cell}.innerText") == await tab.evaluate(
             "formatNumber(state.overview.matrix.p50Us[cellIndex(2, 1)] / 1000)"
         )
+        for measure, basis, flags, sign in (
+            ("p50", "inferred", "", ""),
+            ("p50", "unreachable", "loss", "!"),
+            ("p50", "stale", "", "~"),
+            ("cost", "inferred", "loss", "*"),
+            ("cost", "measured", "loss", "!"),
+        ):
+            change = f"{{ const m = state.overview.matrix, i = cellIndex(2, 1); m.basis[i] = {basis!r}; m.qualityFlags[i] = {flags!r}; }}"
+            await tab.evaluate(f"{change} state.measure = {measure!r}; drawMatrix()")
+            assert (await tab.evaluate(f"{cell}.innerText")).lstrip("0123456789.") == sign, (measure, basis, flags)
+        assert await tab.evaluate("[999.4e6, 999.6e6].map(formatRate)") == ["999 Mbit/s", "1 Gbit/s"]
         assert not tab.problems
 
 

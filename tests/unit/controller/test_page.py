@@ -16,8 +16,9 @@ from aiohttp.test_utils import TestClient, TestServer
 from controller.cli import kubectl
 from controller.cli.kubectl import PageError, port_forward
 from controller.cluster.cluster_cache import ClusterCache
+from controller.diagnosis.control_plane import ControlPlaneStatus
 from controller.diagnosis.snapshot import ClusterSnapshot
-from controller.page import server
+from controller.page import server, snapshots
 from controller.page.access import PageAuthorizer
 from controller.page.config import PageConfig
 from controller.page.document import build_csp, build_document
@@ -99,11 +100,11 @@ async def test_a_failed_computation_is_answered_by_503_until_the_next_one_succee
     monkeypatch.setattr(server, "MIN_REFRESH_INTERVAL_S", 0.0)
     monkeypatch.setattr(server, "PAUSE_FACTOR", 0.0)
     client = cast("Client", Unreachable())
-    snapshots = SnapshotReader(
+    reader = SnapshotReader(
         ClusterCache(client, "netaware"), client, "netaware", policy=CostPolicy(), scheduler=SchedulerConfig()
     )
     now = iter(range(100, 200))
-    page = server.Page(PageConfig(auth="none"), snapshots, PageAuthorizer(client, "netaware"), lambda: float(next(now)))
+    page = server.Page(PageConfig(auth="none"), reader, PageAuthorizer(client, "netaware"), lambda: float(next(now)))
     app = web.Application()
     page.add_routes(app)
     async with TestClient(TestServer(app)) as browser:
@@ -122,6 +123,19 @@ async def test_a_failed_computation_is_answered_by_503_until_the_next_one_succee
         assert (again.status, again.headers["Content-Security-Policy"]) == (503, policy)
         broken.clear()
         assert (await browser.get("/api/v1/overview")).status == 503, "a failure is not repeated at once either"
+
+
+async def test_an_api_server_that_hangs_does_not_hide_findings(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hanging(Unreachable):
+        async def get(self, *_: object, **__: object) -> Any:
+            await asyncio.sleep(3600)
+
+    monkeypatch.setattr(snapshots, "STATUS_TIMEOUT_S", 0.01)
+    client = cast("Client", Hanging())
+    cache = ClusterCache(client, "netaware")
+    reader = SnapshotReader(cache, client, "netaware", policy=CostPolicy(), scheduler=SchedulerConfig())
+    snapshot = await reader.read(0.0)
+    assert snapshot.control_plane == ControlPlaneStatus(can_read_lease=False)
 
 
 async def test_a_kubectl_that_hangs_gives_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
