@@ -90,7 +90,7 @@ class _TlsProtocol(SSLProtocol):
 
 
 class Connection(RequestHandler):
-    """A connection that limiters count from its start, with timeouts for its TLS handshake and the head of its first request."""
+    """A connection from the address ``peer``, which limiters count from its start; with timeouts for TLS handshake and first head."""
 
     __slots__ = ("_first_request_timer", "_limiter", "_site", "_socket_transport", "peer")
 

@@ -1,7 +1,7 @@
 """Connection pools to the API server.
 
 Each watch has its own connection, and so has the Lease. Reads and writes share five connections: at most 2 reads and 4 writes at a time.
-So a program has at most one connection per watched kind and six more. Leader election never waits for a list, and writes never block reads.
+So a program has at most one connection per watch, and six more. Leader election never waits for a list, and writes never block reads.
 """
 
 from __future__ import annotations
