@@ -237,7 +237,7 @@ def _check_unavailable_limit(builder: PlanBuilder, candidate: Candidate) -> str:
 
 
 def _check_disruption_budget(builder: PlanBuilder, candidate: Candidate) -> str:
-    """No PodDisruptionBudget selects it, or exactly one, which allows a disruption."""
+    """No PodDisruptionBudget selects it, or exactly one, which allows a disruption. An unknown operator forbids evictions in the namespace."""
     return builder.allowed_disruptions.unevictable_reason(candidate.pod)
 
 

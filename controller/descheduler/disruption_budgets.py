@@ -6,7 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from controller.cluster.pod_info import PodInfo
-from kubekit.selectors import LabelSelector, Selector, compile_or_none
+from kubekit.errors import SelectorError
+from kubekit.selectors import LabelSelector, Selector, compile_selector
 from kubekit.wire import Object, Resource, Wire
 
 DISRUPTION_BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
@@ -32,17 +33,28 @@ class PodDisruptionBudget(Object, frozen=True):
 
 
 class AllowedDisruptions:
-    """Predicts from PodDisruptionBudgets whether the API server will evict a pod, counting the planned evictions."""
+    """Predicts from PodDisruptionBudgets whether the API server will evict a pod, counting the planned evictions.
+
+    A budget with an unknown operator may cover any pod of its namespace, so none of these can be evicted.
+    """
 
     def __init__(self, budgets: Iterable[PodDisruptionBudget]) -> None:
         self._budgets_by_namespace: dict[str, list[tuple[Selector, PodDisruptionBudget]]] = defaultdict(list)
+        self._unreadable_by_namespace: dict[str, str] = {}
         for budget in sorted(budgets, key=lambda budget: budget.metadata.key):
-            if (selector := compile_or_none(budget.spec.selector)) is not None:
-                self._budgets_by_namespace[budget.metadata.namespace].append((selector, budget))
+            namespace, selector = budget.metadata.namespace, budget.spec.selector
+            try:
+                if selector is not None:
+                    self._budgets_by_namespace[namespace].append((compile_selector(selector), budget))
+            except SelectorError as error:
+                why = f"PodDisruptionBudget {budget.metadata.key} may cover it: {error}"
+                self._unreadable_by_namespace[namespace] = why
         self._reserved_by_budget: Counter[str] = Counter()
 
     def unevictable_reason(self, pod: PodInfo) -> str:
-        """Why the pod cannot be evicted now; empty if it can."""
+        """Why budgets forbid the pod's eviction now; empty if they allow it."""
+        if why := self._unreadable_by_namespace.get(pod.namespace):
+            return why
         budgets = self._budgets_of(pod)
         keys = [budget.metadata.key for budget in budgets]
         if len(budgets) > 1:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 from controller.descheduler.conditions import CONDITIONS
+from controller.descheduler.disruption_budgets import PodDisruptionBudgetSpec
+from kubekit.selectors import LabelSelector, MatchExpression
 from tests.support.descheduler_builders import (
     NOW_S,
     BackoffEntry,
@@ -56,6 +59,12 @@ WEB = "default/ReplicaSet/web-5d4f"
 
 def with_volume(**source: Any) -> dict[str, Any]:
     return {"spec": {"volumes": [{"name": "v", **source}]}}
+
+
+def with_unknown_operator(given: PodDisruptionBudget) -> PodDisruptionBudget:
+    """The budget with a selector that is newer than this code."""
+    selector = LabelSelector(match_expressions=[MatchExpression("a", "Matches", ["b*"])])
+    return msgspec.structs.replace(given, spec=PodDisruptionBudgetSpec(selector))
 
 
 class Case(NamedTuple):
@@ -154,6 +163,11 @@ CASES = [
         "several PodDisruptionBudgets cover it: default/all, default/x",
         {"labels": {"a": "b"}},
         budgets=[budget("x", "a=b", 9), budget("all", "", 9)],
+    ),
+    case(
+        "disruption-budget",
+        "PodDisruptionBudget default/x may cover it: 'Matches' is not an operator",
+        budgets=[with_unknown_operator(budget("x", "a", 9)), budget("other", "c=d", 9)],
     ),
     case("node-fit", "0/1 nodes are available: 1 insufficient cpu", {"cpu": "65"}),
 ]
