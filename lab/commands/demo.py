@@ -54,9 +54,12 @@ def run(args: argparse.Namespace) -> int:
     topology = arguments.read_topology(args.topology, args.nodes)
     if topology is None:
         raise ConfigError("--topology", "the demo needs nodes", "name a topology")
+    if args.json and args.picture is not None:
+        raise ConfigError("--picture", "--json prints no tables", "use one of them")
     if args.seed is not None and args.seed < 1:
         raise ConfigError("--seed", f"{args.seed} is below 1", "write a number from 1")
     launch = plan_relaunch()
+    # These fill the cache: a lab in a user namespace has no Internet.
     find_or_build_programs()
     find_netperf_if_available()
     find_node_binaries(topology)
@@ -77,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
             print(report.encode_report(result), flush=True)
             return
         console = Console(record=args.picture is not None, width=_PICTURE_WIDTH if args.picture else None)
-        print_all(console, result, topology)
+        print_report(console, result, topology)
         if args.picture is not None:
             args.picture.parent.mkdir(parents=True, exist_ok=True)
             args.picture.write_text(console.export_svg(title="make demo", code_format=_svg_format_without_web_fonts()))
@@ -93,7 +96,7 @@ def _svg_format_without_web_fonts() -> str:
     return re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 
 
-def print_all(console: Console, result: report.DemoReport, topology: Topology) -> None:
+def print_report(console: Console, result: report.DemoReport, topology: Topology) -> None:
     """Print the demo's tables."""
     report.print_matrix(console, result.matrix)
     report.print_placements(console, result, {node.name: node.zone for node in topology.nodes})

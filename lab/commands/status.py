@@ -17,6 +17,7 @@ from lab.reclaim import LabPaths, find_running_pid, lab_paths
 from lab.wan.control import WanControl
 
 EXIT_NOT_RUNNING = 3
+"""As of init scripts (LSB)."""
 
 
 def add_parser(commands: Any) -> None:
@@ -91,7 +92,7 @@ def _print_report(report: dict[str, Any]) -> None:
         return
     console.print(f"API server {report['server']}, kubeconfig {report['kubeconfig']}", soft_wrap=True)
     if "controller" in report["addresses"]:
-        console.print(f"page {report['addresses']['controller']}/", soft_wrap=True)
+        console.print(f"web page {report['addresses']['controller']}/", soft_wrap=True)
     table = Table("program", "pid", "memory", "log")
     for program in report["programs"]:
         memory = f"{program['rss_bytes'] / 2**20:.0f} MiB" if program["alive"] else "[red]ended[/]"
