@@ -164,7 +164,7 @@ def _check_node_limit(builder: PlanBuilder, candidate: Candidate) -> str:
 
 
 def _check_free_capacity(_: PlanBuilder, candidate: Candidate) -> str:
-    """More than `numberOfNodes` nodes are underutilized, and they can take more of every resource."""
+    """More than `numberOfNodes` nodes are underutilized, and together they can take more usage before they reach their high thresholds."""
     return candidate.capacity_failure
 
 
@@ -192,7 +192,7 @@ def _check_group_readiness(_: PlanBuilder, candidate: Candidate) -> str:
 
 
 def _check_replica_backoff(builder: PlanBuilder, candidate: Candidate) -> str:
-    """It has no back-off after its own move, or after a move that the planner would undo."""
+    """It is not the recent replacement of a moved pod, and the planner did not recently refuse its move."""
     uid = candidate.pod.uid
     if uid in builder.unevaluated_replacements:
         return "it is the replacement of a moved pod, and the outcome of that move is not known yet"

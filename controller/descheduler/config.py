@@ -84,19 +84,19 @@ class UsageConfig(Section, frozen=True):
 
 
 class LimitsConfig(Section, frozen=True):
-    """Limits on evictions; 0 forbids them.
+    """Limits on evictions. 0 in one of the first five forbids evictions.
 
     Attributes:
-        per_node: evictions from a node in a round; earlier ones count until their replacement is bound. 0 forbids evictions.
+        per_node: evictions from a node in a round; earlier ones count until their replacement is bound.
         per_namespace: evictions from a namespace, counted likewise.
         per_round: evictions in the cluster, counted likewise.
         per_workload: evictions of a workload's pods within workloadBackoffS: a number, or a percentage of its pods (at least one).
-        unavailable_per_workload: pods of a workload that may be missing, not ready or being moved: a number or a percentage.
+        unavailable_per_workload: pods of a workload that may be missing, not ready or moving: a number or a percentage (at least one).
         workload_backoff_s: period of perWorkload; first back-off of a pod whose move the planner would undo.
         failure_backoff_s: first back-off of a workload after a move that did not help; doubles up to a week.
-        usage_lag_s: time until usage shows a move; meanwhile LowNodeLoad evicts no other pod of the node.
+        usage_lag_s: time until usage shows a move; in this time, later rounds of LowNodeLoad evict no other pod of the node.
         start_timeout_s: time until a replacement must be bound; after this time, its move counts as one that did not help.
-        min_success_percent: a strategy stops if a smaller share of its moves of a day helped; with 0 it never stops.
+        min_success_percent: a strategy stops if less than this share of four or more moves in a day helped; with 0 it never stops.
     """
 
     per_node: Count = 2
