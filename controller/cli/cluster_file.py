@@ -65,11 +65,7 @@ _API_VERSION_BY_KIND = {crd.kind: f"{crd.group}/{crd.version}" for crd in (APPGR
 
 
 def read_cluster(path: str) -> ClusterFile:
-    """Read the objects of the file ``--offline``; other kinds than `ClusterFile` has are ignored.
-
-    Raises:
-        ConfigError: see `read_documents`.
-    """
+    """Read the objects of the kinds of `ClusterFile` from the file ``--offline``; for errors see `read_documents`."""
     cluster = ClusterFile()
     seen: set[tuple[str, str]] = set()
     for document in read_documents([path], "--offline"):
@@ -116,13 +112,7 @@ _PlainLoader.yaml_implicit_resolvers = {
 
 
 def _add_object(item: dict[str, Any], cluster: ClusterFile, seen: set[tuple[str, str]]) -> None:
-    """Decode an object and add it to its list; an invalid, nameless or repeated object becomes a problem.
-
-    Args:
-        item: the object as in the file.
-        cluster: gets the object or the problem.
-        seen: kind and key of each object in ``cluster``.
-    """
+    """Add an object to ``cluster`` and its kind and key to ``seen``; an invalid, nameless or repeated object becomes a problem."""
     kind = str(item.get("kind") or "")
     if kind not in _FIELD_BY_KIND:
         return

@@ -192,6 +192,10 @@ def _format_change(before: Mapping[str, float], after: Mapping[str, float]) -> s
     return ", ".join(parts) or "-"
 
 
+def _format_percents(percent_by_resource: Mapping[str, float]) -> str:
+    return ", ".join(f"{_short_resource_name(r)} {percent:.0f} %" for r, percent in percent_by_resource.items())
+
+
 def _short_resource_name(resource: str) -> str:
     return resource.rpartition("/")[2]
 
@@ -199,10 +203,7 @@ def _short_resource_name(resource: str) -> str:
 def _make_node_table(nodes: Iterable[NodeState]) -> RenderableType:
     table = make_table("OVERUTILIZED NODE", "POOL", "USAGE", "THRESHOLD", "STATE")
     for node in nodes:
-        usage = ", ".join(f"{_short_resource_name(r)} {percent:.0f} %" for r, percent in node.usage_percent.items())
-        thresholds = ", ".join(
-            f"{_short_resource_name(r)} {percent:.0f} %" for r, percent in node.high_thresholds.items()
-        )
+        usage, thresholds = map(_format_percents, (node.usage_percent, node.high_thresholds))
         state = Text(node.why or "relieved by the moves above", style=BAD if node.is_stuck else "")
         table.add_row(Text(node.node, style=STRONG), node.pool, usage, thresholds, state)
     return table

@@ -34,9 +34,9 @@ class ExplainCommand(Command):
     examples = (("explain pod cart-5d9f -n shop", "where a pod could be, and what decided"),)
     description = (
         "For a pod of an AppGroup: the zones and nodes where it could be, the cost of each dependency from there (✗ over its "
-        "maxNetworkCost, ? partly unknown), how many nodes may not run the pod and why, the score of those that may, and what decided. Columns "
-        "are the workloads that the pod depends on; those in brackets depend on it and only count in the score. Uses the "
-        "scheduler's rules, the running controller's configuration, and the present state. For a whole group, use graph."
+        "maxNetworkCost, ? partly unknown), how many nodes may not run the pod and why, the score of those that may, and what "
+        "decided. Columns are the workloads that the pod depends on; those in brackets depend on it and only count in the score. "
+        "Uses the scheduler's rules, the running controller's configuration, and the present state. For a whole group, use graph."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:

@@ -45,11 +45,9 @@ def find_cluster_config(
 
 
 class KubeconfigLogin:
-    """The log-in of a context in one or more kubeconfigs; a `kubekit.credentials.CredentialProvider`.
+    """The log-in of a context (None for the current one) in kubeconfigs; a `kubekit.credentials.CredentialProvider`.
 
-    Args:
-        paths: of the kubeconfigs, separated as in ``$KUBECONFIG``.
-        context: name of the context; None for the current one.
+    ``paths`` are separated as in ``$KUBECONFIG``.
     """
 
     def __init__(self, paths: str, context: str | None) -> None:

@@ -32,11 +32,9 @@ class PortForward(NamedTuple):
 
 @asynccontextmanager
 async def port_forward(kubectl: Sequence[str], namespace: str) -> AsyncIterator[PortForward]:
-    """Forwards a free local port to a controller's page within the block.
+    """Forwards a free local port to the page of a controller in ``namespace`` within the block.
 
-    Args:
-        kubectl: the command with the flags that choose the cluster.
-        namespace: of the controller.
+    ``kubectl`` is the command with the flags that choose the cluster.
 
     Raises:
         PageError: kubectl ends, or forwards nothing within `READY_TIMEOUT_S`.

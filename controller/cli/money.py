@@ -27,7 +27,6 @@ class MoneyView(msgspec.Struct, frozen=True, rename="camel"):
     Attributes:
         source: name of the metrics from which the traffic was read.
         window_s: range of the traffic's rates.
-        bill: prices by dependency, group and pair of zones.
     """
 
     source: str

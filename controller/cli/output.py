@@ -30,11 +30,7 @@ _PlainConsole = partial(Console, highlight=False, emoji=False, markup=False)
 
 
 class Screen:
-    """Standard output and standard error, with colours on a terminal unless NO_COLOR is set.
-
-    Args:
-        stream: replaces standard output.
-    """
+    """Standard output, or ``stream``, and standard error, with colours on a terminal unless NO_COLOR is set."""
 
     def __init__(self, stream: TextIOBase | None = None) -> None:
         out = stream or sys.stdout

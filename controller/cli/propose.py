@@ -43,10 +43,8 @@ class ProposalsView(msgspec.Struct, frozen=True, rename="camel"):
     """Proposed AppGroups of a namespace, and the traffic that led to them.
 
     Attributes:
-        namespace: that of the workloads.
         source: name of the metrics from which the traffic was read.
         window_s: range of the traffic's rates.
-        proposals: proposed AppGroups, with patches that label pod templates.
         drift: differences between the namespace's existing AppGroups and traffic.
         omitted: the namespace's traffic that is not a dependency, greatest first.
         comparisons: one for each proposal, in the order of ``proposals``.

@@ -163,10 +163,7 @@ class Session:
         return {"bandwidth_pods": tuple(pods), "verdicts_by_pod": verdicts_by_pod}
 
     async def read_configuration(self) -> ControllerConfiguration:
-        """Read the configuration that the controller's Deployment mounts.
-
-        Returns the defaults, with a read error, if it does not exist, is invalid, or may not be read.
-        """
+        """Read the configuration that the controller's Deployment mounts; the defaults, with a read error, if it cannot be used."""
         namespace = self.netaware_namespace
         reason = f"no controller in {namespace} has one"
         try:
@@ -229,10 +226,7 @@ class Session:
         return status
 
     async def _read_failed_checks(self, name: str) -> list[str]:
-        """Read failed checks from a controller replica's /readyz, through the API server's proxy.
-
-        None are known if the user may not use the proxy or, with a read error, if the replica does not answer.
-        """
+        """Failed checks of a controller replica's /readyz, by the API server's proxy; empty if the proxy or replica gives no answer."""
         try:
             # Without a port the proxy uses the pod's first one, which serves page, metrics and health.
             path = PODS.path(self.netaware_namespace, name, "proxy") + "/readyz"
@@ -282,10 +276,7 @@ class Session:
         label_selector: str = "",
         field_selector: str = "",
     ) -> list[T]:
-        """Objects of a namespace, or of all; malformed objects are left out.
-
-        Empty if the user may not list them or the kind is unknown. Each of these adds a read error.
-        """
+        """Objects of a namespace, or of all; forbidden, unknown or malformed objects are left out with a read error."""
         objects: list[T] = []
         try:
             async for page in self.client.list_pages(

@@ -26,12 +26,7 @@ VERDICT_SIGNS: Mapping[DependencyVerdict, tuple[str, str]] = {
 
 
 def make_table(*headers: str, numeric: Iterable[str] = ()) -> Table:
-    """A table without rows, as kubectl prints it: bold headers, no lines.
-
-    Args:
-        headers: one for each column.
-        numeric: headers of columns that hold numbers, which are right-aligned.
-    """
+    """A table without rows, as kubectl prints it: bold headers, no lines; columns with headers in ``numeric`` are right-aligned."""
     table = Table(box=None, pad_edge=False, padding=(0, COLUMN_GAP, 0, 0), header_style=STRONG, show_edge=False)
     numeric = frozenset(numeric)
     for header in headers:

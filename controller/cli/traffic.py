@@ -24,11 +24,9 @@ class Traffic:
     """Measured traffic, with the objects of its cluster.
 
     Attributes:
-        graph: observed dependencies between workloads.
         workloads: all workloads of the cluster.
         source: metrics from which the traffic was read.
         window_s: range of the traffic's rates; differs from the request if Prometheus has less, or the source needs more.
-        snapshot: the cluster.
     """
 
     graph: TrafficGraph
@@ -57,10 +55,7 @@ def _parse_window(text: str) -> int:
 async def read_traffic(session: Session, source_name: str, requested_window_s: int) -> Traffic:
     """Read traffic and the cluster; adds notes on incomplete data, and on traffic that the source does not show.
 
-    Args:
-        session: a session with Prometheus.
-        source_name: see `read_flows`.
-        requested_window_s: range of rates, seconds.
+    For ``source_name`` and ``requested_window_s`` see `read_flows`.
 
     Raises:
         ConfigError: no Prometheus is named, or it has no traffic of this source.

@@ -90,11 +90,7 @@ class Page:
         return web.Response(body=gzip.decompress(data.body), content_type="application/json", headers=headers)
 
     async def _current_data(self) -> PageData:
-        """The newest data, computed anew when due; concurrent requests share one computation.
-
-        Raises:
-            web.HTTPServiceUnavailable: the last computation failed.
-        """
+        """The newest data, computed anew when due, once for concurrent requests; HTTPServiceUnavailable if the last computation failed."""
         async with self._refresh_lock:
             if time.monotonic() >= self._next_refresh_at:
                 # A failure must end neither the page nor the manager.

@@ -29,11 +29,9 @@ class SnapshotReader:
     """Copies the stores to snapshots, and adds the control plane's status.
 
     Args:
-        cache: the manager's stores.
         client: reads the Lease and the pods of netaware's programs, which no store keeps.
         namespace: where netaware is installed.
         policy: the default cost policy.
-        scheduler: the scheduler's configuration.
     """
 
     def __init__(

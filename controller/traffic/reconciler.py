@@ -129,10 +129,7 @@ class TrafficController:
                 self._comparison, self._condition_states, self._has_result, self._failures = None, {}, False, 0
 
     def conditions(self, key: str) -> list[Condition]:
-        """The condition AsDescribed of a group: Unknown if its traffic is no longer measured.
-
-        Empty before the first reading, for a group whose traffic was never measured, and for an unknown key.
-        """
+        """The condition AsDescribed of a group: Unknown if its traffic is no longer measured, none if it was not measured yet."""
         group, state = self._cache.app_groups.get(key), self._condition_states.get(key)
         if group is None:
             return []

@@ -28,10 +28,7 @@ def flatten_weights(weights: Weights) -> WeightByEdge:
 
 
 def read_weights(group: AppGroup, annotation: str, problems: list[str]) -> WeightByEdge:
-    """Weights from an annotation of the group; empty without it.
-
-    Weights outside 0 to `MAX_WEIGHT`, or all if the text is malformed, are omitted with a message in ``problems``.
-    """
+    """Weights from an annotation, if the group has it; invalid weights, or a malformed text, are omitted with a message in ``problems``."""
     text = group.metadata.annotation(annotation)
     if not text:
         return {}

@@ -49,11 +49,9 @@ class Workloads:
         return Location(self.region_by_zone.get(zone, ""), zone)
 
     def resolve(self, flows: Iterable[Flow]) -> tuple[list[Flow], dict[str, float]]:
-        """Resolve the ends of flows; external ends stay.
+        """Flows whose ends exist or are external, with the kinds that meshes lack; and missing workload -> bytes per second left out.
 
-        Returns:
-            Flows whose ends exist, with the kinds that meshes lack; and missing workload (``namespace/name``) -> bytes per second of the
-            flows that are left out, counted at the client if both ends are missing.
+        A flow with two missing ends counts at its client.
         """
         by_key: dict[str, WorkloadId] = {}
         for workload in sorted(self.replica_counts):

@@ -154,13 +154,7 @@ def _build_group_view(
 def _find_zone_losses(
     selectors: Sequence[str], placed_by_node: Sequence[Mapping[str, int]], locations: Mapping[str, Location]
 ) -> Iterator[ZoneLoss]:
-    """The losses of all zones with a replica; nodes without a zone are left out.
-
-    Args:
-        selectors: of the workloads.
-        placed_by_node: for each workload, node -> number of replicas.
-        locations: node -> location.
-    """
+    """The losses of all zones with a replica; ``placed_by_node`` has, for each of ``selectors``, node -> number of replicas."""
     placed_by_location = [count_by_location(counts, locations) for counts in placed_by_node]
     for location in sorted({location for counts in placed_by_location for location in counts if location.zone}):
         workloads = zip(selectors, placed_by_location, strict=True)
@@ -174,7 +168,6 @@ def _build_workload_views(
     pods_by_selector: dict[str, list[Pod]] = defaultdict(list)
     for pod in sorted(pods, key=lambda p: p.metadata.key):
         pods_by_selector[pod.workload].append(pod)
-    # The status has the order in use, ``state`` that of the next status.
     index_by_selector = {entry.workload.selector: entry.index for entry in group.status.topology_order or ()}
     return tuple(
         WorkloadView(

@@ -30,12 +30,7 @@ class Overview(View, frozen=True):
 
 
 def build_overview(snapshot: ClusterSnapshot, namespace: str | None = None) -> Overview:
-    """The overview of a snapshot.
-
-    Args:
-        snapshot: the cluster.
-        namespace: leaves out AppGroups of other namespaces, and findings that affect nothing else; None for all namespaces.
-    """
+    """The overview of a snapshot; ``namespace`` leaves out AppGroups of other namespaces, and findings that affect nothing else."""
     facts = build_facts(snapshot)
     groups = build_group_views(snapshot, facts.network)
     hidden_groups = {g.metadata.key for g in snapshot.groups if namespace not in {None, g.metadata.namespace}}

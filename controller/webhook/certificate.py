@@ -39,13 +39,7 @@ _HAS_NO_PLACEMENT = {"key": PLACEMENT_LABEL, "operator": "DoesNotExist"}
 
 
 def build_webhook_manifests(namespace: str, days: int, now: datetime.datetime) -> list[Json]:
-    """The Secret and the MutatingWebhookConfiguration of an installation.
-
-    Args:
-        namespace: namespace of netaware.
-        days: validity of the certificate in days.
-        now: the current time, with a time zone.
-    """
+    """The Secret and the MutatingWebhookConfiguration for netaware in ``namespace``; see `issue_certificate`."""
     certificate, key = issue_certificate(f"{WEBHOOK_NAME}.{namespace}.svc", days, now)
     encoded = base64.b64encode(certificate).decode()
     secret = {
@@ -95,7 +89,7 @@ def _build_webhook(
 
 
 def issue_certificate(host: str, days: int, now: datetime.datetime) -> tuple[bytes, bytes]:
-    """A new self-signed certificate for one host, valid for ``days`` from ``now``, and its key, both as PEM."""
+    """A new self-signed certificate for one host, valid for ``days`` from ``now`` (with a time zone), and its key, as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, WEBHOOK_NAME)])
     certificate = (
