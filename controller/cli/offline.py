@@ -58,7 +58,7 @@ def plan_offline(cluster: ClusterFile) -> tuple[OfflinePlan, list[str]]:
     for key, pods in sorted(pods_by_group.items(), key=lambda item: (len(item[1]), item[0])):
         plan = inputs.plan_with_preemption(inputs.snapshot(key, pods))
         plans.append(plan)
-        notes += [*_list_cost_problems(inputs.state, key), *plan.annotation_errors]
+        notes += [*list_cost_problems(inputs.state, split_key(key)[0]), *plan.annotation_errors]
         for pod in pods:
             if not pod.is_waiting:
                 continue
@@ -123,8 +123,9 @@ def _list_refusals(state: State) -> list[str]:
     ]
 
 
-def _list_cost_problems(state: State, group_key: str) -> list[str]:
-    costs = state.costs(split_key(group_key)[0])
+def list_cost_problems(state: State, namespace: str) -> list[str]:
+    """Notes on costs that planning of the namespace's groups lacks."""
+    costs = state.costs(namespace)
     if not costs.topology_key:
         return ["the scheduler uses no NetworkTopology: all zones are equally far from each other"]
     if not costs.weight_name:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from controller.cli.cluster_file import read_cluster, read_documents
 from controller.cli.command import Command
-from controller.cli.offline import OfflinePlan, plan_offline, render_offline
+from controller.cli.offline import OfflinePlan, list_cost_problems, plan_offline, render_offline
 from controller.cli.plan_inputs import make_group_filter, read_inputs
 from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, format_counts, make_table
@@ -121,8 +121,7 @@ class SimulateCommand(Command):
             if controller.pod_labels.get(APPGROUP_LABEL) == group.metadata.name
         }
         inputs, _ = await read_inputs(session, snapshot)
-        if not inputs.state.costs(namespace).weight_name:
-            session.notes.append("the scheduler uses no costs: all zones are equally far from each other")
+        session.notes += list_cost_problems(inputs.state, namespace)
         without_template = [selector for selector in build_graph(group.spec).selectors if selector not in controllers]
         if without_template:
             names = join_first(without_template, MAX_WORKLOADS_SHOWN)
