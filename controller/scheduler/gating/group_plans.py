@@ -337,7 +337,7 @@ class GroupPlans:
         self._expected_replacements.add_requests_of_others(reserved, group, self._pods_of)
         refused = self.reservations.refused_nodes_by_pod(pods)
         snapshot = self._inputs.snapshot(group, pods)
-        return msgspec.structs.replace(snapshot, previous_targets=previous, reserved=reserved, refused_hosts=refused)
+        return msgspec.structs.replace(snapshot, previous_targets=previous, reserved=reserved, refused_nodes=refused)
 
     def _record_failure(self, group: str, app_group: AppGroup, error: PlanningError) -> None:
         _, failures = self._failures.get(group, (0.0, 0))

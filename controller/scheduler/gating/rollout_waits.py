@@ -76,11 +76,11 @@ class RolloutWaits:
             return plan
         searches = [waiting] if len(waiting) == 1 else [waiting, waiting[:1]]
         for moved_pods in searches:
-            refused_nodes = dict(snapshot.refused_hosts)
+            refused_nodes = dict(snapshot.refused_nodes)
             for pod in moved_pods:
                 key = pod.metadata.key
                 refused_nodes[key] = refused_nodes.get(key, frozenset()) | full_nodes[owner_key(pod)]
-            restricted = msgspec.structs.replace(snapshot, refused_hosts=refused_nodes, previous_targets=plan.targets)
+            restricted = msgspec.structs.replace(snapshot, refused_nodes=refused_nodes, previous_targets=plan.targets)
             try:
                 other_plan = await solve(restricted, MIN_SEARCH_S)
             except PlanningError:

@@ -1,6 +1,6 @@
 """Reads the annotations of an AppGroup and its pods: spread, objective and weights of calls.
 
-An unreadable annotation counts as absent, and a message about it is appended to the argument ``errors``.
+An annotation that is unreadable, or needs prices that are not configured, counts as absent; a message is appended to ``errors``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def call_edges(
     """The group's dependencies with their weights.
 
     The first source with any weight counts: the user's annotation, measured traffic, minBandwidth. A dependency without a weight in this
-    source has the source's least weight. Without a source, each caller counts 1. ``routings`` is [workload] routing of calls to it.
+    source has its least weight above 0. Without a source, each caller counts 1. ``replica_counts`` and ``routings`` of calls are by workload.
     """
     weights = _read_edge_weights(group, graph, errors)
     return [

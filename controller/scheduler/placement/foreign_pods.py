@@ -62,7 +62,7 @@ def _count_by_node(node_cache: NodeCache, pods: Iterable[Pod]) -> dict[TemplateK
 
 
 def _relating_rule_kinds(template: PodTemplate, terms: Collection[Term], models: Sequence[Pod]) -> set[RuleKind]:
-    """Kinds of the rules that relate pods of a template to pods of the group."""
+    """Kinds of the rules that relate pods of a template to pods of the group. Caches the template's terms in it."""
     example = template.example_pod
     kinds = {term.kind for term in terms if term.selects(example.namespace, example.labels)}
     if template.terms is None:

@@ -25,7 +25,7 @@ from kubekit.owners import find_outdated_pod_keys
 
 
 class Preemption(NamedTuple):
-    """The input of a plan whose pods preempt others: a snapshot without the requests of pods of a lower priority than this."""
+    """The input of a plan whose pods preempt others: a snapshot without the requests of other pods below a priority."""
 
     snapshot: GroupSnapshot
     below_priority: int
@@ -49,7 +49,7 @@ class PlanInputs(NamedTuple):
     declared: DeclaredReplicas | None = None
 
     def snapshot(self, group: str, pods: Sequence[Pod]) -> GroupSnapshot:
-        """The inputs of a group's plan, without reservations of other groups; ``pods`` are all its pods."""
+        """The inputs of a group's plan, without reservations, refused nodes and previous targets; ``pods`` are all its pods."""
         app_group, node_cache = self.state.groups[group], self.node_cache
         costs = self.state.costs(app_group.metadata.namespace)
         replicas, _ = self.replicas_to_plan(group, pods)
@@ -67,7 +67,7 @@ class PlanInputs(NamedTuple):
             routings=self.state.routings_of(pods),
             has_topology=bool(costs.topology_key),
             volumes=self.volume_selectors(pods, replicas),
-            avoided_hosts=node_cache.avoided_nodes,
+            avoided_nodes=node_cache.avoided_nodes,
             foreign_pods=find_foreign_pods(node_cache, pods),
             prices=self.prices,
             allocatable=self.state.allocatable,
@@ -76,7 +76,8 @@ class PlanInputs(NamedTuple):
     def cache_key(self, group: str, pods: Sequence[Pod]) -> tuple[object, ...]:
         """The key of a group's cached plan: a plan is outdated once its key has changed.
 
-        Pods that also wait for gates of other controllers, and bound pods that a rollout is about to replace, do not change the key.
+        It depends neither on annotations and amounts in use, nor on pods that also wait for gates of other controllers, nor on bound
+        pods that a rollout is about to replace.
         """
         replicas, _ = self.replicas_to_plan(group, pods)
         outdated = find_outdated_pod_keys(pod.metadata for pod in pods if pod.is_active)
@@ -101,7 +102,10 @@ class PlanInputs(NamedTuple):
         return plan if preemption is None else min(plan, plan_group(preemption.snapshot), key=lambda p: len(p.unplaced))
 
     def preemption_for(self, snapshot: GroupSnapshot, plan: Plan) -> Preemption | None:
-        """The input of a second plan in which the unplaced pods of a plan preempt others; None if they may preempt no pod."""
+        """The input of a second plan in which the unplaced pods of a plan preempt others.
+
+        None if no pod is unplaced, one has the preemptionPolicy Never, or no pod of another group has a lower priority than all of them.
+        """
         unplaced = [pod.spec for pod in snapshot.pods if pod.metadata.key in plan.unplaced]
         may_preempt = all(spec.preemption_policy != "Never" for spec in unplaced)
         below_priority = min((spec.priority for spec in unplaced), default=None) if may_preempt else None
@@ -136,7 +140,7 @@ class PlanInputs(NamedTuple):
         return requests
 
     def ineligible_nodes(self, pod: Pod) -> dict[str, str]:
-        """Node -> why a pod may not run there: node constraints, resources, or other pods. Without nodes where it may run."""
+        """Node -> first reason why a pod may not run there: its node's state, node constraints, volumes, resources, or other pods."""
         original, requests = without_added_requirement(pod), requests_with_ports_of(pod.spec)
         hosts, used = list(self.node_cache.hosts.values()), self.node_cache.requested
         index_of = {host.name: index for index, host in enumerate(hosts)}
@@ -147,14 +151,12 @@ class PlanInputs(NamedTuple):
         reasons: dict[str, str] = {}
         for index, host in enumerate(hosts):
             insufficient = first_insufficient(requests, host.allocatable, used.get(host.name, {}))
-            reason = host.unschedulable_reason(constraints, volumes)
-            if not reason:
-                reason = insufficient_reason(insufficient) if insufficient else other_pods_reasons.get(index, "")
-            reasons[host.name] = reason
+            reason = insufficient_reason(insufficient) if insufficient else other_pods_reasons.get(index, "")
+            reasons[host.name] = host.unschedulable_reason(constraints, volumes) or reason
         return {node: reason for node, reason in reasons.items() if reason}
 
     def replicas_to_plan(self, group: str, pods: Sequence[Pod]) -> tuple[dict[str, int], int]:
-        """Workload selector -> replicas to plan, and the number of declared replicas beyond numMembers; see `limit_replicas`."""
+        """Workload selector -> replicas to plan, and the number of declared replicas beyond numMembers; empty, 0 if unread."""
         if self.declared is None:
             return {}, 0
         app_group = self.state.groups[group]

@@ -37,6 +37,7 @@ from kubekit.errors import KubekitError
 from kubekit.owners import find_outdated_pod_keys
 
 SEARCH_DEADLINE_S = 20.0
+"""Default of `plan_group`."""
 
 
 class PlanningError(KubekitError):
@@ -48,16 +49,16 @@ class PlanningError(KubekitError):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """A target for each pod, the value of the placement, and pods without a place.
+    """Targets of pods, the value of the placement, and the reasons of pods without a place.
 
     Attributes:
         targets: pod key -> target of each waiting pod that fits somewhere, released pods included.
         cost: network cost, summed over all pairs of caller and replica, declared replicas without a pod included.
         violations: number of pairs of a caller and a replica that may answer it, beyond maxNetworkCost; of all pairs in parity.
-        latency_us: mean latency of a call.
+        latency_us: mean latency of a call, with every objective; 0 if no dependency has replicas at both ends.
         traffic: weight of the dependencies that have replicas at both ends.
-        unplaced_reasons: key of each waiting pod without a place -> number of nodes by reason.
-        annotation_errors: messages about unreadable annotations.
+        unplaced_reasons: key of each waiting pod without a place -> why, with the number of nodes by reason.
+        annotation_errors: messages about annotations that are unreadable, or need prices that are not configured.
     """
 
     targets: Mapping[str, Target] = {}
@@ -77,7 +78,7 @@ class Plan(msgspec.Struct, frozen=True):
 def plan_group(snapshot: GroupSnapshot, *, deadline_s: float = SEARCH_DEADLINE_S) -> Plan:
     """Plan a group. The search ends after ``deadline_s`` seconds with the best placement so far.
 
-    The same snapshot gives the same plan, unless the deadline cuts the search short.
+    The same snapshot gives the same plan, unless the deadline cuts the search short. Raises `SearchMissingError` without the search.
     """
     return _GroupPlanner(snapshot).plan(deadline_s)
 
@@ -141,7 +142,7 @@ class _GroupPlanner:
         )
 
     def _record_pods(self) -> list[WaitingReplica]:
-        """Record bound pods, and return the replicas to place."""
+        """Record the models, bound, outdated and released pods; return the replicas to place, without pods with other gates."""
         snapshot, waiting = self._snapshot, list[WaitingReplica]()
         current_pods: Counter[int] = Counter()
         workload_of = {selector: i for i, selector in enumerate(self._graph.selectors)}
@@ -164,8 +165,8 @@ class _GroupPlanner:
             if node:
                 self._record_bound(pod, node, workload)
             elif not pod.other_gates:
-                refused_hosts = snapshot.refused_hosts.get(key, frozenset())
-                waiting.append(WaitingReplica(key, workload, original, snapshot.volumes.get(key, ()), refused_hosts))
+                refused_nodes = snapshot.refused_nodes.get(key, frozenset())
+                waiting.append(WaitingReplica(key, workload, original, snapshot.volumes.get(key, ()), refused_nodes))
         for workload, selector in enumerate(self._graph.selectors):
             model = self._models[workload] or Pod()
             missing = snapshot.replicas.get(selector, len(self._vacated_nodes[workload])) - current_pods[workload]
@@ -175,7 +176,8 @@ class _GroupPlanner:
     def _record_bound(self, pod: Pod, node: str, workload: int) -> None:
         """Record a bound pod, or a released pod on its target's node.
 
-        Workload -1 is a pod that a rollout is about to replace: its requests are free for its successor, but its anti-affinity counts.
+        Workload -1 is a pod that a rollout is about to replace: its requests are free for its successor, but not its host ports, and
+        topology terms count it.
         """
         self._bound.append(BoundReplica(node, workload, pod))
         is_counted, has_to_count = pod.metadata.key in self._snapshot.assigned_nodes, workload >= 0
@@ -203,7 +205,7 @@ class _GroupPlanner:
         )
 
     def _search(self, request: PlacementRequest, ends_at: float) -> _Placement:
-        """The best placement found. Uses avoided hosts only if that places more replicas or violates fewer limits."""
+        """The best placement found. Uses avoided nodes only if that places more replicas, or as many with fewer violations."""
         seed = zlib.crc32("/".join(self._graph.selectors).encode()) + self._snapshot.seed_offset
 
         def search(request: PlacementRequest) -> _Placement:
@@ -212,21 +214,21 @@ class _GroupPlanner:
             host_of = solve(problem, hints, seed=seed, deadline_s=ends_at - time.monotonic())
             return _Placement(request, problem, hints, host_of)
 
-        avoided_hosts = self._snapshot.avoided_hosts
-        if not avoided_hosts:
+        avoided_nodes = self._snapshot.avoided_nodes
+        if not avoided_nodes:
             return search(request)
         waiting = [
-            msgspec.structs.replace(replica, refused_hosts=replica.refused_hosts | avoided_hosts)
+            msgspec.structs.replace(replica, refused_nodes=replica.refused_nodes | avoided_nodes)
             for replica in request.waiting
         ]
-        without_avoided_hosts = search(msgspec.structs.replace(request, waiting=waiting))
-        if without_avoided_hosts.count_faults() == (0, 0):
-            return without_avoided_hosts
-        with_avoided_hosts = search(request)
-        if with_avoided_hosts.count_faults() < without_avoided_hosts.count_faults():
-            return with_avoided_hosts
-        # The request with avoided hosts: they are not the reason why a pod has no place, because they would not help.
-        return without_avoided_hosts._replace(request=request)
+        without_avoided_nodes = search(msgspec.structs.replace(request, waiting=waiting))
+        if without_avoided_nodes.count_faults() == (0, 0):
+            return without_avoided_nodes
+        with_avoided_nodes = search(request)
+        if with_avoided_nodes.count_faults() < without_avoided_nodes.count_faults():
+            return with_avoided_nodes
+        # The reasons of unplaced pods are those of the request with avoided nodes, because these nodes would not help.
+        return without_avoided_nodes._replace(request=request)
 
     def _hints(self, host_names: Sequence[str]) -> Ints:
         """[replica] host in the previous plan, else a host that an outdated pod of its workload vacates, else -1."""
@@ -298,7 +300,7 @@ def _age_key(replica: WaitingReplica) -> tuple[str, str]:
 
 
 def _alternate_zones(hosts: Counter[int], zone_of: Ints) -> list[int]:
-    """The hosts in an order that takes one of each zone before the second of any; -1 last."""
+    """The hosts, one of each zone before the second of any zone; -1 last."""
     rounds: Counter[int] = Counter()
     ordered = []
     for host in sorted(hosts.elements()):

@@ -47,7 +47,7 @@ class CallEdge(msgspec.Struct, frozen=True):
         callee: workload that is called.
         weight: traffic of all callers together, in the same unit for all edges.
         routing: routing of calls by the callee's Service.
-        max_cost: maxNetworkCost.
+        max_cost: maxNetworkCost, for pairs in different zones.
         table: index in `Problem.tables`; `build_problem` sets it.
     """
 
@@ -63,8 +63,8 @@ class CallCostTable(msgspec.Struct, frozen=True):
     """Cost of a call by pair of zones, for edges with equivalent limits.
 
     Attributes:
-        latency: [zone, zone] from a caller to a callee on another host, in microseconds; network cost with the objective ``parity``, and
-            scaled price with ``money`` or ``both``.
+        latency: [zone, zone] from a caller to a callee on another host, in microseconds; network cost with the objective ``parity``; with
+            ``money`` or ``both`` the sum of scaled price and weighted time.
         host_latency: the same within one host.
         violates_limit: [zone, zone] whether a call between two hosts violates the limit of the edges with this table.
     """
@@ -84,7 +84,7 @@ class DomainRule(msgspec.Struct, frozen=True):
         bound_counted: [domain] number of pods that stay and that the rule counts.
         bound_owners: [domain] number of pods that stay and that carry the rule.
         is_eligible: [domain] whether its count enters the minimum from which skew is measured.
-        max_skew: highest allowed difference between a domain's count and the minimum.
+        max_skew: of spreads, the highest allowed difference between a domain's count and the minimum.
         lacks_domains: whether there are fewer domains than minDomains; the minimum is then 0.
         price: price of a pair of owner and counted pod in one domain, as a share of the worst cost of a replica's calls; only of
             preferences, below 0 for affinity.
@@ -116,16 +116,16 @@ class Problem(msgspec.Struct, frozen=True):
         class_of: [replica] its class.
         fixed_hosts: [workload] hosts of the replicas that stay.
         must_span_zones: [workload] whether its replicas must not all be in one zone.
-        colocation_penalty: [workload] price of two of its replicas on one host, as a share of the highest gain by sharing a host with
-            peers. Two replicas in one zone cost a thousandth of the price, which decides between placements of equal cost.
+        colocation_penalty: [workload] price of two of its replicas on one host, as a share of 1.5 times the highest gain by sharing a host
+            with peers. Two replicas in one zone cost a thousandth of the price, which decides between placements of equal cost.
         host_price: [host] price of each replica there, as a share of the worst cost of a replica's calls.
         edges: dependencies, at most one per ordered pair of workloads.
         tables: costs of calls; at least one if there are edges.
         domain_rules: required and preferred rules about topology domains.
-        crowding_price: price of any two replicas on one host, in the unit of ``colocation_penalty``; lower if there are more replicas
-            than hosts.
+        crowding_price: half the price of any two replicas on one host, as a share of a mean replica's gain by sharing a host with
+            peers; lower if there are more replicas than hosts.
         overload_price: price of a call that loads a replica above its fair share, as a share of the mean cost of leaving the zone.
-        balance_price: price of a full host, as a share of the mean price of a replica; grows with the square of utilization.
+        balance_price: price of each fully used resource of a host, in the unit of ``host_price``; grows with the square of utilization.
         host_names: [host] its name.
         resource_names: [resource] its name, host ports included.
     """

@@ -1,4 +1,4 @@
-"""Builds a `Problem` from a `PlacementRequest`: one class for all pods that the search need not tell apart."""
+"""Builds a `Problem` from a `PlacementRequest`, explains refused nodes, and sums the network cost of a placement."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from controller.scheduler.rules import raw_allocatable_score
 Objective = Literal["time", "parity", "money", "both"]
 """The cost that a plan minimizes. ``time``: latency of calls to the replicas that answer. ``parity``: upstream's sum of network costs
 over all pairs of caller and replica. ``money``: price of the calls' bytes; time decides between equal prices. ``both``: sum of time and
-price, scaled so that the most expensive path between two zones costs as much as the slowest path.
+price, scaled so that the path with the highest price costs as much as the slowest path.
 """
 OBJECTIVES_WITH_PRICES: frozenset[Objective] = frozenset({"money", "both"})
 Spread = Literal["none", "soft", "zone"]
@@ -44,7 +44,7 @@ _BALANCE_PRICE_BY_SPREAD: Mapping[Spread, float] = {"none": 1e-6, "soft": 0.02, 
 _TIME_WEIGHT_BESIDE_MONEY = 1e-3
 """Weight of time with the objective ``money``: time decides between paths of equal price."""
 _CROWDING_PRICE = 0.1
-"""Share by which each replica on a host reduces the gain of co-location, so that a host never gets all replicas."""
+"""Half the share by which each replica on a host reduces the gain of co-location, so that a host never gets all replicas."""
 
 
 class WaitingReplica(msgspec.Struct, frozen=True):
@@ -53,16 +53,16 @@ class WaitingReplica(msgspec.Struct, frozen=True):
     Attributes:
         key: key of the pod; empty for a replica that does not exist yet.
         workload: index of its workload.
-        pod: the pod, or another pod of its workload as a model.
+        pod: the pod, or another pod of its workload as a model; an empty `Pod` if the workload has none.
         volumes: node selectors of its volumes; all must match.
-        refused_hosts: hosts that kube-scheduler refused to such pods a moment ago, and avoided hosts.
+        refused_nodes: nodes not to use: see `GroupSnapshot.refused_nodes`; in the first search also avoided nodes.
     """
 
     key: str
     workload: int
     pod: Pod
     volumes: tuple[NodeSelector, ...] = ()
-    refused_hosts: frozenset[str] = frozenset()
+    refused_nodes: frozenset[str] = frozenset()
 
 
 class BoundReplica(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ class BoundReplica(msgspec.Struct, frozen=True):
     Attributes:
         node: name of its node.
         workload: index of its workload; -1 for a pod outside the group, or a pod that a rollout is about to replace.
-        pod: the pod; None if only its node is known.
+        pod: the pod; None if only its host counts, not its host ports and topology terms.
     """
 
     node: str
@@ -116,7 +116,7 @@ def build_problem(request: PlacementRequest) -> Problem:
 
 
 class _ProblemBuilder:
-    """Classifies the replicas of a request, then builds each array."""
+    """Assigns the replicas of a request to classes: one for all that the search need not tell apart. Then builds each array."""
 
     def __init__(self, request: PlacementRequest) -> None:
         self._request, self._snapshot = request, request.snapshot
@@ -141,7 +141,7 @@ class _ProblemBuilder:
         """The index of a replica's class, which is added if it is new. Labels tell pods apart only if a pod has topology terms."""
         spec = waiting.pod.spec
         constraints = (spec.node_selector, required_node_affinity(spec.affinity), spec.tolerations)
-        row_key = msgspec.json.encode((*constraints, waiting.volumes, sorted(waiting.refused_hosts)))
+        row_key = msgspec.json.encode((*constraints, waiting.volumes, sorted(waiting.refused_nodes)))
         requests = requests_with_ports_of(spec)
         topology_key: tuple[object, ...] = ()
         if has_terms:
@@ -194,7 +194,7 @@ class _ProblemBuilder:
         )
 
     def _free_amounts(self) -> Ints:
-        """[host, resource] free amount. Host ports of bound pods are never free, even if ``used`` does not count them yet."""
+        """[host, resource] free amount. Host ports of bound pods, also of outdated pods, are never free."""
         request, used, no_amounts = self._request, self._snapshot.used, Amounts()
         bound_ports = {(b.node, port) for b in request.bound if b.pod is not None for port in ports_of(b.pod.spec)}
 
@@ -269,19 +269,19 @@ class _ProblemBuilder:
         candidates = self._host_names
         # Only hosts with taints and unavailable hosts refuse pods without node constraints.
         if not has_node_constraints(waiting.pod.spec) and not waiting.volumes:
-            candidates = [*self._restricted_hosts, *(waiting.refused_hosts & self._host_index.keys())]
+            candidates = [*self._restricted_hosts, *(waiting.refused_nodes & self._host_index.keys())]
         is_allowed: Bools = np.ones(len(self._host_names), np.bool_)
         is_allowed[[self._host_index[name] for name in refusal_reasons(self._request, waiting, candidates)]] = False
         return is_allowed
 
 
 def refusal_reasons(request: PlacementRequest, waiting: WaitingReplica, host_names: Iterable[str]) -> dict[str, str]:
-    """Host -> why a replica may not be placed there: its node constraints, or an earlier refusal. Without the other hosts."""
+    """Node -> why a replica may not be placed there: constraints of its pod or volumes, the node's state, or `refused_nodes`."""
     constraints, reasons = Constraints(waiting.pod.spec), {}
     for name in host_names:
         reason = request.snapshot.hosts[name].unschedulable_reason(constraints, waiting.volumes)
-        if reason or name in waiting.refused_hosts:
-            reasons[name] = reason or "refused by kube-scheduler a moment ago, or overutilized"
+        if reason or name in waiting.refused_nodes:
+            reasons[name] = reason or "refused earlier, and unchanged since"
     return reasons
 
 

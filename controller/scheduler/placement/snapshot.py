@@ -1,4 +1,4 @@
-"""All inputs of a group's plan."""
+"""All inputs of a group's plan; also as they are after the eviction of a pod."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
         graph: the group's workloads and dependencies.
         pods: the group's pods, finished and terminating pods included.
         replicas: workload selector -> declared replicas; without workloads whose declaration is unknown.
-        costs: network costs between locations.
+        costs: network costs and latencies between locations.
         hosts: node -> host, of every node.
         used: node -> requests of the pods on it.
         released_targets: pod key -> target of a released pod, which stays because kube-scheduler may be binding the pod.
         previous_targets: pod key -> target of the previous plan, which wins over equally good targets.
-        assigned_nodes: pod key -> node of each pod that ``used`` counts. ``pods`` and ``used`` come from two watches, and either may be
+        assigned_nodes: key -> node of each of ``pods`` that ``used`` counts. ``pods`` and ``used`` come from two watches, and either may be
             ahead.
         group: the AppGroup, for its annotations.
         routings: workload selector -> routing of calls to it; of other workloads any replica answers.
         has_topology: whether a NetworkTopology has the costs.
-        reserved: node -> requests of pods of other groups that are expected there, beyond ``used``; negative for pods that leave.
-        refused_hosts: pod key -> hosts that kube-scheduler refused to such pods, and that have not changed since.
+        reserved: node -> requests beyond ``used``: of other groups' pods that are expected there; negative for evicted or preempted pods.
+        refused_nodes: pod key -> nodes that kube-scheduler refused to such pods or that stayed full, and that have not changed since.
         volumes: pod key, or workload selector for declared replicas without a pod -> node selectors of its volumes; all must match.
-        avoided_hosts: hosts that the descheduler finds overutilized; used only as a last resort.
+        avoided_nodes: nodes that the descheduler finds overutilized; used only as a last resort.
         foreign_pods: bound pods outside the group that rules relate to its pods, see `find_foreign_pods`.
         seed_offset: varies the random seed between plans for the same request.
         prices: prices of bytes between zones, for objectives with prices; None if not configured.
@@ -58,9 +58,9 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
     routings: Mapping[str, Routing] = {}
     has_topology: bool = True
     reserved: Mapping[str, Amounts] = {}
-    refused_hosts: Mapping[str, frozenset[str]] = {}
+    refused_nodes: Mapping[str, frozenset[str]] = {}
     volumes: Mapping[str, tuple[NodeSelector, ...]] = {}
-    avoided_hosts: frozenset[str] = frozenset()
+    avoided_nodes: frozenset[str] = frozenset()
     foreign_pods: Sequence[ForeignPods] = ()
     seed_offset: int = 0
     prices: PriceTable | None = None

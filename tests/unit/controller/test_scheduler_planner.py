@@ -109,7 +109,7 @@ PLANS: dict[str, tuple[groups.GroupCase, str | dict[str, str], dict[str, Any], d
         {"w1-0": "a"},
     ),
     "no limit is violated to avoid a host": (
-        line((1, 1), most=9), "999", {"avoided_hosts": frozenset("ab"), "pods": [bound_pod("w0-0", "w0", "a"), SECOND]},
+        line((1, 1), most=9), "999", {"avoided_nodes": frozenset("ab"), "pods": [bound_pod("w0-0", "w0", "a"), SECOND]},
         {"w1-0": "a"},
     ),
     "finished pods and pods of unknown workloads get no target": (
@@ -117,7 +117,7 @@ PLANS: dict[str, tuple[groups.GroupCase, str | dict[str, str], dict[str, Any], d
         {"w1-0": "a"},
     ),
     "a host that refused a pod gets other pods": (
-        TWO_WORKLOADS, "91", {"refused_hosts": {FIRST_KEY: frozenset("a")}},
+        TWO_WORKLOADS, "91", {"refused_nodes": {FIRST_KEY: frozenset("a")}},
         {"w0-0": "b", "w1-0": "a"},
     ),
     "reservations of other groups are not free": (
@@ -287,11 +287,11 @@ def test_an_avoided_host_is_used_only_if_that_places_more_pods() -> None:
     nodes = [node("a", "z0"), node("b", "z1")]
     nowhere = waiting_pod("w1-0", "w1", nodeSelector={"disk": "none"})
     previous = {"default/w0-0": Target("z0", "r", "a")}
-    inputs = snapshot(line((1, 1)), nodes, avoided_hosts=frozenset({"a"}), previous_targets=previous)
+    inputs = snapshot(line((1, 1)), nodes, avoided_nodes=frozenset({"a"}), previous_targets=previous)
     inputs = msgspec.structs.replace(inputs, pods=[inputs.pods[0], nowhere])
     plan = plan_group(inputs)
     assert (zones_of(plan), plan.unplaced) == ({"w0-0": "z1"}, ("default/w1-0",))
-    plan = plan_group(msgspec.structs.replace(inputs, avoided_hosts=frozenset({"a", "b"})))
+    plan = plan_group(msgspec.structs.replace(inputs, avoided_nodes=frozenset({"a", "b"})))
     assert (zones_of(plan), plan.unplaced) == ({"w0-0": "z0"}, ("default/w1-0",)), "an avoided host is the last resort"
     full = waiting_pod("w1-0", "w1", cpu="99")
     plan = plan_group(msgspec.structs.replace(inputs, pods=[inputs.pods[0], full]))
