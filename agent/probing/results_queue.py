@@ -16,7 +16,7 @@ from netperf.results import refresh_interval_s, sample_key
 from netperf.sample import Failure, NodeLocation, Sample, Test
 
 MAX_URGENT_FAILURES = 4
-"""Number of failures in a row that are written at once; further failures wait."""
+"""Number of failures in a row that are written at once; further ones only refresh the written one before it becomes stale."""
 MIN_EQUIVALENT_WRITES = 2
 """Number of equivalent samples that are written at once, because readers accept a change only when a second run confirms it."""
 MAX_DIFFERENCE_RATIO = 0.03
@@ -28,7 +28,7 @@ MAX_LOSS_DIFFERENCE = 0.005
 
 
 def is_equivalent(new: Sample, old: Sample) -> bool:
-    """Whether two samples mean the same to a reader: equal flags and cost source, and values within the limits above."""
+    """Whether two samples mean the same to a reader: equal flags, cost source, run failure, prober, and close values."""
     after, before = new.cost_measurement, old.cost_measurement
     equal_fields = ("quality_flags", "cost_source", "run_failure", "has_persistent_failure")
     return (
@@ -87,7 +87,7 @@ class ResultsQueue:
     """The newest result of each pair and test that waits to be written.
 
     Attributes:
-        due: set when `select_pending` returns results.
+        due: set when `select_pending` may return results; the writer clears it.
     """
 
     def __init__(self) -> None:
@@ -103,13 +103,13 @@ class ResultsQueue:
 
     @property
     def keys(self) -> KeysView[str]:
-        """Sample keys of the pairs that have had a result."""
+        """Sample keys of the pairs in the plan that have had a result."""
         return self._pairs.keys()
 
     def forget_written(self) -> None:
-        """Forget what was written, because the next object may be empty."""
+        """Forget the written samples and failures, because the next object may be empty."""
         for pair in self._pairs.values():
-            pair.written_sample = None
+            pair.written_sample = pair.failure_written_at_s = None
 
     def add_sample(self, sample: Sample) -> None:
         """Queue a sample, to be written soon unless it is equivalent to the written one."""
@@ -127,7 +127,7 @@ class ResultsQueue:
         self._wake()
 
     def add_failure(self, failure: Failure, test: Test) -> None:
-        """Queue a failure; repeated failures are written as rarely as equivalent samples."""
+        """Queue a failure in place of a waiting sample; ignore it after `MAX_URGENT_FAILURES` in a row while the written one is fresh."""
         pair = self._pair_of(failure.origin, failure.destination, test)
         age_s = self._now_s() - pair.failure_written_at_s if pair.failure_written_at_s is not None else float("inf")
         if failure.failures_in_a_row <= MAX_URGENT_FAILURES or age_s >= refresh_interval_s(self._interval_s):

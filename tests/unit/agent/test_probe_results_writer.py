@@ -220,6 +220,19 @@ async def test_repeated_failures_are_written_rarely_and_removed_once_the_peer_an
     assert store.data == {}
 
 
+async def test_a_lasting_failure_is_written_to_a_new_object() -> None:
+    store, plans = SimulatedConfigMap(), PlanSource("here")
+    async with running_writer(store, plans=plans) as (queue, _, _):
+        for failures_in_a_row in range(1, 7):
+            queue.add_failure(make_failure("n1", failures_in_a_row), "TCP_RR")
+            await asyncio.sleep(5)
+        store.data = {}
+        plans.set_plan(msgspec.structs.replace(make_zone_plan("n1", "n2", "n3"), results_name="new"))
+        queue.add_failure(make_failure("n1", 7), "TCP_RR")
+        await asyncio.sleep(5)
+    assert [f.failures_in_a_row for f in decode_results(store.data, LOCATIONS).failures.values()] == [7]
+
+
 async def test_sequences_grow_over_a_restart_with_a_clock_that_was_set_back() -> None:
     store = SimulatedConfigMap()
     async with running_writer(store) as (queue, _, _):
