@@ -1,4 +1,4 @@
-"""The command line of ``python -m agent``: runs the agent, or prints this node's links and capacity."""
+"""The command line of ``python -m agent``: runs the agent, removes what it wrote, or prints this node's links and capacity."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _REQUEST_TIMEOUT_S = 5.0
 
 
 async def show_capacity(config: AgentConfig) -> None:
-    """Print the node's links and the capacity that the running agent would publish.
+    """Print the node's links and the capacity that the running agent would publish, except a measured one.
 
     Raises:
         KernelError: the links cannot be read.

@@ -1,6 +1,6 @@
 """The agent's settings: flags, equivalent environment variables, and a file with capacities by node label or instance type.
 
-All settings are checked before the agent starts. An error names the flag and the fix.
+All settings are checked before the agent starts. An error names the flag, or the file and its field.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
         capacity_bps: None for the hardware's capacity.
         capacity_rules, capacity_by_type: capacities of the file, by node label and by instance type.
         cni_network: None for the name in the node's CNI configuration.
-        max_stream_bps: mean bandwidth that stream probes may take.
+        max_stream_bps: mean bandwidth that stream probes may take, bits per second.
         upstream_percentiles: ``--upstream-keys``.
         proc, sys: where the host's proc and sys file systems are mounted.
     """

@@ -33,7 +33,7 @@ class KernelEvents:
         self.tc_listeners: list[Callable[[], None]] = []
 
     async def run(self) -> None:
-        """Listen until cancelled. If listening is not permitted, only wait, because other parts poll anyway."""
+        """Listen until cancelled. If listening fails, only wait, because other parts poll anyway."""
         try:
             await listen(socket.NETLINK_ROUTE, RTMGRP_LINK | RTMGRP_TC, _BUFFER_BYTES, self._notify_listeners)
         except OSError as error:

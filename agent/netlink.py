@@ -1,4 +1,4 @@
-"""Netlink event sockets, and errors of kernel requests.
+"""Netlink sockets, listening to events, messages of a datagram, and the error of kernel requests.
 
 A reader that cannot keep up loses messages, and gets the error ENOBUFS (netlink(7)).
 """
@@ -26,7 +26,7 @@ _MAX_DATAGRAMS = 64
 
 
 class KernelError(KubekitError):
-    """The kernel refused a request, or the request could not be sent."""
+    """The kernel refused a request or did not answer in time, or the request could not be sent."""
 
 
 def open_socket(protocol: int, groups: int = 0, *, buffer_bytes: int = 0) -> socket.socket:

@@ -61,7 +61,7 @@ class OwnNodeWatch:
         await self._changed.wait()
 
     async def wait_for_node(self) -> OwnNode:
-        """Wait until the node has been read, and return it."""
+        """Wait until the node is known, and return it."""
         while self.node is None:
             await self.wait_for_change()
         return self.node

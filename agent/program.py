@@ -143,7 +143,7 @@ async def clean_up(config: AgentConfig, *, stay: bool) -> None:
     With ``stay``, serve /readyz afterwards until cancelled, because a rollout waits for ready pods.
 
     Raises:
-        ExceptionGroup: the kernel or the API server refused or did not answer; the other part was removed anyway.
+        ExceptionGroup: the kernel or the API server refused or did not answer; the other part was tried anyway.
     """
     failures: list[KubekitError] = []
     for remove in (_remove_limits, _remove_node_writes):

@@ -1,7 +1,7 @@
 """rtnetlink requests through pyroute2, parsers of the messages of dumps, and the qdiscs that capacity and limits share.
 
 pyroute2 would decode every attribute of every message, which is slow on a node with many pods. Our parsers read only the attributes
-we need. Layouts: linux/if_link.h, linux/rtnetlink.h, linux/pkt_sched.h.
+we need (linux/if_link.h, linux/rtnetlink.h, linux/pkt_sched.h).
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ async def dump(
 ) -> list[T]:
     """Request a dump and parse each message; ``request`` builds the request of ``message_type`` (RTM_GET*) for each attempt.
 
-    A dump that a change interrupted is repeated, at most twice. If the last one was interrupted too, an event about the change follows.
+    A dump that a change interrupted is repeated, at most twice. If the last one was interrupted too, it is returned, because an event about
+    the change follows.
     """
     results, is_interrupted, attempts = list[T](), True, 0
     while is_interrupted and attempts < _MAX_DUMP_ATTEMPTS:
@@ -138,7 +139,7 @@ def parse_nested(data: bytes, spans: Spans, kind: int) -> Spans:
 
 
 def read_number(data: bytes, spans: Spans, kind: int) -> int | None:
-    """Read an unsigned attribute of any width, in host byte order; None if it is missing."""
+    """Read an unsigned attribute of any width, in host byte order; None if it is missing or empty."""
     span = spans.get(kind)
     return None if span is None or span[0] == span[1] else int.from_bytes(data[slice(*span)], sys.byteorder)
 
@@ -174,7 +175,7 @@ class TbfParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def queue_s(self) -> float:
-        """Longest wait of a packet once the bucket is empty."""
+        """Longest wait of a packet once the bucket is empty; infinite at rate 0."""
         return self.limit_bytes / self.rate_bytes_per_s if self.rate_bytes_per_s else math.inf
 
 
@@ -185,7 +186,7 @@ class Qdisc(msgspec.Struct, frozen=True, kw_only=True):
         device_index: of its device.
         kind: such as ``tbf`` or ``fq``.
         handle, parent: its handle, and that of the class or hook that it is attached to.
-        params: of a token bucket; None for other kinds.
+        params: of a token bucket; None for other kinds, or if the kernel sent none.
         sent_bytes: bytes sent so far.
     """
 

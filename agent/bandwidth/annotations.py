@@ -1,4 +1,4 @@
-"""Parses a pod's bandwidth annotations, with the range and the errors of the CNI bandwidth plugin."""
+"""Parses a pod's bandwidth annotations as the CNI bandwidth plugin does, and compares them with the reserved bandwidth."""
 
 from __future__ import annotations
 

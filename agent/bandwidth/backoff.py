@@ -44,7 +44,7 @@ class RepairBackoff:
     def select_due(self, actions: Sequence[Action], now_s: float) -> list[Action]:
         """Select the actions to execute now.
 
-        An action that differs from the last one of its device, for example after a new annotation, is due at once.
+        An action that differs from the last one of its kind on its device, for example after a new annotation, is due at once.
         """
         self._forget_old(now_s)
         return [

@@ -98,7 +98,7 @@ class ResultCache:
         self._attachment_by_file: dict[tuple[str, int], Attachment | None] = {}  # by name and modification time
 
     def read_attachments(self, interface: str) -> dict[str, Attachment]:
-        """Read the attachment of each pod's device of this name, by pod uid; of several, the one with the bandwidth plugin."""
+        """Read the attachment of each pod's device of this name, by pod uid; preferring the bandwidth plugin, then the newest."""
         try:
             with os.scandir(self._directory) as entries:
                 files = [(entry.name, entry.stat().st_mtime_ns) for entry in entries if entry.is_file()]

@@ -1,4 +1,4 @@
-"""Reads counters of pods' devices, of their token buckets, and of the filters that redirect to ifbs."""
+"""Reads counters of pods' devices, of token buckets and of filters that redirect to ifbs, and adds them to meters."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def read_device_counters(proc: Path, pids: Iterable[int]) -> dict[int, DeviceCou
 
 
 def parse_device_counters(text: bytes) -> DeviceCounters | None:
-    """Parse the line of eth0 in ``/proc/net/dev``; None if there is none."""
+    """Parse the line of eth0 in ``/proc/net/dev``; None if it is missing or malformed."""
     _, label, rest = text.partition(_LINE_BEGIN)
     columns = rest.split(b"\n", 1)[0].split()
     try:

@@ -78,7 +78,7 @@ class BandwidthManager:
         return {"bandwidth": self._reconcile_forever(), "bandwidth-traffic": self._measure_traffic()}
 
     def on_kernel_change(self) -> None:
-        """Reconcile soon, because devices or traffic control changed."""
+        """Reconcile soon, because devices or traffic control changed; ignored while there is nothing to check or enforce."""
         if self._last_statuses or self._has_unlocated_pods or self._policy.enforce:
             self._wake.set()
 
@@ -198,7 +198,7 @@ class BandwidthManager:
                 self._send_event(pod, "BandwidthMismatch", pod.mismatch, "Compare", is_first=is_first)
 
     def _report_change(self, status: LimitStatus, before: LimitStatus | None) -> None:
-        """Log a status whose verdict or rate changed, and send an event if the verdict changed."""
+        """Log a status whose verdict or rate changed; send an event about a changed verdict, and about a first one unless enforced."""
         if before is not None and (before.verdict, before.wanted_bps) == (status.verdict, status.wanted_bps):
             return
         is_normal = status.verdict == "enforced"

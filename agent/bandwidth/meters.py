@@ -4,7 +4,7 @@ A configured limit may have no effect: its burst overflowed, a program redirects
 device. So traffic is measured by the counters of the pod's own device.
 
 Ingress: the bytes that the device received. Egress: the bytes that left the ifb's token bucket, plus the bytes that the pod sent and
-no filter redirected to the ifb. If there is no bucket: all bytes that the pod sent.
+no filter redirected to the ifb. If there is no bucket, or the pod is not busy: all bytes that the pod sent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SLACK_BYTES = 131_072
 EXCESS_SHOWN_S = 60.0
 """Time for which a limit counts as exceeded after the last excess."""
 MEAN_WINDOW_S = 12.0
-"""Rates are means over at least this time."""
+"""Rates are means over at least this time, except the first."""
 _BUSY_RATIO = 0.9
 """A pod that sends more than this share of its limit is busy."""
 

@@ -32,7 +32,7 @@ class CgroupOwner(NamedTuple):
 
 
 def parse_cgroup(text: str) -> CgroupOwner | None:
-    """Parse ``/proc/<pid>/cgroup``; None outside of pods."""
+    """Parse ``/proc/<pid>/cgroup``; None outside of pods, and for CRI-O's monitors."""
     for line in text.splitlines():
         path = line.split(":", 2)[-1]
         match = _POD_UID.search(path)
@@ -44,7 +44,7 @@ def parse_cgroup(text: str) -> CgroupOwner | None:
 
 
 def find_sandboxes(proc: Path, uids: Collection[str]) -> dict[str, PodSandbox]:
-    """Find the oldest process and container of each pod, by the uid as given. Reads all of ``/proc``."""
+    """Find the oldest process and container of each pod that has one, by the uid as given. Reads all of ``/proc``."""
     uid_by_plain_uid = {_remove_dashes(uid): uid for uid in uids}
     oldest_by_uid: dict[str, tuple[int, PodSandbox]] = {}  # with the start time
     for directory in (entry for entry in proc.iterdir() if entry.name.isdigit()):
@@ -78,7 +78,7 @@ def read_pod_interface_index(proc: Path, pid: int) -> int | None:
 
 
 def is_in_host_network(proc: Path, pid: int) -> bool:
-    """Whether a process is in our network namespace: its ``/proc/<pid>/net/dev`` has the inode of ours."""
+    """Whether a process is in our network namespace: its ``/proc/<pid>/net/dev`` has the inode of ours. False if it has ended."""
     try:
         return (proc / str(pid) / "net" / "dev").stat().st_ino == Path("/proc/self/net/dev").stat().st_ino
     except OSError:

@@ -51,7 +51,7 @@ class RepairPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_limits(snapshot: BandwidthSnapshot, policy: RepairPolicy) -> BandwidthPlan:
-    """Check every annotated pod, and plan repairs."""
+    """Check every annotated pod, and plan repairs and removals as the policy permits."""
     tc = TcIndex(snapshot)
     statuses: list[LimitStatus] = []
     unlocated_reasons: dict[str, str] = {}
@@ -147,7 +147,7 @@ def _assess_located(
 
 
 def _defer_to_foreign_filters(assessment: LimitAssessment, device: Device, hook: Hook, tc: TcIndex) -> LimitAssessment:
-    """Drop the repair if there are foreign filters: they may limit, or need the packets that our filter would redirect."""
+    """Name foreign filters, and drop the repair: they may limit, or need the packets that our filter would redirect."""
     owner = describe_cilium(device, tc) or tc.describe_foreign_filters(device, hook)
     if not owner or assessment.verdict == "other-enforcer":
         return assessment

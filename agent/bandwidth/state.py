@@ -78,7 +78,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         priority: tc's preference; filters with smaller ones run first.
         program_name: of its BPF program; empty for other kinds.
         matches_all: it matches every packet.
-        target_index: index of the device that it redirects to; None if it does not redirect.
+        target_index: index of the device that it redirects to, 0 if that device is gone; None if it does not redirect.
         has_police_action: it has a police action, a limiter without a queue.
         drops_if_target_gone: packets are dropped, not passed on, once the device that it redirects to is deleted.
         redirected_bytes: bytes redirected so far, without Ethernet headers.
@@ -101,8 +101,8 @@ class PodSandbox(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         pid: of that process, usually the pause container's.
-        container_id: of its container, from the cgroup's name; CNI plugins get it as CNI_CONTAINERID.
-        namespace_id: the kernel's id of the network namespace; None if no link of the host leads there.
+        container_id: CNI_CONTAINERID, from the runtime's cache of CNI results, else from the cgroup's name; may be empty.
+        namespace_id: the kernel's id of the network namespace; None if no link of the host leads there, or the process ended.
         is_in_host_network: the process is in the node's namespace although the pod does not ask for that (a virtual machine's monitor).
         pod_interface_index: index of the pod's eth0 in the namespace; None if unknown.
         attachment: of the pod's eth0, from the runtime's cache of CNI results; None if the cache has none.
@@ -128,7 +128,7 @@ class BandwidthSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The input of `agent.bandwidth.rules`.
 
     Attributes:
-        pods: pods of this node that are not finished.
+        pods: pods of this node that are neither finished nor being deleted.
         sandboxes: by pod uid; pods whose processes were not found are missing.
         tc_state: devices, qdiscs and filters.
         network: the CNI network; its name is part of device names.
@@ -146,7 +146,7 @@ class CounterSource(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         pid: a process in the pod's network namespace.
         host_device_index: the host's end of the pod's veth pair; 0 if there is none.
-        bucket_device_index: the device whose root qdisc limits the direction; None if there is no limit.
+        bucket_device_index: the device whose root qdisc limits the direction; None if there is none, or no filter redirects to it.
     """
 
     pid: int
@@ -168,8 +168,8 @@ class LimitStatus(msgspec.Struct, frozen=True, kw_only=True):
         detail: explanation of the verdict.
         host_device_name: of the host's end of the pod's veth pair; empty if unknown.
         counter_source: where the direction's packets are counted; None if nowhere.
-        is_measurable: counters can prove that the limit was exceeded. False for egress if other programs may drop packets after
-            they were counted.
+        is_measurable: counters can prove that the limit was exceeded. False without a source, and for egress without a bucket if
+            packets may be dropped after they were counted.
     """
 
     pod: PodBandwidthSpec
@@ -259,7 +259,7 @@ class LimitAssessment(msgspec.Struct, frozen=True):
         detail: explanation of the verdict.
         device: whose qdisc limits the direction, or would limit it; None if unknown.
         params: of the token bucket in use; None if there is none.
-        action: the repair; None if nothing can or may be repaired.
+        action: sets the limit, if the verdict asks for a repair; None if the limit cannot or may not be set.
         loses_packets: packets of the pod are redirected to a device that is gone or down.
     """
 
@@ -275,9 +275,9 @@ class BandwidthPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Statuses, and the actions that repair limits.
 
     Attributes:
-        statuses: one per annotated direction of each pod that could be located.
-        unlocated_reasons: why the device of an annotated pod is unknown, by ``namespace/name``.
-        actions: repairs; empty unless enforcing.
+        statuses: one per annotated direction that has a verdict.
+        unlocated_reasons: why an annotated pod has a direction without a verdict, by ``namespace/name``.
+        actions: repairs and removals; empty unless enforcing.
     """
 
     statuses: tuple[LimitStatus, ...] = ()

@@ -83,9 +83,9 @@ class TcIndex:
         """Filters at a device's hook, in the order in which they run."""
         return self._filters.get((device_index, hook), [])
 
-    def redirect_target_indexes(self) -> set[int | None]:
+    def redirect_target_indexes(self) -> set[int]:
         """Indexes of the devices that filters redirect to."""
-        return {f.target_index for filters in self._filters.values() for f in filters}
+        return {f.target_index for filters in self._filters.values() for f in filters if f.target_index is not None}
 
     def describe_foreign_filters(self, device: Device, hook: Hook) -> str:
         """Describe the filters that are neither ours nor the CNI bandwidth plugin's, to be found with ``tc``; empty if there are none."""

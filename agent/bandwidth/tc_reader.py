@@ -1,4 +1,4 @@
-"""Reads devices, qdiscs and filters, and the network namespace of a process.
+"""Reads devices, qdiscs and filters, and the ids of processes' network namespaces.
 
 A pod's namespace is never entered. The kernel numbers the namespaces that the host's devices lead to (IFLA_LINK_NETNSID)
 and returns the number of a process's namespace (RTM_GETNSID), so the two are matched from outside, without SYS_ADMIN.
@@ -50,7 +50,7 @@ async def read_tc_state(pid_by_uid: Mapping[str, int]) -> tuple[TcState, dict[st
     """Read devices, qdiscs and filters, and the id of each process's network namespace, by pod uid.
 
     Raises:
-        KernelError: netlink did not answer.
+        KernelError: netlink refused or did not answer.
     """
     async with rtnl.open_socket("cannot read traffic control") as netlink:
         devices = await rtnl.dump(netlink, ifinfmsg, RTM_GETLINK, parse_device)
@@ -80,7 +80,7 @@ async def read_filters(netlink: Any, index: int, hook: Hook) -> list[Filter]:
 
 
 async def _read_namespace_id(netlink: Any, pid: int) -> int | None:
-    """Read the kernel's id of a process's network namespace; None if no link of the host leads there."""
+    """Read the kernel's id of a process's network namespace; None if no link of the host leads there, or it has ended."""
     try:
         answer = await netlink.get_netnsid(pid=pid)
     except NetlinkError:

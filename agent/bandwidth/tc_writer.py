@@ -1,4 +1,4 @@
-"""Writes traffic control with pyroute2: token buckets, ifbs, and the filters that redirect to them."""
+"""Sets and removes traffic control with pyroute2: token buckets, ifbs, and the filters that redirect to them."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ plugins["tbf"] = SimpleNamespace(
 
 
 async def execute(action: Action) -> None:
-    """Execute one action, which was planned from a fresh snapshot. If a step fails, remove what the earlier steps created.
+    """Execute one action, which was planned from a fresh snapshot. If a step fails, remove the ifb and qdisc that earlier steps added.
 
     Raises:
-        KernelError: the kernel refused, for example because a device changed since the snapshot.
+        KernelError: the kernel did not answer, or refused, for example because a device changed since the snapshot.
     """
     async with open_socket(f"{type(action).__name__} on {action.device_name}") as netlink:
         if isinstance(action, SetIngressLimit):

@@ -1,4 +1,4 @@
-"""Reads the link snapshot: links and routes over rtnetlink, speeds from sysfs or psutil.
+"""Reads the link snapshot: links, qdiscs and routes over rtnetlink, hardware from sysfs, speeds from sysfs or psutil.
 
 Most links belong to pods (veth, ifb) and add nothing to the node's capacity, so sysfs and bond options are not read for them.
 """
@@ -35,7 +35,7 @@ _RTN_UNICAST, _RT_TABLE_MAIN = 1, 254
 _IP_VERSIONS = {int(socket.AF_INET): 4, int(socket.AF_INET6): 6}
 _POD_LINK_KINDS = frozenset({"veth", "ifb"})
 ROUTES_INTERVAL_S = 50.0
-"""Shortest time between reads of routes: they are read with each periodic read of links, and not again after link events."""
+"""Shortest time between reads of routes, less than the period of reading links; link events cause no earlier read."""
 
 
 class LinkReader:
@@ -50,7 +50,7 @@ class LinkReader:
         """Read the node's links, routes and machine.
 
         Raises:
-            KernelError: netlink did not answer.
+            KernelError: netlink refused or did not answer.
         """
         directory = NetDirectory(self._sys)
         async with rtnl.open_socket("cannot read links") as netlink:

@@ -31,9 +31,9 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         slave_aggregator: number of the aggregator that this slave of an 802.3ad bond belongs to.
         is_virtual_function: it is a virtual function of an SR-IOV device.
         root_qdisc: kind of its root qdisc; empty if it has none or was not read.
-        root_qdisc_mbps: rate of that qdisc in Mbit/s; None unless it is a token bucket.
-        sysfs_mbps: content of the file ``speed``; None if the file cannot be read.
-        psutil_mbps: psutil's speed, 0 for unknown; None if the file can be read.
+        root_qdisc_mbps: rate of that qdisc in Mbit/s, rounded down; None unless it is a token bucket.
+        sysfs_mbps: content of the file ``speed``; None if the file cannot be read, and for virtual devices.
+        psutil_mbps: psutil's speed, 0 for unknown; None if it is not needed, or psutil does not list the device.
     """
 
     index: int

@@ -1,4 +1,4 @@
-"""Metrics of the node's capacity, and the counters of its physical uplinks."""
+"""Metrics of the node's capacity, and of the bytes of its uplinks."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class UplinkMetrics:
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """The metric families of this node; unknown values are absent."""
+        """The metric families of this node; unknown values are absent, and all bytes if one device cannot be read."""
         node_bandwidth = self._current_bandwidth()
         rate_bps = node_bandwidth.rate_bps if node_bandwidth is not None else None
         known = GaugeMetricFamily(
-            "netaware_node_bandwidth_known", "1 if the capacity is known and published, else 0.", labels=("node",)
+            "netaware_node_bandwidth_known", "1 if the capacity is known, else 0.", labels=("node",)
         )
         known.add_metric((self._node,), float(rate_bps is not None))
         capacity = GaugeMetricFamily(
             "netaware_node_bandwidth_capacity_bytes_per_second",
-            f"Published capacity after the reserve, by source: {', '.join(get_args(CapacitySource))}.",
+            f"Capacity to publish, after the reserve, by source: {', '.join(get_args(CapacitySource))}.",
             labels=("node", "source"),
         )
         sent = CounterMetricFamily(

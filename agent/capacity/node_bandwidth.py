@@ -57,7 +57,7 @@ class NodeBandwidth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _GrossBandwidth(NamedTuple):
-    """The capacity before the reserve; None if unknown."""
+    """Bits per second before the reserve (None if unknown), their source, and how they were found."""
 
     rate_bps: int | None
     source: CapacitySource

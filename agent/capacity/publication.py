@@ -1,6 +1,6 @@
 """Plans the patches that publish the capacity on the node, or withdraw it. Pure.
 
-Only our own resource is written. The kubelet copies capacity to allocatable, and overwrites an allocatable written by hand, so
+Of the node's resources only ours is written. The kubelet copies capacity to allocatable, and overwrites an allocatable written by hand, so
 allocatable is written only where no kubelet runs.
 """
 
@@ -64,10 +64,10 @@ def find_foreign_capacity(node: OwnNode, our_bps: int | None) -> str:
 
 
 def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, dispute: str = "") -> Writes:
-    """Plan the writes that publish a capacity; none if it is published already.
+    """Plan the writes that publish a capacity: none if it is published already, the condition alone if another writer's value stays.
 
-    A published capacity that is no longer known stays, because its removal would keep new pods away; a 0 that a kubelet left is
-    removed.
+    A published capacity that is no longer known stays, because its removal would keep new pods away; a 0 that a kubelet left
+    of our capacity is removed.
 
     Args:
         node: as the API server has it.

@@ -1,4 +1,4 @@
-"""Publishes the node's capacity: whenever the node or a link changes, and at least once a minute.
+"""Publishes the node's capacity, after changes of the node or a link, and after a read of the links each minute.
 
 A kubelet that restarts may set foreign resources to 0. The watch of the node shows the change at once, and the value is written again.
 """
@@ -118,7 +118,7 @@ class Publisher:
         node_watch.subscribe(self._wake.set)
 
     def on_link_change(self) -> None:
-        """Read links and routes again soon, because one changed."""
+        """Read links again soon, because one changed."""
         self._have_links_changed = True
         self._wake.set()
 
@@ -200,7 +200,7 @@ async def execute_writes(client: Client, name: str, writes: Writes) -> None:
     """Send the patches of a node.
 
     Raises:
-        KubekitError: a request failed; it is safe to send all of them again.
+        KubekitError: a request failed; plan again from the changed node, because a removal cannot be repeated.
     """
     if writes.metadata:
         await client.patch(NODES, name, writes.metadata, OwnNode, patch_type=MERGE_PATCH)

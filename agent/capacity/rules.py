@@ -1,6 +1,6 @@
 """Computes the capacity of the physical devices below the default route. Pure.
 
-Of two possible speeds the smaller one counts, and an unreliable speed is unknown; otherwise the scheduler would place pods on
+If the path is not certain, the slowest one counts, and an unreliable speed is unknown; otherwise the scheduler would place pods on
 bandwidth that does not exist (docs/contracts, section 10).
 """
 
@@ -50,7 +50,7 @@ class _UnknownCapacityError(Exception):
 
 
 class _Uplinks(msgspec.Struct, frozen=True):
-    """Indexes of the devices of default routes: of the routes in use, by IP version, and of all others in order of the table."""
+    """Indexes of the devices of default routes: of the routes in use, by IP version; of all others, by IP version and metric."""
 
     used_by_family: dict[int, list[int]]
     standby: list[int]
@@ -91,9 +91,10 @@ def find_capacity(snapshot: LinkSnapshot) -> HardwareCapacity:
 
 
 def _pick_uplinks(snapshot: LinkSnapshot) -> _Uplinks:
-    """Pick the devices that the kernel sends through.
+    """Pick the devices that the kernel sends through, by IP version.
 
-    Of several default routes of the least metric the kernel uses the first whose device is up, and all hops of a multipath route.
+    The kernel uses the route of the least metric whose device is up, and all hops of a multipath route that are up. If no device is up, the
+    first route counts.
     """
     up_indexes = {link.index for link in snapshot.links if link.is_up}
     used_by_family: dict[int, list[int]] = {}
@@ -222,7 +223,7 @@ class _Resolver:
         return _Resolved(combine(slave.mbps for slave in resolved), explanation, names)
 
     def _resolve_bridge(self, link: Link, depth: int) -> _Resolved:
-        """Resolve to the slowest of the ports that lead out of the machine, because the path is unknown."""
+        """Resolve to the slowest of the ports that are up and lead out of the machine, because the path is unknown."""
         ports = self._ports_of(link)
         outward = [port for port in ports if port.is_up and port.kind in _OUTWARD_KINDS]
         if not outward:

@@ -1,4 +1,4 @@
-"""Sends datagrams to every destination in this node's plan, paused during the runs of netperf."""
+"""Sends datagrams to every destination in this node's plan, paused during netperf runs, and evaluates the answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logs.get("agent.probing")
 MAX_WINDOW_ROUNDS = 3
 """Maximum number of rounds for which a window with too few datagrams stays open."""
 P99_ROUNDS = 10
-"""Maximum number of rounds for a p99: as many of the newest as have 100 datagrams together."""
+"""Maximum number of windows for a p99: as many of the newest as have 100 datagrams together."""
 MIN_SENT = 3
 """Number of datagrams without an answer after which a pair has failed."""
 IDLE_INTERVAL_S = 60.0
@@ -30,7 +30,7 @@ IDLE_INTERVAL_S = 60.0
 
 
 class WindowResult(NamedTuple):
-    """A pair's measurement by datagrams (None if too few), and the number of answers."""
+    """A pair's measurement by datagrams (None if too few, or if the window stays open), and the number of answers."""
 
     measurement: Measurement | None
     answers: int
@@ -50,7 +50,7 @@ class BackgroundProber:
             self._stream.is_paused = is_paused
 
     def close_window(self, probe: Probe) -> WindowResult:
-        """Evaluate a pair's datagrams since its window was opened. If they are enough or the window is old, open a new window."""
+        """Evaluate a pair's window and open a new one; a window with some answers but too few stays open for `MAX_WINDOW_ROUNDS`."""
         window, now_s = self._window_of(probe), time.monotonic()
         if window is None or self._stream is None or self._plans.plan is None:
             return WindowResult(None, 0)
@@ -64,7 +64,7 @@ class BackgroundProber:
         return WindowResult(window.to_measurement(now_s, rounds), window.answer_count)
 
     async def have_datagrams_returned(self, probe: Probe) -> bool:
-        """Whether datagrams of a pair came back in this window; False if too few were sent to tell.
+        """Whether datagrams of a pair came back in this window; False without a window or plan, or if too few were sent to tell.
 
         Raises:
             ProbeFailedError: none came back; ``has_answered`` says whether the host answers a TCP connection, since UDP may be filtered.

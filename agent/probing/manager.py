@@ -1,4 +1,4 @@
-"""Starts the parts of probing, and restarts those that depend on a changed address, passphrase or port.
+"""Starts the parts of probing, and restarts those that depend on the address, the passphrase or a port when one changes.
 
 The scheduler runs probes, gets the measurements of the background prober, and passes each outcome to this manager, which passes it on
 to metrics and results.
@@ -78,7 +78,7 @@ class ProbingManager:
 
     @property
     def warning(self) -> str:
-        """A problem that does not prevent probing, for /readyz and the announcement; empty if there is none."""
+        """The problem with the passphrase, else with the results, for /readyz and the announcement; empty if there is none."""
         return self._passphrase_source.problem or self._writer.warning
 
     def _make_announcement(self) -> Announcement | None:
@@ -126,7 +126,7 @@ class ProbingManager:
             self._wake()
 
     def _choose_inputs(self) -> _ServerInputs | None:
-        """Choose the servers' inputs; None until address and passphrase are known."""
+        """Choose the servers' inputs; None while the address or the passphrase is unknown or unusable."""
         node = self._node_watch.node
         address = self._config.address or (node.status.internal_ip if node is not None else "")
         if self._passphrase is None or parse_host_address(address) is None:

@@ -1,6 +1,6 @@
 """Reads the probing passphrase from the mounted file of ``--passphrase-file``.
 
-Without a passphrase, anyone who can reach the port can make this node answer probes; a warning is logged once. The passphrase itself
+Without a passphrase, anyone who can reach the port can make this node answer probes; that is logged once. The passphrase itself
 is never logged.
 """
 
@@ -46,7 +46,7 @@ class PassphraseSource:
     the start, probes are unauthenticated until a usable one is mounted.
 
     Attributes:
-        problem: why the mounted passphrase cannot be used; empty if it can.
+        problem: why the mounted passphrase cannot be used, or that it is gone; else empty.
     """
 
     def __init__(self, path: Path) -> None:

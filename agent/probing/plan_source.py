@@ -1,4 +1,4 @@
-"""Watches the probe plan of the node's zone."""
+"""Watches the probe plan of the node's zone; `run_until` runs coroutines until another one returns."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class PlanSource:
 
     Attributes:
         node: name of the agent's node.
-        plan: the current plan; None before the first, and while the node has no zone.
+        plan: the current plan; None before the first, after the ConfigMap's deletion, and while the node has no zone.
         refusal_counts: numbers of refused plans and probes, by reason.
-        on_change: called after each change of the plan; must be quick and must not raise.
+        on_change: called after each `set_plan`; must be quick and must not raise.
     """
 
     def __init__(self, node: str) -> None:
@@ -92,7 +92,7 @@ async def run_until(end: Coroutine[Any, Any, None], *work: Coroutine[Any, Any, N
     """Run ``work`` until ``end`` returns, then cancel it.
 
     Raises:
-        ExceptionGroup: ``work`` failed; the rest was cancelled.
+        ExceptionGroup: ``work`` or ``end`` failed; the rest was cancelled.
     """
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(coroutine) for coroutine in work]

@@ -25,7 +25,7 @@ log = logs.get("agent.probing")
 
 SILENCE_S = 30.0
 UNANNOUNCED_CHECK_INTERVAL_S, ANNOUNCED_CHECK_INTERVAL_S = 0.25, 5.0
-"""Intervals of comparing the announcement: often until the first, because the plan waits for it."""
+"""Intervals of comparing the announcement: often while there is none, because the plan waits for it."""
 MIN_PATCH_PAUSE_S = 1.0
 
 
@@ -54,7 +54,7 @@ class ProbeResponder:
 
     @property
     def announcement(self) -> Announcement | None:
-        """The announcement for the node; None while nothing answers."""
+        """The announcement for the node; None while the endpoint to announce does not answer."""
         if self.problem:
             return None
         if self._netserver is not None:

@@ -144,7 +144,7 @@ class ResultsWriter:
         """Write all results; keys that were refused before are written one by one.
 
         Raises:
-            KubekitError: the API server did not answer, or refused more than `MAX_REFUSED_KEYS`.
+            KubekitError: the API server did not answer, refused more than `MAX_REFUSED_KEYS`, or failed otherwise.
         """
         parts = [[result for result in results if result.key not in self._refusal_by_key]]
         parts += [[result] for result in results if result.key in self._refusal_by_key]
@@ -237,10 +237,10 @@ class _Target:
 
     Attributes:
         name: of the ConfigMap; empty without a plan.
-        data: the latest known keys and values; None before the first read and after an error.
+        data: the latest known keys and values; None before the first read, and after an error or for lack of space.
         sequence_offset: added to each sequence. Sequences start from the clock; if the clock went back, new results would seem older
             than those of an earlier run of this agent.
-        has_our_sequences: the object's samples were written with this offset.
+        has_our_sequences: a patch with this offset was written, so the offset stays.
     """
 
     def __init__(self, name: str) -> None:

@@ -1,9 +1,9 @@
-"""Runs this node's probes one at a time, and flags the samples.
+"""Runs netperf for this node's probes, one at a time, combines runs and datagrams into outcomes, and flags the samples.
 
 A round is the plan's interval, in which each of this node's probes has a slot (`netperf.pacing`). Slots follow from the plan and the
-wall clock, so agents need not coordinate. A netperf run is cut off when the node's next run starts, so a peer that drops packets costs
-only its own run. A TCP_STREAM run is skipped and counted if the bandwidth budget is used up. Pairs without netperf runs are measured by
-datagrams alone, once a round.
+wall clock, so agents need not coordinate. A netperf run is cut off early in the slot of the node's next run, so a peer that drops packets
+costs only its own run. A TCP_STREAM run is skipped and counted if the bandwidth budget is used up. Pairs without netperf runs are measured
+by datagrams alone, once a round.
 """
 
 from __future__ import annotations
@@ -60,12 +60,13 @@ class ProbeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         probe: the pair of nodes.
         test: the test that was run.
-        result: ``ok``, ``over-budget``, ``waiting`` (no run is planned and no datagram came back yet), or the failure.
+        result: ``ok``, ``over-budget``, ``waiting`` (no run is planned and no datagram came back yet), or the failure
+            of the run, also if datagrams came back.
         sample: after a run that succeeded, else if enough datagrams came back, else None.
         failure: if neither the run nor the datagrams succeeded, else None.
-        detail: description of the failure, for the log; may be empty.
+        detail: description of the failure or of the skipped run, for the log; may be empty.
         run_flags: quality flags of the run; the sample has the flags of the measurement that its cost uses.
-        has_peer_answered: whether the peer responded to the run or a datagram.
+        has_peer_answered: the run succeeded or a datagram came back; a refused connection does not count.
     """
 
     probe: Probe
@@ -123,7 +124,7 @@ class ProbeScheduler:
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Run probes until cancelled; a running probe completes when the plan changes."""
+        """Run probes until cancelled; a change of the plan does not end a running probe."""
         while True:
             changed, plan, prober = self._changed, self._plans.plan, self._prober
             scheduled = None

@@ -34,7 +34,7 @@ _SERVER_LABELS = ("server_namespace", "server_kind", "server_workload", "server_
 
 
 def find_workloads(pods: Iterable[Pod]) -> dict[bytes, WorkloadReference]:
-    """Find the workloads of running pods that have a network of their own, by address."""
+    """Find the workloads of unfinished pods that have a network of their own, by address."""
     workload_by_address: dict[bytes, WorkloadReference] = {}
     for pod in pods:
         if pod.spec.host_network or pod.is_finished:
@@ -57,9 +57,9 @@ class TrafficCollector:
 
     Attributes:
         edges: the totals.
-        state: settings and counters of connection tracking in the last round.
-        round_cpu_s: processor time of the last round.
+        round_cpu_s: processor time of parsing the table in the last round.
         overflows: number of times that the kernel dropped events.
+        state: settings and counters of connection tracking in the last round.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class TrafficCollector:
             value=self.overflows,
         )
         yield GaugeMetricFamily(
-            "netaware_traffic_round_seconds", "Processor time of reading the table once.", value=self.round_cpu_s
+            "netaware_traffic_round_seconds", "Processor time of parsing the table once.", value=self.round_cpu_s
         )
 
 

@@ -1,4 +1,4 @@
-"""Reads the kernel's connection tracking over netlink: dumps of the table, and events about ended connections.
+"""Reads connection tracking: dumps of the table and events about ended connections over netlink, settings and counters from procfs.
 
 Layouts: linux/netfilter/nfnetlink_conntrack.h. A node may have 100,000 connections, so only the needed fields are decoded: the tuples,
 which have one layout for each address family, and the counters. Connections without ports (ICMP, GRE) are skipped. Needs NET_ADMIN in
@@ -188,7 +188,7 @@ class ConntrackState(NamedTuple):
 
     @property
     def problem(self) -> str:
-        """The reason why counts are missing or incomplete, and the fix; empty if they are complete."""
+        """The setting for which counts are missing or incomplete, and the fix; empty if none."""
         fix = "set it to 1 with sysctl on the node, and in sysctl.d for the next boot"
         if self.has_accounting is None:
             return "the kernel tracks no connections here (Cilium without kube-proxy does not)"

@@ -112,7 +112,7 @@ class EdgeTotals:
     A round is ``begin_round``, ``add_live`` for each live connection, and ``end_round``. Call ``add_ended`` at any time.
 
     Attributes:
-        workload_by_address: workloads of this node's pods that have a network of their own.
+        workload_by_address: workloads of this node's pods that have a network of their own, and of pods deleted recently.
         responding_addresses: addresses of this node that answered a call.
         uncounted_connections: number of live connections whose bytes the kernel does not count, in the last complete round.
         exported: result of the last complete round.
