@@ -49,12 +49,14 @@ class FailedCondition(NamedTuple):
 def report_first_failure(
     builder: PlanBuilder, candidate: Candidate, conditions: tuple[MoveCondition, ...]
 ) -> FailedCondition | None:
-    """Find the first condition that the candidate fails, and add it to the skips or notes of the plan. None if it meets all."""
+    """Find the first condition that the candidate fails, None if it meets all, and add it to the skips or notes of the plan.
+
+    The caller reports a failure of a whole node of LowNodeLoad in its `NodeState`. Other strategies have no such states.
+    """
     for condition in conditions:
         if candidate.strategy in condition.strategies and (why := condition.check(builder, candidate)):
             if condition.scope == "round":
                 builder.add_note(why)
-            # A failure of a whole node is reported once, in its `NodeState`. Only LowNodeLoad has such states.
             if condition.scope == "pod" or candidate.node_load is None:
                 builder.add_skip(candidate.pod, condition.name, why)
             return FailedCondition(condition, why)
@@ -131,7 +133,7 @@ def _check_pod_age(builder: PlanBuilder, candidate: Candidate) -> str:
 
 
 def _check_min_replicas(builder: PlanBuilder, candidate: Candidate) -> str:
-    """Its workload has at least `protection.minReplicas` pods."""
+    """Its workload has at least `protection.minReplicas` pods, or it is a bare pod."""
     pod, min_replicas = candidate.pod, builder.config.protection.min_replicas
     size = builder.workload_size(pod).pods
     is_small = pod.workload and size < min_replicas
@@ -149,7 +151,7 @@ def _check_pod_usage(_: PlanBuilder, candidate: Candidate) -> str:
 
 
 def _check_breaker(builder: PlanBuilder, candidate: Candidate) -> str:
-    """At least `limits.minSuccessPercent` of the strategy's moves of the last day helped."""
+    """At least `limits.minSuccessPercent` of the strategy's moves of the last day helped, or fewer than four were evaluated."""
     return builder.stopped_strategies.get(candidate.strategy, "")
 
 
@@ -187,7 +189,7 @@ def _check_group_limit(builder: PlanBuilder, candidate: Candidate) -> str:
 
 
 def _check_group_readiness(_: PlanBuilder, candidate: Candidate) -> str:
-    """All pods of its AppGroup are ready."""
+    """All pods of its AppGroup, at least `numMembers`, are ready, and none is being moved."""
     return candidate.readiness_failure
 
 
@@ -201,7 +203,7 @@ def _check_replica_backoff(builder: PlanBuilder, candidate: Candidate) -> str:
 
 
 def _check_workload_backoff(builder: PlanBuilder, candidate: Candidate) -> str:
-    """Its workload has no back-off after moves that did not help."""
+    """Its workload has no back-off after moves that did not help or evictions that were refused."""
     workload = workload_of(candidate.pod)
     backoff = builder.history.running_backoff(workload, builder.now)
     if backoff is None:
@@ -226,7 +228,7 @@ def _check_workload_limit(builder: PlanBuilder, candidate: Candidate) -> str:
 
 
 def _check_unavailable_limit(builder: PlanBuilder, candidate: Candidate) -> str:
-    """Fewer than `limits.unavailablePerWorkload` pods of its workload are missing."""
+    """Fewer than `limits.unavailablePerWorkload` pods of its workload are missing, not ready or being moved."""
     workload = workload_of(candidate.pod)
     size = builder.workload_size(candidate.pod)
     missing = max(size.not_ready, builder.awaited_by_workload[workload]) + builder.evictions_by_workload[workload]
@@ -237,12 +239,12 @@ def _check_unavailable_limit(builder: PlanBuilder, candidate: Candidate) -> str:
 
 
 def _check_disruption_budget(builder: PlanBuilder, candidate: Candidate) -> str:
-    """No PodDisruptionBudget selects it, or exactly one, which allows a disruption. An unknown operator forbids evictions in the namespace."""
+    """No PodDisruptionBudget selects it, or exactly one, which allows a disruption. One with an unknown operator may select any."""
     return builder.allowed_disruptions.unevictable_reason(candidate.pod)
 
 
 def _check_node_fit(_: PlanBuilder, candidate: Candidate) -> str:
-    """It fits on a better node, by requests, usage and the scheduler's constraints."""
+    """It fits on a better node, by requests, usage and the scheduler's constraints; with `nodeFit` off, only by usage."""
     return candidate.fit_failure
 
 
@@ -268,7 +270,7 @@ POD_CONDITIONS = (
     MoveCondition("min-replicas", _check_min_replicas),
     MoveCondition("pod-usage", _check_pod_usage, LOAD_STRATEGIES),
 )
-"""Conditions on the pod itself, checked for all pods of an anomalous node before one is chosen."""
+"""Conditions on the pod itself. LowNodeLoad checks them for all pods of a node before it chooses one."""
 MOVE_CONDITIONS = (
     MoveCondition("breaker", _check_breaker, scope="round"),
     MoveCondition("round-limit", _check_round_limit, scope="round"),

@@ -93,9 +93,9 @@ class LimitsConfig(Section, frozen=True):
         per_workload: evictions of a workload's pods within workloadBackoffS: a number, or a percentage of its pods (at least one).
         unavailable_per_workload: pods of a workload that may be missing, not ready or moving: a number or a percentage (at least one).
         workload_backoff_s: period of perWorkload; first back-off of a pod whose move the planner would undo.
-        failure_backoff_s: first back-off of a workload after a move that did not help; doubles up to a week.
+        failure_backoff_s: first back-off of a workload after a failed move or a refused eviction; doubles up to a week.
         usage_lag_s: time until usage shows a move; in this time, later rounds of LowNodeLoad evict no other pod of the node.
-        start_timeout_s: time until a replacement must be bound; after this time, its move counts as one that did not help.
+        start_timeout_s: time until a replacement must be bound; if it waits for longer, its move did not help.
         min_success_percent: a strategy stops if less than this share of four or more moves in a day helped; with 0 it never stops.
     """
 
@@ -139,7 +139,7 @@ class MisplacementConfig(Section, frozen=True):
 
     Attributes:
         enabled: run NetworkMisplacement and ZoneSurvival.
-        margin: a move must lower the network cost by this much, and by 20 %. It does not apply to moves that end a violation.
+        margin: a move must lower the network cost by this much, and by 20 %. It does not apply to moves that violate fewer dependencies.
         hold_s: time for which a better node must have existed before a move.
     """
 
@@ -233,7 +233,7 @@ def resolve_limit(limit: int | str, pods: int, field: str = "") -> int:
     """Convert a limit such as ``3`` or ``10%`` to a number of pods; a percentage above 0 is rounded down, but at least 1.
 
     Raises:
-        ConfigError: the limit is neither; names ``field``.
+        ConfigError: the limit is neither, or is out of range; names ``field``.
     """
     if isinstance(limit, int):
         Range(0, 1_000_000).check_value(limit, field)

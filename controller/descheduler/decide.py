@@ -1,4 +1,4 @@
-"""Decides which pods a round moves, for the controller and for the dry run. Pure.
+"""Decides which pods a round moves, for the controller and for the dry run. Reads no clock and no cluster.
 
 If the planner placed a pod, the move must be confirmed: each of two new plans, with different random seeds, places the replacement on
 a better node. Otherwise the planner might undo the move.
@@ -46,6 +46,7 @@ class DescheduleDecision(msgspec.Struct, frozen=True):
     """The decision of a round, before or after `UnconfirmedDecision.confirm`.
 
     Attributes:
+        plan: the moves, and why other pods stay.
         durations: for the next round.
         history: with the results of earlier moves, and with back-offs of pods whose moves the planner would undo.
         pending_moves: the plan's moves, with the data that their evaluation needs.
@@ -92,9 +93,10 @@ class UnconfirmedDecision:
         return DescheduleDecision(plan, self._durations, self._history, pending, self._evaluated, targets)
 
     async def confirm(self, simulate_replacement: SimulateReplacement) -> DescheduleDecision:
-        """The decision without the moves that the planner would undo.
+        """The decision with the planner's targets, and without the moves that the planner would undo.
 
-        The target of each move is reserved before the next move is simulated, so that two moves do not use the same capacity.
+        The target of each move is reserved before the next move is simulated, so that two moves do not use the same capacity. States of
+        nodes stay as before, and moves left out still count against limits and disruption budgets.
         """
         builder, limits = self._builder, self._builder.config.limits
         for uid, (candidate, pending) in list(builder.moves_by_uid.items()):
@@ -134,7 +136,7 @@ class UnconfirmedDecision:
     async def _simulate_target(
         self, candidate: Candidate, group: str, simulate_replacement: SimulateReplacement
     ) -> tuple[Target, str]:
-        """The replacement's target in the plan of seed 0, and why a plan's target is no better; empty if all targets are better."""
+        """The replacement's target, in the plan of seed 0, and no reason; or why a plan has no target or one that is no better."""
         target: Target | None = None
         for seed in reversed(range(CONFIRMING_PLANS)):
             try:
@@ -170,7 +172,8 @@ def decide(
 ) -> UnconfirmedDecision:
     """Evaluate earlier moves and decide which pods to move at ``now``, unix seconds. Takes seconds with thousands of nodes.
 
-    LowNodeLoad comes first, because an overutilized node harms all of its pods. The misplacement strategies count its moves.
+    LowNodeLoad comes first, because an overutilized node harms all of its pods. The misplacement strategies count its moves. While
+    LowNodeLoad is paused, no strategy moves pods.
 
     ``history`` and ``durations`` are those after the last round. A dry run knows no durations: with ``assume_lasting``, all reasons
     have lasted for long enough.

@@ -1,6 +1,6 @@
-"""Evaluates moves some time after their replacements were bound, by the usage of nodes or the network cost.
+"""Evaluates moves some time after their replacements were created, by readiness, and usage of nodes, network cost or zone.
 
-After a move that did not help, its workload has a back-off, which doubles each time. This ends loops of evictions.
+After a move that did not help, its workload has a back-off, which doubles each time up to a week. This ends loops of evictions.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from controller.descheduler.snapshot import DeschedulerSnapshot
 from controller.descheduler.usage import find_exceeded_resources, to_percents
 
 REPLICA_BACKOFF_S = 12 * 3600.0
-"""Back-off of a replacement after its move, so that no replica is evicted more than twice a day."""
+"""Back-off of a replacement after its move, twice as long if that did not help. So no replica is evicted more than twice a day."""
 MIN_BREAKER_ENTRIES = 4
-"""A strategy's breaker opens only if at least this many moves have an outcome."""
+"""A strategy's breaker opens only if at least this many of its moves of the last day were evaluated."""
 INEFFECTIVE_OUTCOMES: Mapping[MoveOutcome, str] = {
     "returned": "its replacement is on the same node, or in the zone that it should leave",
     "node-still-overutilized": "the node is still overutilized",
@@ -45,7 +45,7 @@ INEFFECTIVE_OUTCOMES: Mapping[MoveOutcome, str] = {
 
 
 class EvaluatedMove(NamedTuple):
-    """A move whose outcome is known; ``backoff_s`` is the time until its workload may be moved again, 0 if the move did not fail."""
+    """A move with its outcome; ``backoff_s`` is the time until its workload may be moved again, 0 if it helped or has no back-off."""
 
     pending: PendingMove
     outcome: MoveOutcome
@@ -163,7 +163,7 @@ def _new_pods(pending: PendingMove, snapshot: DeschedulerSnapshot, claimed_uids:
 def _find_outcome(
     pending: PendingMove, snapshot: DeschedulerSnapshot, limits: LimitsConfig, now: float
 ) -> MoveOutcome | None:
-    """The outcome of a move; None while it is unknown."""
+    """The outcome of a move; None while it is awaited."""
     move = pending.move
     if not pending.replacement_node:
         return _find_outcome_without_replacement(pending, snapshot, limits, now)

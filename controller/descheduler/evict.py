@@ -20,9 +20,10 @@ class EvictionResult(NamedTuple):
     """The result of an eviction.
 
     Attributes:
-        kind: ``gone`` if the pod no longer exists or the move is outdated, ``disruption-budget`` if a PodDisruptionBudget allows no
-            eviction, ``throttled`` if the API server is busy, ``forbidden`` if a right is missing or a webhook denies it, ``refused``
-            for an invalid request or a failing webhook, ``unknown`` without a valid response: the pod may have been evicted.
+        kind: ``evicted``, or ``dry-run`` if it would be; ``gone`` if the pod no longer exists or the move is outdated,
+            ``disruption-budget`` if a PodDisruptionBudget allows no eviction, ``throttled`` if the API server is busy, ``forbidden``
+            if a right is missing or a webhook denies it, ``refused`` for an invalid request or a failing webhook, ``unknown`` without
+            a valid response: the pod may have been evicted.
         message: the API server's message, or why the move is outdated.
     """
 
@@ -31,7 +32,7 @@ class EvictionResult(NamedTuple):
 
     @property
     def stops_evictions(self) -> bool:
-        """Whether further evictions would fail too, because the API server is busy or unreachable."""
+        """Whether further evictions may fail too: the API server is busy, unreachable, or sent no valid response."""
         return self.kind in {"throttled", "unknown"}
 
 
@@ -39,7 +40,7 @@ def outdated_reason(move: Move, pods: Mapping[str, PodInfo], nodes: Mapping[str,
     """Why a move no longer applies; empty if it does. The API server checks disruption budgets and the uid."""
     pod, target = pods.get(move.pod), nodes.get(move.target)
     if pod is None or pod.uid != move.uid or not pod.is_active or pod.node != move.node:
-        return "the pod is gone, is terminating, or has moved"
+        return "the pod is gone, has ended or moved, or is terminating"
     if move.target and (target is None or not target.accepts_pods):
         return f"node {move.target}, its target, takes no more pods"
     return ""

@@ -55,7 +55,7 @@ class PendingMove(HistoryRecord, frozen=True):
         exceeded_thresholds: high thresholds of these resources, percent of allocatable.
         sibling_short_uids: `short_uid` of the workload's other pods in that round; none of them is the replacement.
         replacement_node, replacement_pod, replacement_uid: the replacement, once it is bound; the pod as ``namespace/name``.
-        replacement_bound_at_s: when it was bound, unix seconds.
+        replacement_bound_at_s: when the replacement was created, but not before ``planned_at_s``; unix seconds.
     """
 
     move: Move
@@ -80,8 +80,8 @@ class BackoffEntry(HistoryRecord, frozen=True):
 
     Attributes:
         until_s: end of the back-off, unix seconds.
-        failures: number of consecutive failures.
-        reason: a `MoveOutcome`, ``refused`` for an eviction, or why the planner would undo the move.
+        failures: number of consecutive failures; 0 for the replacement of a move that did not fail.
+        reason: a `MoveOutcome`, ``refused`` for an eviction, or why the replica stays, at most `MAX_REASON_CHARS` long.
     """
 
     until_s: float
@@ -149,7 +149,7 @@ def remove_move(history: History, removed: PendingMove) -> History:
 def extend_backoff(
     history: History, key: str, reason: str, first_s: float, now: float, *, max_s: float = MAX_BACKOFF_S
 ) -> History:
-    """Extend the back-off of a workload or a replica: ``first_s`` after the first failure, twice as long after each further one."""
+    """Extend a workload's or replica's back-off: ``first_s`` after the first failure, then each twice as long, at most ``max_s``."""
     previous = history.backoffs.get(key)
     failures = (previous.failures if previous else 0) + 1
     until_s = now + backoff_delay_s(failures, first_s, max_s)
@@ -199,7 +199,7 @@ class HistoryStore:
         """The stored history; empty if the ConfigMap is absent or cannot be decoded.
 
         Raises:
-            KubekitError: the API server is unreachable, or forbids it.
+            KubekitError: the ConfigMap was not read.
         """
         self._saved = History()
         try:

@@ -100,7 +100,7 @@ class LowNodeLoadStrategy:
         )
 
     def unsuitable_reason(self, candidate: Candidate, node: Host) -> str:
-        """Why the node cannot take the candidate; empty if it can."""
+        """Why the node cannot take the candidate's usage; empty if it can."""
         load = self.loads_by_node.get(node.name)
         if load is None or load.kind == "unknown":
             return "its load is not known"
@@ -138,7 +138,7 @@ class LowNodeLoadStrategy:
         return {r: free[r] - arriving_anywhere.get(r, 0.0) for r in RESOURCES if r in free}
 
     def _relieve(self, load: NodeLoad) -> None:
-        """Plan moves off one anomalous node, as far as conditions allow."""
+        """Plan moves off one overutilized node, as far as conditions allow."""
         builder, failure_counts = self._builder, Counter[str]()
         candidates = [
             Candidate(pod, "LowNodeLoad", usage_of(pod, builder.snapshot, load.usage), load)
@@ -162,7 +162,7 @@ class LowNodeLoadStrategy:
     def _move_until_relieved(self, load: NodeLoad, candidates: list[Candidate], failure_counts: Counter[str]) -> str:
         """Plan moves of candidates until the node is within its thresholds; returns why it is not, empty if it is.
 
-        ``failure_counts`` has the number of the node's pods by failed condition; candidates that fail are added.
+        ``failure_counts`` has the number of the node's pods by failed condition, or ``too-small``; candidates that fail are added.
         """
         usage: Amounts = dict(load.usage)
         while exceeded := find_exceeded_resources(to_percents(usage, load.node.allocatable), load.high_thresholds):

@@ -4,7 +4,7 @@ The extender scores with the same code, so the strategies and the scheduler agre
 time, only while all pods of the group are ready, and only for a gain that has lasted.
 
 ZoneSurvival moves one replica of a workload that should survive the loss of a zone, but has all replicas in one zone.
-NetworkMisplacement never moves a replica of such a workload to the zone of all other replicas, so the two do not undo each other.
+NetworkMisplacement never moves such a replica into the zone of all others from another zone, so the two do not undo each other.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ScoredNodes(NamedTuple):
 class MisplacementStrategies:
     """NetworkMisplacement and ZoneSurvival in one round, after LowNodeLoad.
 
-    ``loads_by_node`` is empty without LowNodeLoad; a node that is or would be overutilized is not a target.
+    ``loads_by_node`` is empty without LowNodeLoad; a node whose usage is known, and is or would be above a threshold, is not a target.
     """
 
     def __init__(self, builder: PlanBuilder, loads_by_node: Mapping[str, NodeLoad]) -> None:
@@ -112,7 +112,7 @@ class MisplacementStrategies:
         return {group: sorted(pods, key=lambda pod: pod.key) for group, pods in sorted(pods_by_group.items())}
 
     def _find_candidate(self, pod: PodInfo) -> Candidate | None:
-        """A candidate with a target, by the first strategy that finds one; None without, or if the pod does not run."""
+        """By the first strategy that finds a target; None without, or if the pod does not run on a known node or moves already."""
         if pod.node not in self._network.location_index or not pod.is_running or pod.uid in self._builder.moves_by_uid:
             return None
         requests = {resource: float(amount) for resource, amount in pod.requests.items()}
@@ -130,7 +130,7 @@ class MisplacementStrategies:
         return load.mean_percent if load is not None else 0.0, node.name
 
     def _gain_order(self, candidate: Candidate) -> tuple[int, int, str]:
-        """Sort key: the greatest gain first."""
+        """Sort key: the most violations ended first, then the greatest gain of cost."""
         current, target = self._score(candidate, candidate.pod.node), self._score(candidate, candidate.target)
         return target.violated - current.violated, target.cost - current.cost, candidate.pod.key
 
@@ -152,8 +152,8 @@ class MisplacementStrategies:
     def _forbidden_zone(self, candidate: Candidate) -> str:
         """The zone that the pod must not move to; empty if there is none.
 
-        If the workload should survive the loss of a zone, that is the zone of all replicas (ZoneSurvival), or of all other replicas
-        (NetworkMisplacement).
+        If the workload should survive the loss of a zone, that is the zone of all replicas (ZoneSurvival), or of all other replicas, if
+        this one is elsewhere (NetworkMisplacement).
         """
         pod = candidate.pod
         zones = self._replicas_by_zone(pod)
@@ -177,10 +177,10 @@ class MisplacementStrategies:
         return self._zones_by_group[group].get(pod.labels.get(WORKLOAD_LABEL, ""), Counter())
 
     def _is_gain(self, candidate: Candidate, current: NodeScore, target: NodeScore) -> bool:
-        """Whether a move is a gain.
+        """Whether a move is a gain: the filter passes the target, which violates no more dependencies.
 
-        NetworkMisplacement: it violates fewer dependencies at no higher cost, or lowers the cost by both margins. ZoneSurvival: it
-        violates no more dependencies.
+        In NetworkMisplacement, all costs are also known, and the target violates fewer dependencies at no higher cost, or lowers the
+        cost by both margins.
         """
         if not target.passes or target.violated > current.violated:
             return False
@@ -241,8 +241,9 @@ class MisplacementStrategies:
         if report_first_failure(builder, candidate, (NODE_FIT,)):
             return
         current, target = self._score(candidate, pod.node), self._score(candidate, candidate.target)
-        reason = describe_misplacement(current, target)
-        if candidate.strategy == "ZoneSurvival":
+        if candidate.strategy == "NetworkMisplacement":
+            reason = describe_misplacement(current, target)
+        else:
             zone = self._forbidden_zone(candidate)
             reason = f"all replicas of its workload are in zone {zone}, and it should survive the loss of a zone"
         move = builder.make_move(candidate, reason)
@@ -251,7 +252,7 @@ class MisplacementStrategies:
 
 
 def describe_misplacement(current: NodeScore, target: NodeScore) -> str:
-    """The reason of a move, for users: ``pod is misplaced, network cost(120)>elsewhere(21)``."""
+    """The reason of NetworkMisplacement's move, for users: ``pod is misplaced, network cost(120)>elsewhere(21)``."""
     comparison = ">" if current.cost > target.cost else "="
     text = f"pod is misplaced, network cost({current.cost}){comparison}elsewhere({target.cost})"
     if current.violated > target.violated:

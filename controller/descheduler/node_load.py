@@ -13,7 +13,7 @@ from controller.descheduler.snapshot import DeschedulerSnapshot
 from controller.descheduler.usage import Amounts, Percents, find_exceeded_resources, to_percents, weighted_mean
 
 LoadClass = Literal["overutilized", "underutilized", "normal", "unknown"]
-"""koordinator's names; ``normal`` is a load between the thresholds, ``unknown`` one without usage."""
+"""koordinator's names, see `classify_nodes`; ``normal`` is every other known load."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +24,7 @@ class NodeLoad:
         low_thresholds, high_thresholds: those of this round, percent by resource.
         usage: of resources with a threshold, where known.
         usage_percent: the same in percent of allocatable.
-        exceeded_resources: those above the high threshold.
+        exceeded_resources: those above the high threshold; none if ``kind`` is unknown.
         mean_percent: weighted mean of ``usage_percent``.
     """
 
@@ -48,7 +48,7 @@ class NodeLoad:
         return self.high_thresholds[resource] / 100.0 * self.node.allocatable.get(resource, 0)
 
     def overload_reason(self, pod_usage: Amounts, arriving_usage: Amounts) -> str:
-        """Why a pod of this usage would make the node overutilized, with pods that are arriving; empty if it would not."""
+        """Why the node would be overutilized with a pod of this usage and those that are arriving; empty if it would not."""
         for resource in self.high_thresholds:
             added = pod_usage.get(resource, 0.0)
             total = self.usage.get(resource, 0.0) + arriving_usage.get(resource, 0.0) + added
@@ -162,9 +162,9 @@ class AnomalyDetector:
 def update_detectors(
     detectors: Mapping[str, AnomalyDetector], loads: Iterable[NodeLoad], keep_s: float, now: float
 ) -> dict[str, AnomalyDetector]:
-    """The detectors of all nodes after one more round, by name of the node.
+    """The detectors after one more round, by name of the node.
 
-    After ``keep_s`` of unknown usage, a node's detector starts anew.
+    After ``keep_s`` of unknown usage, a node has no detector until its usage is known again.
     """
     kept = {name: detector for name, detector in detectors.items() if now - detector.usage_known_at_s <= keep_s}
     return {

@@ -23,13 +23,13 @@ class Move(DescheduleOutput, frozen=True):
     Attributes:
         pod: ``namespace/name``.
         workload: ``namespace/Kind/name``; the kind of a bare pod is Pod.
-        node, target: names of its node and of the node for the replacement; the target is empty if nodeFit is off.
+        node, target: names of its node and of the node for the replacement; empty if nodeFit is off and no plan placed the pod.
         reason: text for users, in koord-descheduler's wording.
-        usage: the pod's usage by resource: millicores, bytes, bits per second.
+        usage: the pod's usage by resource: millicores, bytes, bits per second. Not for LowNodeLoad: its requests where that is unknown.
         node_before, node_after: the node's usage before and after this move, percent of allocatable by resource; both count the
-            round's moves before this one.
+            round's moves before this one. Only for LowNodeLoad.
         cost_before, cost_after: network cost on the node and on the target; -1 for LowNodeLoad.
-        group: key of the pod's AppGroup; empty without one.
+        group: key of the AppGroup that the pod's label names, even if it does not exist; empty without the label.
     """
 
     pod: str
@@ -48,13 +48,7 @@ class Move(DescheduleOutput, frozen=True):
 
 
 class Skip(DescheduleOutput, frozen=True):
-    """A pod that should move, but fails a condition.
-
-    Attributes:
-        pod: ``namespace/name``.
-        condition: name of the first condition that it fails.
-        why: text for users.
-    """
+    """A pod (``namespace/name``) that should move, the first condition that it fails, and why, for users."""
 
     pod: str
     node: str
@@ -69,7 +63,7 @@ class NodeState(DescheduleOutput, frozen=True):
         pool: name of its pool.
         usage_percent: percent of allocatable by resource.
         low_thresholds, high_thresholds: percent of allocatable by resource.
-        is_stuck: anomalous, and still above a threshold after the planned moves.
+        is_stuck: the conditions allow too few moves to bring the node within its thresholds; not so while moves wait for usage.
         why: why the node is not relieved although it is overutilized, or why its load is unknown; empty otherwise.
     """
 
@@ -87,9 +81,9 @@ class DeschedulePlan(DescheduleOutput, frozen=True):
     """The moves of one round, and why other pods stay.
 
     Attributes:
-        skips: the first `MAX_SKIPS`.
+        skips: the first `MAX_SKIPS` skipped pods.
         nodes: all nodes of LowNodeLoad's pools.
-        notes: why the whole round, or a strategy, moves no more pods.
+        notes: settings of the policy without effect, and why the whole round, or a strategy, moves no more pods.
         skip_counts: number of all skipped pods by condition.
     """
 

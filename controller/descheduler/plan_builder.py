@@ -48,10 +48,10 @@ class WorkloadSize(NamedTuple):
 class Candidate:
     """A pod that a strategy would move.
 
-    A failure is why the pod fails the condition of that name, empty if it passes. Strategies set it before the condition is checked.
+    A failure is why the pod fails the condition of that name, empty if it passes. It is set before the condition is checked.
 
     Attributes:
-        usage: of the pod, where known.
+        usage: see `Move`.
         node_load: load of its node; None unless the strategy is LowNodeLoad.
         target: the node that it should move to; empty if none is assigned.
         duration_failure, capacity_failure, readiness_failure, fit_failure, planner_failure: of ``reason-duration``,
@@ -86,13 +86,13 @@ class PlanBuilder:
         allowed_disruptions: disruption budgets, counting planned evictions.
         fit: checks whether pods fit nodes, counting planned moves.
         moves_by_uid: planned moves by uid of the pod.
-        skips, notes, skip_counts: see `DeschedulePlan`.
+        skips, skip_counts, notes: see `DeschedulePlan`.
+        departures_by_node: number of pods evicted so recently that their old node's usage does not show it yet.
         arriving_usage_by_node: usage of moved pods that their new node's usage does not show yet; by an empty name if the target is
             unknown.
-        departures_by_node: number of pods evicted so recently that their old node's usage does not show it yet.
+        awaited_by_workload: number of earlier evictions whose replacements are not bound yet.
         evictions_by_scope: number of planned evictions, and of earlier ones whose replacements are not bound yet.
         evictions_by_workload: number of planned evictions.
-        awaited_by_workload: number of earlier evictions whose replacements are not bound yet.
         unevaluated_replacements: uids of replacements whose moves have no outcome yet.
     """
 
@@ -135,7 +135,7 @@ class PlanBuilder:
             self.notes.append(text)
 
     def add_skip(self, pod: PodInfo, condition: str, why: str) -> None:
-        """Count a pod that is not moved, and list why."""
+        """Count a pod that is not moved; list why, unless `MAX_SKIPS` are listed already."""
         self.skip_counts[condition] += 1
         if len(self.skips) < MAX_SKIPS:
             self.skips.append(Skip(pod.key, pod.node, condition, why))
@@ -168,7 +168,7 @@ class PlanBuilder:
         self.moves_by_uid[pod.uid] = PlannedMove(candidate, pending)
 
     def misfit_reason(self, pod: PodInfo, node: Host, load: NodeLoad | None, usage: Amounts) -> str:
-        """Why a pod of this usage does not fit on a node, by the scheduler's rules and by usage; empty if it fits."""
+        """Why a pod does not fit on a node, by the scheduler's rules and, if the node's load is known, by usage; empty if it fits."""
         reason = self.fit.static_unschedulable_reason(node, pod)
         if not reason and load is not None and load.kind != "unknown":
             reason = load.overload_reason(usage, self.arriving_usage_by_node.get(node.name, {}))

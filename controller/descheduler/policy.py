@@ -196,6 +196,6 @@ def _limits_of(config: _Configuration, migration: _MigrationArgs, migration_fiel
 
 
 def _smaller(max_evictions: int | None, max_migrating: int | None) -> int | None:
-    """The smaller limit; a ``maxMigrating`` of 0 means no limit."""
+    """The smaller limit, None if none is set; a ``maxMigrating`` of 0 means no limit."""
     limits = max_evictions, _NO_LIMIT if max_migrating == 0 else max_migrating
     return min((limit for limit in limits if limit is not None), default=None)

@@ -1,4 +1,4 @@
-"""The descheduler's loop: read usage, evaluate earlier moves, decide, record moves, evict, report.
+"""The descheduler's loop: read usage, evaluate earlier moves, decide, taint nodes, record moves, evict, report.
 
 A move is recorded before its eviction, so that the next leader knows the move if this one ends in between.
 """
@@ -111,7 +111,7 @@ class Descheduler:
         """Run one round.
 
         Raises:
-            KubekitError: the API server is unreachable, or this replica no longer leads; evictions made so far are recorded.
+            KubekitError: taints or history were not written, or this replica no longer leads; moves were recorded before evictions.
         """
         batch = await self._read_usage()
         now = self._wall()
@@ -193,7 +193,7 @@ class Descheduler:
         return batch
 
     async def _evict_pods(self, decision: DescheduleDecision) -> None:
-        """Record the moves, then evict their pods, and record the results."""
+        """Record the moves, then evict their pods until a result stops evictions, and record the results; a dry run records no moves."""
         dry_run = self._config.dry_run
         if not dry_run:
             self._history = add_moves(self._history, decision.pending_moves)

@@ -29,7 +29,7 @@ def _pod_reference(key: str, uid: str) -> ObjectReference:
 
 
 class DeschedulerReporter:
-    """Writes events and log lines: one for each eviction and evaluated move, otherwise one for each change."""
+    """Writes events and log lines. Refusals are logged, and nodes reported, only when they change."""
 
     def __init__(self, recorder: EventRecorder) -> None:
         self._recorder = recorder
@@ -65,7 +65,7 @@ class DeschedulerReporter:
         self._recorder.record_warning(_pod_reference(*pod), "MoveDidNotHelp", note)
 
     def report_plan(self, plan: DeschedulePlan) -> None:
-        """Report nodes that the round cannot relieve, and those that are no longer above a threshold."""
+        """Report nodes that the round cannot relieve, and those that it can again; log the notes at level debug."""
         nodes_with_moves = {move.node for move in plan.moves}
         for state in plan.nodes:
             topic = f"relief/{state.node}"
@@ -75,7 +75,7 @@ class DeschedulerReporter:
                     self._recorder.record_warning(ObjectReference("v1", "Node", state.node), "NotRelieved", note)
             # A node whose anomaly timed out is still above a threshold: it is not reported as relieved.
             elif state.node in nodes_with_moves or state.kind not in {"overutilized", "unknown"}:
-                log.log_change(topic, "", "node is no longer above a threshold", node=state.node)
+                log.log_change(topic, "", "node is within its thresholds, or has enough moves", node=state.node)
         for text in plan.notes:
             log.debug("note on the round", note=text)
 

@@ -1,4 +1,4 @@
-"""Reads usage from metrics.k8s.io or Prometheus into a `UsageBatch`."""
+"""Reads usage from metrics.k8s.io and Prometheus into a `UsageBatch`."""
 
 from __future__ import annotations
 
@@ -80,11 +80,10 @@ class UsageReader:
         faults: list[str] = []
         node_queries = {CPU: queries.node_cpu, MEMORY: queries.node_memory, BANDWIDTH_RESOURCE: queries.node_bandwidth}
         pod_queries = {CPU: queries.pod_cpu, MEMORY: queries.pod_memory, BANDWIDTH_RESOURCE: queries.pod_bandwidth}
-
         readings: list[UsageReading] = []
 
         async def run_queries(client: PrometheusClient, queries: Mapping[str, str], *labels: str) -> None:
-            """Add readings of all resources; these labels of a series name its node or pod."""
+            """Add readings or faults of all resources; these labels of a series name its node or pod."""
             for resource in resources:
                 if not queries[resource]:
                     continue

@@ -1,7 +1,7 @@
 """Usage of nodes and pods: readings that are checked, and expire.
 
-Units: cpu in millicores, memory in bytes, bandwidth in bits per second. A resource without an amount is unknown, not 0. Pods are
-moved neither off nor to a node of unknown usage.
+Units: cpu in millicores, memory in bytes, bandwidth in bits per second. A resource without an amount is unknown, not 0. LowNodeLoad
+moves pods neither off nor to a node of unknown usage.
 """
 
 from __future__ import annotations
@@ -67,24 +67,14 @@ class UsageReading(msgspec.Struct, frozen=True, gc=False):
 
 
 class UsageBatch(msgspec.Struct, frozen=True):
-    """Usage readings of one round.
-
-    Attributes:
-        readings: those of nodes and of pods.
-        faults: error messages of sources.
-    """
+    """Usage readings of one round, of nodes and pods; ``faults`` are error messages of sources."""
 
     readings: tuple[UsageReading, ...] = ()
     faults: tuple[str, ...] = ()
 
 
 class UsageView(NamedTuple):
-    """Unexpired usage.
-
-    Attributes:
-        by_node: by name of the node.
-        by_pod: by ``namespace/name`` of the pod.
-    """
+    """Unexpired usage, by name of the node and by ``namespace/name`` of the pod."""
 
     by_node: Mapping[str, Amounts]
     by_pod: Mapping[str, Amounts]
@@ -94,7 +84,7 @@ NO_USAGE = UsageView({}, {})
 
 
 def find_drop_reason(reading: UsageReading, now: float, expiry_s: float) -> DropReason | None:
-    """Find why a reading is dropped; None if it is kept."""
+    """Find why a reading is dropped for its value or time; None if it is not."""
     if not math.isfinite(reading.value) or not math.isfinite(reading.at_s):
         return "not-a-number"
     if reading.value < 0:
