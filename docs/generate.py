@@ -179,8 +179,8 @@ def build_field_rows(struct: type, path: str = "") -> Iterator[tuple[str, str, s
 
 
 def _shorten(default: str, limit: int = 48) -> str:
-    """Cut a long string, such as a query; lists stay whole."""
-    return default if len(default) <= limit or not default.startswith('`"') else f"{default[: limit // 2]}...`"
+    """Replace a long string, such as a query, by "see code"; lists stay whole."""
+    return "see code" if len(default) > limit and default.startswith('`"') else default
 
 
 def format_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
