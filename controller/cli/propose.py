@@ -108,7 +108,12 @@ class ProposeCommand(Command):
         for proposal, comparison in zip(answer.proposals, answer.comparisons, strict=True):
             parts += [*_make_proposal_parts(proposal), _format_comparison(comparison), Text()]
         if not answer.proposals:
-            parts.append(Text(f"no two workloads of namespace {answer.namespace} talk to each other", style=FAINT))
+            parts.append(
+                Text(
+                    f"no group of Deployments and StatefulSets in {answer.namespace} has traffic between them",
+                    style=FAINT,
+                )
+            )
         if answer.drift:
             table = make_table("DRIFT", "FROM", "TO", "RATE", "DETAIL", numeric=["RATE"])
             for drift in answer.drift:

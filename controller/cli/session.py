@@ -245,13 +245,13 @@ class Session:
             raise MissingInputError(f"{resource.plural}: {reason}")
 
     def note_unused_costs(self, network: NetworkView) -> None:
-        """Add a note if the scheduler does not use the costs of ``network``."""
+        """Add a note if the scheduler ignores the NetworkTopology or weight that is shown."""
         if network.is_unused:
             name = " ".join(filter(None, (network.topology, network.weight_name)))
             self.notes.append(f"costs: the scheduler does not use {name}")
 
     async def list_workload_controllers(self, namespace: str) -> list[WorkloadController]:
-        """Deployments and StatefulSets of a namespace."""
+        """Deployments and StatefulSets of a namespace, with their kinds."""
         return [
             msgspec.structs.replace(controller, kind=resource.kind)
             for resource in (DEPLOYMENTS, STATEFUL_SETS)

@@ -61,7 +61,7 @@ class PriceTable(Section, frozen=True):
 
 
 def distance_between(origin: Location, destination: Location) -> Distance:
-    """The distance between two locations."""
+    """The distance between two locations; locations without regions count as one region."""
     if origin.region != destination.region:
         return "regions"
     return "zone" if origin.zone == destination.zone else "zones"
