@@ -31,11 +31,7 @@ _NAMESPACED_KINDS = frozenset({"Pod", "Service", "AppGroup", "NetworkTopology", 
 
 
 class ClusterFile(msgspec.Struct, frozen=True):
-    """The objects of a file, by kind and in the file's order.
-
-    Attributes:
-        problems: texts about objects that were left out, with the reason.
-    """
+    """The objects of a file, by kind and in the file's order, and ``problems``: objects that were left out, with the reason."""
 
     nodes: list[Node] = []
     pods: list[Pod] = []

@@ -28,12 +28,7 @@ _FORWARDED_RESPONSE_HEADERS = (
 
 
 class LocalProxy:
-    """Forwards requests of one browser to the controller.
-
-    Args:
-        session: connects to the controller.
-        token: for the page, empty for none; the browser never gets it.
-    """
+    """Forwards requests of one browser to the controller, with ``token`` (empty for none), which the browser never gets."""
 
     def __init__(self, session: aiohttp.ClientSession, token: str) -> None:
         self._session, self._token_headers = session, {PAGE_TOKEN_HEADER: token} if token else {}

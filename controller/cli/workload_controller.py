@@ -21,11 +21,7 @@ class _ControllerSpec(Wire, frozen=True):
 
 
 class WorkloadController(Object, frozen=True):
-    """A Deployment or StatefulSet.
-
-    Attributes:
-        kind: ``Deployment`` or ``StatefulSet``; set by the reader, because items of a list lack it.
-    """
+    """A Deployment or StatefulSet; the reader sets ``kind``, because items of a list lack it."""
 
     kind: str = ""
     spec: _ControllerSpec = _ControllerSpec()

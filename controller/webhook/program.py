@@ -26,11 +26,7 @@ MAX_BODY_BYTES = 4 << 20
 
 
 async def run_webhook(certificate_dir: Path, *, listen: str) -> None:
-    """Answer AdmissionReviews until cancelled.
-
-    Args:
-        certificate_dir: directory with ``tls.crt`` and ``tls.key``, the keys of a Secret of type kubernetes.io/tls.
-        listen: ``HOST:PORT``.
+    """Answer AdmissionReviews at ``listen`` (``HOST:PORT``) until cancelled; ``certificate_dir`` has ``tls.crt`` and ``tls.key``.
 
     Raises:
         ConfigError: the address cannot be bound, or the certificate cannot be read.
