@@ -204,7 +204,8 @@ class ResultsWriter:
             CONFIGMAPS, target.name, patch, ConfigMap, patch_type=MERGE_PATCH, namespace=self._config.namespace
         )
         target.data, target.has_our_sequences = config_map.data or {}, True
-        self._queue.mark_written(results)
+        if target is self._target:  # else the plan names another object by now
+            self._queue.mark_written(results)
         for result in results:
             self._refusal_by_key.pop(result.key, None)
         self._writes.labels("ok").inc()

@@ -233,6 +233,22 @@ async def test_a_lasting_failure_is_written_to_a_new_object() -> None:
     assert [f.failures_in_a_row for f in decode_results(store.data, LOCATIONS).failures.values()] == [7]
 
 
+async def test_a_result_is_written_again_if_the_object_changes_during_its_write() -> None:
+    class ChangingConfigMap(SimulatedConfigMap):
+        async def patch(self, *args: Any, **options: Any) -> ConfigMap:
+            result = await super().patch(*args, **options)
+            if len(self.writes) == 1:
+                self.data = {}
+                plans.set_plan(msgspec.structs.replace(make_zone_plan("n1", "n2", "n3"), results_name="new"))
+            return result
+
+    store, plans = ChangingConfigMap(), PlanSource("here")
+    async with running_writer(store, plans=plans) as (queue, _, _):
+        queue.add_sample(make_sample("n1", 1))
+        await asyncio.sleep(10)
+    assert store.sequences() == {"n1": 1}
+
+
 async def test_sequences_grow_over_a_restart_with_a_clock_that_was_set_back() -> None:
     store = SimulatedConfigMap()
     async with running_writer(store) as (queue, _, _):
