@@ -102,8 +102,6 @@ def _describe_mismatch(limits: Mapping[Direction, LimitSpec], reserved_bps: int 
         for direction, limit_spec in limits.items()
         if limit_spec.rate_bps is not None and limit_spec.rate_bps != reserved_bps
     ]
-    return (
-        f"scheduled for {reserved_bps} bit/s of {BANDWIDTH_RESOURCE}, but " + " and ".join(differing)
-        if differing
-        else ""
-    )
+    if not differing:
+        return ""
+    return f"scheduled for {reserved_bps} bit/s of {BANDWIDTH_RESOURCE}, but {' and '.join(differing)}"

@@ -59,12 +59,9 @@ def read_device_counters(proc: Path, pids: Iterable[int]) -> dict[int, DeviceCou
 
 def parse_device_counters(text: bytes) -> DeviceCounters | None:
     """Parse the line of eth0 in ``/proc/net/dev``; None if it is missing or malformed."""
-    _, label, rest = text.partition(_LINE_BEGIN)
-    columns = rest.split(b"\n", 1)[0].split()
+    columns = text.partition(_LINE_BEGIN)[2].split(b"\n", 1)[0].split()
     try:
-        return (
-            DeviceCounters(*(int(columns[i]) for i in (_RECEIVED_BYTES, _SENT_BYTES, _SENT_PACKETS))) if label else None
-        )
+        return DeviceCounters(*(int(columns[i]) for i in (_RECEIVED_BYTES, _SENT_BYTES, _SENT_PACKETS)))
     except (ValueError, IndexError):
         return None
 

@@ -125,11 +125,8 @@ class TrafficMeters:
                 # The limit was repaired, or the annotation changed. The rate and an earlier excess are still shown.
                 new = TrafficMeter(wanted_bps / 8, now_s, counters, source, mean_start_s=now_s)
                 if meter is not None:
-                    new.bytes_per_s, new.excess, new.excess_until_s = (
-                        meter.bytes_per_s,
-                        meter.excess,
-                        meter.excess_until_s,
-                    )
+                    new.bytes_per_s = meter.bytes_per_s
+                    new.excess, new.excess_until_s = meter.excess, meter.excess_until_s
                 meter_by_key[key] = new
                 continue
             meter_by_key[key] = meter

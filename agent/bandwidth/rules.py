@@ -182,7 +182,7 @@ def _assess_ingress(rate_bps: int, device: Device, tc: TcIndex) -> LimitAssessme
     if params is None:
         root = tc.root_by_device.get(device.index)
         detail = f"no limit on {device.name}" + (f", its root is {root.kind}" if root is not None else "")
-        return LimitAssessment("missing", detail, device, None, action)
+        return LimitAssessment("missing", detail, device, action=action)
     verdict, detail = _assess_params(params, rate_bps, device.mtu, is_ours=tc.is_our_root(device.index))
     return LimitAssessment(verdict, detail, device, params, action)
 
@@ -207,14 +207,14 @@ def _assess_egress(
         is_lost = redirect.drops_if_target_gone
         effect = "is lost" if is_lost else "is not limited"
         detail = f"what {device.name} receives is redirected to a device that is gone, and {effect}"
-        return LimitAssessment("filter-missing", detail, device, None, action, loses_packets=is_lost)
+        return LimitAssessment("filter-missing", detail, device, action=action, loses_packets=is_lost)
     params = tc.params_at(ifb.index)
     action = msgspec.structs.replace(action, ifb_name=ifb.name, add_filter=False, stale_filter_priorities=())
     if not ifb.is_up:
         detail = f"{ifb.name} is down, and what {device.name} receives is lost there"
         return LimitAssessment("filter-missing", detail, ifb, params, action, loses_packets=True)
     if params is None:
-        return LimitAssessment("missing", f"{ifb.name} has no limit", ifb, None, action)
+        return LimitAssessment("missing", f"{ifb.name} has no limit", ifb, action=action)
     verdict, detail = _assess_params(params, rate_bps, device.mtu, is_ours=tc.is_our_root(ifb.index))
     return LimitAssessment(verdict, detail, ifb, params, action)
 
@@ -231,7 +231,7 @@ def _assess_without_redirect(device: Device, action: SetEgressLimit, tc: TcIndex
     ifb = tc.device_by_name.get(action.ifb_name)
     params = tc.params_at(ifb.index) if ifb is not None else None
     if ifb is None or params is None:
-        return LimitAssessment("missing", f"nothing limits what {device.name} receives", device, None, action)
+        return LimitAssessment("missing", f"nothing limits what {device.name} receives", device, action=action)
     detail = f"{ifb.name} has a limit, but no filter sends it what {device.name} receives"
     return LimitAssessment("filter-missing", detail, ifb, params, action)
 
@@ -263,7 +263,8 @@ def _make_status(
     pod: PodBandwidthSpec, direction: Direction, assessment: LimitAssessment, sandbox: PodSandbox | None, tc: TcIndex
 ) -> LimitStatus:
     """Make the status of a direction: the assessment, the effective limit, and the location of its counters."""
-    device, params = assessment.device, assessment.params if assessment.verdict != "filter-missing" else None
+    device = assessment.device
+    params = assessment.params if assessment.verdict != "filter-missing" else None
     status = LimitStatus(
         pod=pod,
         direction=direction,
@@ -308,8 +309,8 @@ def _plan_removals(device: Device, directions: Collection[Direction], tc: TcInde
         our_priorities = tuple(f.priority for f in filters if f.target_index == ifb.index)
         has_other_filters = len(filters) > len(our_priorities) or bool(tc.filters_at(device.index, "egress"))
         is_our_qdisc = is_our_ifb(ifb) and ifb.alias.endswith(INGRESS_QDISC_SUFFIX)
-        remove_qdisc = is_our_qdisc and not has_other_filters
-        removals.append(RemoveLimit(device.index, device.name, "egress", ifb.name, our_priorities, remove_qdisc))
+        removal = RemoveLimit(device.index, device.name, "egress", ifb_name=ifb.name, filter_priorities=our_priorities)
+        removals.append(msgspec.structs.replace(removal, remove_ingress_qdisc=is_our_qdisc and not has_other_filters))
     return removals
 
 

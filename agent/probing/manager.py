@@ -81,10 +81,6 @@ class ProbingManager:
         """The problem with the passphrase, else with the results, for /readyz and the announcement; empty if there is none."""
         return self._passphrase_source.problem or self._writer.warning
 
-    def _make_announcement(self) -> Announcement | None:
-        announcement = self._responder.announcement if self._responder is not None else None
-        return msgspec.structs.replace(announcement, problem=self.warning) if announcement is not None else None
-
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """Tasks to run, by name."""
         return {
@@ -96,6 +92,10 @@ class ProbingManager:
             "probe-results": self._writer.run(),
             "announcement": maintain_announcement(self._client, self._node_watch, self._make_announcement),
         }
+
+    def _make_announcement(self) -> Announcement | None:
+        announcement = self._responder.announcement if self._responder is not None else None
+        return msgspec.structs.replace(announcement, problem=self.warning) if announcement is not None else None
 
     def _apply_plan(self) -> None:
         self._metrics.apply_plan()
@@ -114,7 +114,7 @@ class ProbingManager:
             self._results_queue.add_sample(outcome.sample)
         elif outcome.failure is not None:
             self._results_queue.add_failure(outcome.failure, outcome.test)
-        elif outcome.has_peer_answered:
+        elif outcome.has_round_trip:
             probe = outcome.probe
             self._results_queue.clear_failure(probe.origin.location, probe.destination.location, outcome.test)
         if outcome.sample is not None and outcome.sample.measurement.throughput_bps is not None:
@@ -141,7 +141,7 @@ class ProbingManager:
             if inputs is None:
                 await self._changed.wait()
                 continue
-            self._responder = ProbeResponder(*inputs, find_binary("netserver"))
+            self._responder = ProbeResponder(**inputs._asdict(), netserver=find_binary("netserver"))
             binary = find_binary("netperf")
             self._scheduler.set_prober(NetperfProber(binary, inputs.passphrase) if binary is not None else None)
             datagrams = self._background.run(inputs.address, inputs.passphrase)

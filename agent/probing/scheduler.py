@@ -66,7 +66,7 @@ class ProbeOutcome(msgspec.Struct, frozen=True, kw_only=True):
         failure: if neither the run nor the datagrams succeeded, else None.
         detail: description of the failure or of the skipped run, for the log; may be empty.
         run_flags: quality flags of the run; the sample has the flags of the measurement that its cost uses.
-        has_peer_answered: the run succeeded or a datagram came back; a refused connection does not count.
+        has_round_trip: the run succeeded or a datagram came back; a refused connection does not count.
     """
 
     probe: Probe
@@ -76,7 +76,7 @@ class ProbeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     failure: Failure | None = None
     detail: str = ""
     run_flags: tuple[QualityFlag, ...] = ()
-    has_peer_answered: bool = False
+    has_round_trip: bool = False
 
 
 class ProbeScheduler:
@@ -222,7 +222,7 @@ class ProbeScheduler:
             outcome = self._make_run_outcome(probe, test, run_result, None if test == "TCP_STREAM" else datagrams)
         else:
             outcome = self._make_datagram_outcome(probe, test, run_result, datagrams, answers)
-        if outcome.has_peer_answered:
+        if outcome.has_round_trip:
             self._failures_in_a_row.pop(probe.nodes, None)
         _log_change(outcome)
         return outcome
@@ -237,7 +237,7 @@ class ProbeScheduler:
         stamp = self._next_stamp(probe)
         sample = Sample(measurement=run, quality_flags=flags, datagrams=datagrams, cost_source=cost_source, **stamp)
         return ProbeOutcome(
-            probe=probe, test=test, result="ok", sample=sample, run_flags=run_flags, has_peer_answered=True
+            probe=probe, test=test, result="ok", sample=sample, run_flags=run_flags, has_round_trip=True
         )
 
     def _make_datagram_outcome(
@@ -263,7 +263,7 @@ class ProbeScheduler:
                 **self._next_stamp(probe),
             )
         if sample is not None or answers:
-            return msgspec.structs.replace(outcome, sample=sample, has_peer_answered=True)
+            return msgspec.structs.replace(outcome, sample=sample, has_round_trip=True)
         if run_error is None:
             return msgspec.structs.replace(outcome, result="waiting")
         self._failures_in_a_row[probe.nodes] += 1

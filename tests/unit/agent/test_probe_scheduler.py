@@ -142,7 +142,7 @@ async def test_failed_runs_give_the_datagrams_sample_and_are_counted_until_one_s
         plans.set_plan(make_plan(THERE[0]))
         await asyncio.sleep(181)
         outcome = outcomes[-1]
-        assert (outcome.result, outcome.failure, outcome.has_peer_answered) == ("reset", None, True)
+        assert (outcome.result, outcome.failure, outcome.has_round_trip) == ("reset", None, True)
         assert outcome.sample is not None
         assert (outcome.sample.measurement.prober, outcome.sample.measurement.test) == ("datagrams", "TCP_RR")
         assert outcome.sample.run_failure == "reset"
@@ -175,7 +175,7 @@ async def test_failures_in_a_row_are_counted_and_say_whether_the_host_answers() 
         assert [(f.failures_in_a_row, f.has_answered) for f in failures] == [(1, False), (2, False), (3, False)]
         background.answers = 2
         await asyncio.sleep(60)
-        assert (outcomes[-1].failure, outcomes[-1].has_peer_answered) == (None, True)
+        assert (outcomes[-1].failure, outcomes[-1].has_round_trip) == (None, True)
         background.answers, prober.failure = 0, ProbeFailedError("refused")
         await asyncio.sleep(60)
         assert outcomes[-1].failure is not None
