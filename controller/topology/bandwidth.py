@@ -62,7 +62,7 @@ def compute_allocations(
 def sum_by_region_pair(
     bps_by_zone_pair: Mapping[ZonePair, int], region_by_zone: Mapping[str, str]
 ) -> dict[ZonePair, int]:
-    """Sums over the zone pairs of each directed pair of different regions."""
+    """Sums over the zone pairs of each directed pair of different regions; pairs with a zone without a region do not count."""
     total: dict[ZonePair, int] = defaultdict(int)
     for (origin, destination), rate_bps in bps_by_zone_pair.items():
         regions = region_by_zone.get(origin, ""), region_by_zone.get(destination, "")
@@ -74,7 +74,7 @@ def sum_by_region_pair(
 def read_user_capacities(topology: NetworkTopology, level: str) -> dict[ZonePair, Quantity]:
     """Capacities by directed pair of zones (or of regions, by ``level``), as users wrote them into weights other than NetperfCosts.
 
-    Invalid quantities are omitted, because the API server would reject them in NetperfCosts.
+    The first capacity of a pair counts. Invalid quantities are omitted, because the API server would reject them in NetperfCosts.
     """
     capacities: dict[ZonePair, Quantity] = {}
     for weight in topology.spec.weights or ():

@@ -28,7 +28,7 @@ class TopologySnapshot(msgspec.Struct, frozen=True):
         topology: the NetworkTopology.
         zone_map: zones and nodes of the cluster.
         data_by_configmap: ``namespace/name`` of a results ConfigMap -> its data; of a key in several ConfigMaps the last counts.
-        missing_configmaps: the results ConfigMap that the NetworkTopology names, if no results could be read.
+        missing_configmaps: the results ConfigMap that the NetworkTopology names, if no results ConfigMap could be read.
         allocated_bps: zone pair -> bits per second that placed pods of AppGroups need.
         interval_s: length of a probing round.
         expected_keys: keys of planned results; None without a plan.
@@ -49,7 +49,7 @@ class TopologyDecision(msgspec.Struct, frozen=True):
     Attributes:
         latencies: the latencies behind the costs, for the annotation.
         costs: costs between zones and between regions.
-        pairs_by_basis: zone pairs by the basis of their cost.
+        pairs_by_basis: zone pairs by the basis of their cost, see `PairsByBasis`.
         state: input of the next decision.
         policy: the cost policy that was applied.
         results: decoded samples, failures and refused keys.

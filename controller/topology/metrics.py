@@ -1,4 +1,4 @@
-"""Metrics of NetworkTopologies, computed from the last decision at each scrape.
+"""Metrics of NetworkTopologies: gauges, computed from the last decision at each scrape, and a counter of writes.
 
 Cardinality: about five series for each directed pair of zones of a NetworkTopology.
 """
@@ -19,7 +19,7 @@ _PAIR = ("origin", "destination")
 _GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "netaware_network_cost": ("Cost as written to NetperfCosts; level: zone, region.", ("level", *_PAIR)),
     "netaware_zone_latency_seconds": (
-        "Smoothed latency behind a cost, with the effect of loss; basis as for netaware_zone_pairs.",
+        "Smoothed latency behind a cost, with the effect of loss; basis: measured, mirrored, stale, inferred.",
         (*_PAIR, "basis"),
     ),
     "netaware_zone_measurement_age_seconds": ("Age of the measurement behind a cost.", _PAIR),
@@ -69,7 +69,7 @@ class TopologyMetrics(Collector):
 
     Attributes:
         decisions: ``namespace/name`` of a NetworkTopology -> last decision; empty on replicas that do not lead.
-        writes: the counter; its label ``field`` is weights or status.
+        writes: the counter; its label ``field`` is weights (latencies included) or status.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

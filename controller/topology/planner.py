@@ -1,4 +1,4 @@
-"""Writes the probe plan: one ConfigMap for each origin zone, whenever the plan of the zone changes."""
+"""Writes the probe plan, one ConfigMap for each origin zone; creates results ConfigMaps, and removes results no longer planned."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PLAN_KEY = "plan"
 REPLAN_INTERVAL_S = 60.0
 """Longest time between two plans."""
 EXPECTED_ROUNDS = 2
-"""Probing rounds for which results of an earlier plan are expected, because agents read a new plan late."""
+"""Probing rounds, of at least `REPLAN_INTERVAL_S`, for which results of an earlier plan are expected: agents read new plans late."""
 DEBOUNCE_S = 1.0
 """Delay of a plan after a change, because nodes change in bursts."""
 
@@ -49,10 +49,10 @@ class _ComputedPlan(NamedTuple):
 
 
 class ProbePlanner:
-    """Plans probes between the nodes, writes the plan, and removes results of pairs that are no longer planned.
+    """Plans probes between the nodes, writes the plan, creates results ConfigMaps, and removes results that are not planned.
 
     Attributes:
-        interval_s: length of a probing round of the current plan.
+        interval_s: length of a probing round of the current plan; as configured before the first plan.
         zone_count: number of zones with nodes; 0 before the first plan.
     """
 

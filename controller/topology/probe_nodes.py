@@ -34,7 +34,7 @@ def to_probe_node(node: Node, agent_pods: Mapping[str, AgentPods]) -> ProbeNode:
 
     Args:
         node: the node.
-        agent_pods: by node name. A node without an entry counts as having a ready agent, which may run outside of a pod.
+        agent_pods: by node name. A node without an entry has a ready agent if one announces itself: it may run outside of a pod.
     """
     announcement = decode_announcement(node.metadata.annotation(AGENT_ANNOTATION))
     pods = agent_pods.get(node.metadata.name, AgentPods(is_ready=True))

@@ -1,4 +1,4 @@
-"""Reconciles NetworkTopologies: reads samples, writes the weight NetperfCosts and the status.
+"""Reconciles NetworkTopologies: reads samples, writes the weight NetperfCosts, the annotation with latencies, and the status.
 
 The state between decisions (smoothing, last good values) may be lost: it is rebuilt from samples and from the costs written last.
 """
@@ -206,7 +206,7 @@ class TopologyController:
         return zone_map
 
     async def _read_allocations(self, locations: Mapping[str, NodeLocation]) -> Mapping[ZonePair, int]:
-        """Allocated bits per second by zone pair; computed in a thread if pods, nodes or AppGroups have changed."""
+        """Allocated bits per second by zone pair; computed in a thread if pods, nodes, AppGroups or namespaces have changed."""
         if self._cached_allocations is not None:
             return self._cached_allocations
         changes, maybe_yield = self._placement_change_count, CooperativeYield()

@@ -1,4 +1,4 @@
-"""Computes the status of a NetworkTopology: which costs are measured, stale, inferred or absent.
+"""Computes the status of a NetworkTopology: the basis of its costs, nodes that others contradict, and faults of the inputs.
 
 Messages contain counts, names and costs. Latencies and ages are in metrics only, because they change in every round and each change
 of a message is a write.
@@ -33,7 +33,7 @@ class InputFaults(msgspec.Struct, frozen=True):
 
     Attributes:
         policy_error: why the NetworkTopology's costPolicy is invalid; empty if it is valid.
-        missing_configmaps: results ConfigMaps that do not exist.
+        missing_configmaps: results ConfigMaps to name, if none could be read.
         large_configmaps: results ConfigMaps near the API server's limit -> size in bytes.
         refusal_counts: reason -> number of refused keys.
         writers_by_reason: reason -> nodes that wrote refused keys.
@@ -55,14 +55,13 @@ class InputFaults(msgspec.Struct, frozen=True):
 
 
 PairsByBasis = Mapping[str, Sequence[ZonePair]]
-"""Basis of a cost -> directed zone pairs, worst first. Pairs without a cost are ``absent``; mirrored costs are ``measured``."""
+"""Basis of a cost -> directed zone pairs, the oldest or most expensive first; ``absent`` (without a cost) and ``unreachable`` by name.
+Mirrored costs, and stale costs at first, are ``measured``.
+"""
 
 
 def group_pairs_by_basis(costs: ZoneCosts, policy: CostPolicy, interval_s: float) -> PairsByBasis:
-    """Group pairs by the basis of their cost.
-
-    A stale cost counts as measured at first, because a pair misses a round when it moves to other nodes.
-    """
+    """Group pairs. A stale cost counts as measured at first, because a pair misses a round when it moves to other nodes."""
     limit_s = max(policy.stale_after_s, MISSED_ROUNDS * interval_s)
     pairs: dict[str, list[ZonePair]] = {b: [] for b in ("measured", "stale", "inferred", "absent", "unreachable")}
     pairs["absent"] += costs.absent_pairs
@@ -201,7 +200,7 @@ def build_status(
         conditions: from `build_conditions`.
         node_count: number of nodes in the cluster.
         generation: generation of the spec that was read.
-        is_weight_new: NetperfCosts was written, so weightCalculationTime is set.
+        is_weight_new: NetperfCosts or its latencies were written, so weightCalculationTime is set.
         now: wall clock, seconds since 1970.
     """
     return NetworkTopologyStatus(

@@ -57,7 +57,7 @@ def call_edges(
     """The group's dependencies with their weights.
 
     The first source with any weight counts: the user's annotation, measured traffic, minBandwidth. A dependency without a weight in this
-    source has its least weight above 0. Without a source, each caller counts 1. ``replica_counts`` and ``routings`` of calls are by workload.
+    source has its least weight above 0. Without a source, each caller counts 1. ``replica_counts`` and ``routings`` are by workload.
     """
     weights = _read_edge_weights(group, graph, errors)
     return [

@@ -1,4 +1,4 @@
-"""The cost of a call by pair of zones: time, network cost or money; and limits that the pairs violate."""
+"""The cost of a call by pair of zones: time, network cost, or money and time; and limits that the pairs violate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from netperf.policy import MAX_NETWORK_COST
 
 T = TypeVar("T", bound=np.generic)
 ON_HOST_US, IN_ZONE_US = 30.0, 100.0
-"""Round trips within a host, and between two hosts of a zone if not measured (providers document 70 to 110 µs)."""
+"""Round trips within a host, and between two hosts of a zone if not measured, as providers document."""
 _US_PER_COST, _MIN_BETWEEN_ZONES_US = 1000.0, 250.0
 """Round trip per unit of network cost, and the shortest between two zones."""
 _BETWEEN_ZONES_US, _BETWEEN_REGIONS_US = 1000.0, 50_000.0
@@ -45,7 +45,7 @@ def traffic_prices(locations: Sequence[Location], prices: PriceTable) -> Floats:
 def add_prices(times: Floats, host_time: float, prices: Floats, time_weight: float) -> tuple[Floats, float]:
     """The costs of calls by price and time: [zone, zone], and within a host, where traffic has no price.
 
-    Prices are scaled so that the most expensive path costs as much as the slowest path. If all prices are equal, the costs are the times.
+    Prices are scaled so that the most expensive path costs as much as the slowest path. Equal prices give the times.
     """
     highest_price = float(prices.max(initial=0.0))
     if highest_price <= 0 or float(prices.min()) == highest_price:
@@ -56,7 +56,8 @@ def add_prices(times: Floats, host_time: float, prices: Floats, time_weight: flo
 def latency_us(
     origin: Location, destination: Location, costs: CostTable, *, has_topology: bool, is_one_zone: bool
 ) -> float:
-    """Published latency; else network cost x 1 ms; else, without a NetworkTopology, 1 ms within a region and 50 ms between regions.
+    """Round trip within a zone: published, else `IN_ZONE_US`. Between zones: published, at least `IN_ZONE_US`; else network cost x 1 ms, at
+    least 250 us; else with a NetworkTopology `UNKNOWN_COST` x 1 ms; else 1 ms within a region and 50 ms between regions.
 
     ``is_one_zone`` means that no node has a zone label: only then do nodes without the label count as one zone.
     """

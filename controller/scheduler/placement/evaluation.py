@@ -1,4 +1,4 @@
-"""Evaluates a placement: latency of calls, violated limits, and load of replicas.
+"""Evaluates a placement: latency of calls, violated limits, load of replicas, and traffic.
 
 The compiled search has its own implementation, which updates costs by increments.
 """

@@ -79,7 +79,7 @@ ONE_ZONE_PRICE = 1e4 * LIMIT_PRICE
 
 
 class SearchMissingError(KubekitError):
-    """The library of the search is missing, and its compilation failed; the message names the fix."""
+    """The library of the search cannot be loaded, or is missing and cannot be compiled; the message has the reason."""
 
 
 class _NativeArrays(ctypes.Structure):
@@ -129,7 +129,7 @@ class NativeProblem:
         start_zone: int = -1,
         crosses_limits: bool = False,
     ) -> SearchResult:
-        """Place all replicas within ``deadline_s`` seconds; hints and seed are those of `solve`.
+        """Place as many replicas as fit within ``deadline_s`` seconds; hints are those of `solve`.
 
         ``steps`` is the number of steps of annealing; with 0, only the nearest local optimum is found. Replicas are placed first in
         ``start_zone``, unless that is -1. With ``crosses_limits``, annealing starts so hot that it violates limits on the way.
@@ -202,12 +202,12 @@ class _CostScale:
     """The scale by which all calls cost `_WORST_COST` if each takes the slowest path.
 
     Attributes:
-        edges: edges whose ends both have replicas.
+        edges: edges between two workloads that both have replicas.
         worst_by_table: [table] highest cost of a call.
         factor: factor of an edge's weight.
         replicas: number of the group's replicas, bound ones included: else the last pods of a rollout would have higher prices.
         per_replica: mean of the worst cost of a replica's calls.
-        host_gain: gain of a call that stays on its host, as a share of its highest cost.
+        host_gain: highest gain of a call that stays on its host, as a share of its highest cost; 0.05 if none gains.
     """
 
     def __init__(self, problem: Problem) -> None:

@@ -35,7 +35,7 @@ def compile_library(target: Path) -> None:
         try:
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
         except FileNotFoundError as error:
-            msg = f"the planner's search is written in C and {command[0]!r} was not found: install gcc, or netaware's wheel for this platform"
+            msg = f"the planner's search is written in C and {command[0]!r} was not found: install gcc, or netaware's wheel"
             raise OSError(msg) from error
         except subprocess.TimeoutExpired as error:
             msg = f"the planner's search did not compile within {_TIMEOUT_S:g} s: set CC to another C compiler"

@@ -1,4 +1,4 @@
-"""Converts topologySpreadConstraints, pod affinity and anti-affinity to the domain rules of a `Problem`.
+"""Converts topologySpreadConstraints, pod affinity and anti-affinity to the domain rules of a `Problem`, and checks them for one pod.
 
 Required terms must hold; preferred terms and ScheduleAnyway have a price. Anti-affinity of bound pods applies to new pods, too.
 """
@@ -27,9 +27,9 @@ REASON_BY_KIND = {
     RuleKind.AFFINITY: "pod affinity",
 }
 _SYMMETRIC_KINDS = frozenset({RuleKind.ANTI_AFFINITY, RuleKind.PREFERENCE})
-"""Kinds whose terms on bound pods apply to new pods, too. Terms of other kinds restrict only the pod that carries them."""
+"""Kinds whose terms on bound pods apply to new pods, too; preferences only if a new pod has the same term."""
 _PREFERENCE_PRICE = 1.0
-"""`DomainRule.price` of a preferred anti-affinity term of weight 100: above any gain by shorter calls."""
+"""`DomainRule.price` of a preferred anti-affinity term of weight 100: an average replica gains less by shorter calls."""
 
 
 class Term(msgspec.Struct, frozen=True):

@@ -24,13 +24,13 @@ _SMALL_REPLICAS, _MEDIUM_REPLICAS = 60, 300
 _SMALL_RUNS, _MEDIUM_RUNS = 20, 6
 """Runs of small and medium problems; larger problems have one run. Many short runs find more than few long runs."""
 _DESCENTS_PER_ZONE = 4
-"""Runs without annealing, for small problems: they take less than a millisecond, and sometimes find a better placement."""
+"""Short runs without annealing, for small problems with dependencies: they sometimes find a better placement."""
 
 
 def solve(problem: Problem, hints: Ints | None = None, *, seed: int = 0, deadline_s: float = 60.0) -> Ints:
     """The best placement found within ``deadline_s`` seconds: [replica] host, -1 for a replica without a place.
 
-    Hints are [replica] host of the previous plan, or -1; they are kept unless a better placement is found. The same problem, hints and
+    Hints are [replica] preferred host, or -1; they are kept unless a better placement is found. The same problem, hints and
     seed give the same placement, unless the deadline cuts the search short.
     """
     replicas = len(problem.class_of)

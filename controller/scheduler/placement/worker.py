@@ -2,8 +2,8 @@
 
 The process stores hosts and their used resources, so that a request contains only changes and the group. A message is its length and a
 pickled pair of kind and content: ``hosts``, ``costs``, ``pods`` and ``plan`` to the process, ``plan`` or ``failed`` back. Hosts and pods
-are sent in batches, because the event loop encodes them. If a plan misses its deadline, the process is killed, and the next request
-starts another.
+are sent in batches, because the event loop encodes them. If a plan misses its deadline or is cancelled, the process is killed, and the
+next request starts another.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ BATCH_SIZE = 200
 """Hosts or pods that are encoded before the event loop runs other tasks."""
 PLAN_DEADLINE_S = 30.0
 START_S = 30.0
-"""Time for the process to import its modules."""
+"""Time for the process to import its modules, beyond the deadline of its first plan."""
 SEARCH_SHARE = 0.7
-"""Share of the deadline after which the search ends with the best placement so far."""
+"""Share of the deadline after which the search ends at the latest, with the best placement so far."""
 NICENESS = 5
 PR_SET_PDEATHSIG = 1
 """From linux/prctl.h."""
@@ -71,10 +71,10 @@ class PlanningProcess:
         self._changed_nodes.update(pod.occupied_node for pod in (old, new) if pod is not None and pod.occupied_node)
 
     async def plan(self, snapshot: GroupSnapshot, search_s: float = PLAN_DEADLINE_S) -> Plan:
-        """Plan a group, see `plan_group`. The search ends after ``search_s`` seconds with the best placement so far.
+        """Plan a group, see `plan_group`. The search ends after ``search_s`` seconds, at most `SEARCH_SHARE` of the deadline.
 
         Raises:
-            PlanningError: the deadline passed, or the process failed.
+            PlanningError: the deadline passed, the process ended, or the plan failed in it.
         """
         async with self._lock:
             try:
@@ -87,7 +87,7 @@ class PlanningProcess:
                 await self.stop()
                 message = f"no plan was found within {self._deadline_s:g} s"
                 raise PlanningError("DeadlineExceeded", message) from None
-            except (OSError, EOFError, asyncio.IncompleteReadError) as error:
+            except (OSError, EOFError) as error:
                 await self.stop()
                 raise PlanningError("PlannerFailed", f"the planner's process ended ({type(error).__name__})") from error
             except asyncio.CancelledError:
@@ -153,7 +153,7 @@ class PlanningProcess:
 
 
 class PlanningWorker:
-    """The server in the planning process: stores hosts and costs, and plans one request at a time."""
+    """The server in the planning process: stores hosts, their used resources and costs, and plans one request at a time."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, Host] = {}
@@ -177,7 +177,7 @@ class PlanningWorker:
                 self._pods += content
 
     def plan(self, remaining: GroupSnapshot, search_s: float) -> Plan:
-        """Plan the snapshot of the stored parts and the remaining parts; the stored pods are dropped."""
+        """Plan the snapshot of the stored parts and ``remaining``; the stored pods are dropped."""
         pods, self._pods = self._pods, []
         snapshot = msgspec.structs.replace(remaining, pods=pods, hosts=self._hosts, used=self._used, costs=self._costs)
         return plan_group(snapshot, deadline_s=search_s)

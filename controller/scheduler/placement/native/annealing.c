@@ -12,7 +12,7 @@
 #define CLOCK_INTERVAL 2048                 /* steps between two checks of the deadline */
 #define MAX_TIME_RATIO 0.9                  /* share of the time left that annealing may use */
 #define MAX_FOLLOWER_TRIES 24               /* hosts that are tried for a follower */
-#define FOLLOWER_INTERVAL 10                /* mean number of steps between two that move followers */
+#define FOLLOWER_INTERVAL 10                /* mean number of steps of replicas with rules between two with followers */
 #define MAX_PROPOSALS 4000                  /* for typical_delta */
 #define MAX_DELTAS 500
 
@@ -125,10 +125,10 @@ static double move_with_followers(State *state, int32_t replica, int32_t to, dou
 
 /* Tries one change of the placement, and returns the change of the cost:
  *
- *   state_move           to a host with free capacity
- *   swap_replicas        with a replica on a host without free capacity
  *   move_with_followers  for some replicas with rules
- *   replace_replica      for a replica without a host */
+ *   state_move           to a host that admits the replica
+ *   swap_replicas        with a replica on a host that does not
+ *   replace_replica      the same for a replica without a host */
 static double try_change(State *state, double temperature) {
   const Problem *problem = state->problem;
   int32_t replica = (int32_t)random_below(state, problem->replicas), to = propose_host(state, replica);
@@ -148,7 +148,7 @@ static double try_change(State *state, double temperature) {
   return from < 0 ? replace_replica(state, replica, other, temperature) : swap_replicas(state, replica, other, temperature);
 }
 
-/* Mean change of the cost by a proposed move, without moves across a limit. */
+/* Mean size of the changes of the cost by proposed moves, except 0 and moves across a limit; 1 if there are none. */
 static double typical_delta(State *state) {
   const Problem *problem = state->problem;
   double sum = 0, count = 0;

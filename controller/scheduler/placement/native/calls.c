@@ -61,7 +61,7 @@ static inline ZoneCalls calls_from_zone(const State *state, int64_t edge, int64_
  *
  * ROUTE_ANY: any replica answers, so every pair counts. ROUTE_ZONE: a replica in the caller's zone answers, else any. ROUTE_NODE: a
  * replica on the caller's node answers, else as ROUTE_ZONE. kube-proxy ignores zones while a replica is on a node without a zone
- * label. A call that loads a replica above its fair share costs as much as a call that leaves the zone. `Endpoints` in
+ * label. With zones, a call that loads a replica above its fair share has the price of a mean detour. `Endpoints` in
  * cluster/services.py has the same rules for a single caller. */
 static inline double cost_from_zone(const Problem *problem, int64_t edge, int64_t zone, const ZoneCalls *calls) {
   if (!calls->callers) return 0;

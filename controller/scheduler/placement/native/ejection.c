@@ -6,11 +6,11 @@
 #define MAX_CANDIDATES 48  /* replicas of a host that are considered for ejection */
 #define MAX_TRIED_HOSTS 64
 #define MAX_TRIED_GROUPS 6 /* groups of two or three replicas of a host */
-#define FAILURE_PRICE 8    /* of an ejected replica, for each failure of its class; a random price below it decides between equals */
+#define FAILURE_PRICE 8    /* of an ejected replica, times `failures` of its class; a random price below it decides between equals */
 #define PERTURB_INTERVAL 4 /* ejections between two perturbations */
 #define PERTURB_MOVES 12
 
-/* Whether a host admits a class after the ejection of some replicas. If any of them has rules, the ejection is tried and undone. */
+/* Whether a host admits a class after the ejection of some replicas. With rules, the ejection is tried and undone. */
 static int admits_after_ejection(State *state, int32_t class, int32_t host, const int32_t *ejected, int count) {
   const Problem *problem = state->problem;
   for (int64_t resource = 0; resource < problem->resources; resource++) {
@@ -80,7 +80,7 @@ static void perturb(State *state) {
   }
 }
 
-/* Whether no host without movable replicas admits a class. */
+/* Whether no host without movable replicas has the constraints and resources for a class; rules do not count. */
 static int fits_no_host(const State *state, int32_t class) {
   const Problem *problem = state->problem;
   for (int32_t host = 0; host < problem->hosts; host++)
@@ -92,7 +92,7 @@ static int fits_no_host(const State *state, int32_t class) {
 typedef struct {
   int32_t *item;
   int64_t length;
-  int64_t *failures;       /* [class] how often a replica of it found no host; -1 if it fits none */
+  int64_t *failures;       /* [class] 1 + number of its ejection attempts; -1 if it fits no host */
   int32_t *failed_attempt; /* [class] last attempt in which no host admitted a replica of it */
 } Pool;
 
@@ -111,7 +111,7 @@ static void place_pool(Search *search, Pool *pool, int32_t attempt) {
   }
 }
 
-/* Places a random replica of the pool on the host where that is cheapest; the ejected replicas join the pool. */
+/* Places a random replica of the pool on the tried host with the cheapest ejection, if any; the ejected replicas join the pool. */
 static void eject(State *state, Pool *pool) {
   const Problem *problem = state->problem;
   int64_t index = random_below(state, pool->length);

@@ -133,7 +133,7 @@ static void order_by_traffic(State *state, int32_t *order) {
   free(is_ordered);
 }
 
-/* Places the replicas that have no host, in one zone unless that is -1. */
+/* Places the replicas that have no host, in one zone unless that is -1, until the deadline. */
 static void place_in_order(Search *search, const int32_t *order, int64_t zone) {
   State *state = search->state;
   for (int64_t rank = 0; rank < state->problem->replicas; rank++) {
@@ -159,7 +159,7 @@ static void place_all(Search *search, const int32_t *hints, int64_t ejection_att
   if (state->n_placed < problem->replicas) place_by_ejection(search, ejection_attempts);
 }
 
-/* Moves each replica to its best host, until no move helps. */
+/* Moves each replica to its best host, until no move helps, DESCENT_PASSES are done, or the deadline is past. */
 static void descend(Search *search) {
   State *state = search->state;
   for (int pass = 0, has_changed = 1; pass < DESCENT_PASSES && has_changed; pass++) {

@@ -31,7 +31,7 @@ typedef struct {
 State *state_new(const Problem *problem, uint64_t seed);
 void state_free(State *state);
 
-/* Changes of the cost if a replica moves: of calls and zones, of all else, and both. */
+/* Changes of the cost if a replica moves: of calls and of workloads in one zone that must span zones; of all else; and both. */
 double state_network_delta(const State *state, int32_t class, int32_t from, int32_t to);
 double state_other_delta(const State *state, int32_t class, int32_t from, int32_t to);
 double state_delta(const State *state, int32_t replica, int32_t to);
