@@ -22,7 +22,7 @@ STRATEGIES: tuple[StrategyName, ...] = get_args(StrategyName)
 Seconds = Annotated[float, Range(0, YEAR_S)]
 _PERCENT = re.compile(r"([0-9]{1,3})%\Z")
 EVALUATION_LAGS = 2.5
-"""A move is evaluated this many times ``usageLagS`` after its replacement was bound, so that an average of usage shows it too."""
+"""A move is evaluated this many times ``usageLagS`` after its replacement was created, so that an average of usage shows it too."""
 
 
 class Queries(Section, frozen=True):
@@ -112,7 +112,7 @@ class LimitsConfig(Section, frozen=True):
 
     @property
     def evaluate_after_s(self) -> float:
-        """Seconds from the binding of a replacement to the evaluation of its move."""
+        """Seconds from the creation of a bound replacement to the evaluation of its move."""
         return EVALUATION_LAGS * self.usage_lag_s
 
 

@@ -36,7 +36,7 @@ from kubekit.wire import Condition
 OVERLOADED_RATIO = 1.5
 """Ratio of a replica's calls to its fair share above which the replica is reported as overloaded."""
 MIN_GAIN_US, MIN_GAIN_RATIO = 20.0, 0.05
-"""Advice gains at least so many microseconds, and this share of a call's latency."""
+"""Another routing is advised if it gains at least so many microseconds, and this share of a call's latency."""
 MAX_MESSAGES_SHOWN = 3
 
 _DISTRIBUTION_BY_ROUTING = {Routing.ANY: "", Routing.ZONE: "PreferSameZone", Routing.NODE: "PreferSameNode"}
@@ -134,10 +134,10 @@ def copy_placed_group(state: State, key: str) -> PlacedGroup:
 
 
 class _Advice(NamedTuple):
-    """A better routing for a Service.
+    """A better routing for a Service, or why its routing has no effect.
 
     Attributes:
-        gain_us: time that a call to the workload would gain.
+        gain_us: time that a call to the workload would gain; 0 if a replica's node has no zone label.
         reason, message: reason and message of the condition RoutedNear.
     """
 
@@ -147,7 +147,7 @@ class _Advice(NamedTuple):
 
 
 def _advise(placed: PlacedGroup, callee: int) -> _Advice | None:
-    """Advice for the Service of a workload; None if no other routing is better."""
+    """Advice for the Service of a workload; None if nothing calls it by a Service, or no other routing is better."""
     edges = placed.edges_to(callee)
     services = [s for s in placed.services[callee] if not s.is_headless]
     if not edges or not services or any(s.spec.internal_traffic_policy == "Local" for s in services):
@@ -193,7 +193,7 @@ def _format_latency(evaluation: Evaluation) -> str:
 
 
 def advice_conditions(placed: PlacedGroup) -> list[Condition]:
-    """RoutedNear, False if a Service has a better routing; and Balanced, False if replicas or calls are not spread."""
+    """RoutedNear, False if a Service could route better; Balanced, False if replicas or calls are not spread; else True or Unknown."""
     return [_routed_near_condition(placed), _balanced_condition(placed)]
 
 
@@ -240,7 +240,7 @@ def _balanced_condition(placed: PlacedGroup) -> Condition:
 
 
 def zone_spread_workloads(placed: PlacedGroup) -> Iterator[tuple[int, Counter[Location]]]:
-    """Yields workloads with spread ``zone`` and two or more replicas: index, and number of replicas by location."""
+    """Yields workloads with spread ``zone`` and two or more replicas, if there are two or more zones: index, and replicas by location."""
     for workload, pods_by_node in enumerate(placed.pods_by_node):
         if placed.spreads[workload] == "zone" and sum(pods_by_node.values()) > 1 and placed.zone_count > 1:
             yield workload, count_by_location(pods_by_node, placed.locations)

@@ -1,7 +1,7 @@
-"""Converts a plan to node affinity of a gated pod: required zones, preferred zones and a preferred host.
+"""Converts a plan and scores to node affinity of a gated pod, removes it again, and classifies owners of pods.
 
-Required terms exclude the zones that the filter refuses, and scores become weights of preferred terms. Kubernetes allows this only for
-gated pods: requirements may be added to each of the user's required terms, and preferred terms may be set freely.
+Required terms name the planned zone, or exclude those that the filter refuses; scores become weights of preferred terms. Kubernetes
+allows this only for gated pods: requirements may be added to each of the user's required terms, preferred terms set freely.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def score_zones(score_table: ScoreTable, locations: Sequence[Location], with_nod
 def narrow_node_affinity(
     pod: Pod, added_requirement: MatchExpression | None, preferred: Sequence[PreferredTerm]
 ) -> NodeAffinity:
-    """The node affinity to give to a gated pod: the user's, with a requirement in each required term, and with preferred terms of ours."""
+    """The user's node affinity, with a requirement in each required term that is not empty, and with preferred terms of ours."""
     user_affinity = pod.spec.affinity.node_affinity if pod.spec.affinity else None
     required = required_node_affinity(pod.spec.affinity)
     preferred_by_user = user_affinity and user_affinity.preferred_during_scheduling_ignored_during_execution
@@ -110,7 +110,7 @@ def zone_requirement(zones: ZoneScores, target: Target | None) -> MatchExpressio
 
 
 def without_added_requirement(pod: Pod) -> Pod:
-    """The pod with only the user's required node affinity."""
+    """The pod with only the user's required node affinity; unchanged if `NARROWED_ANNOTATION` is absent or cannot be decoded."""
     text = pod.metadata.annotation(NARROWED_ANNOTATION)
     affinity = pod.spec.affinity
     node_affinity = affinity.node_affinity if affinity else None
@@ -144,7 +144,7 @@ def _has_requirements(term: NodeSelectorTerm) -> bool:
 
 
 def preferred_terms(zones: ZoneScores, target: Target | None, hostname: str = "") -> list[PreferredTerm]:
-    """Preferred terms for the planned host, its zone, and other zones by score. Without the host's hostname label, only zones are preferred.
+    """Preferred terms for the planned host, unless its ``hostname`` label is empty, for its zone, and for other zones by score.
 
     The host is named by its label, never by ``matchFields``, because Karpenter makes no node for a pod with ``matchFields``.
     """
@@ -163,12 +163,12 @@ def preferred_terms(zones: ZoneScores, target: Target | None, hostname: str = ""
 
 
 def is_replaceable(pod: Pod) -> bool:
-    """Whether the pod may be deleted while it is pending, because its owner replaces it."""
+    """Whether the pod may be deleted while it is pending, because its owner replaces it without a penalty."""
     owner = controller_of(pod.metadata)
     return owner is not None and owner.kind in _REPLACING_KINDS
 
 
 def is_daemon_pod(pod: Pod) -> bool:
-    """Whether a DaemonSet owns the pod and has chosen its node."""
+    """Whether a DaemonSet owns the pod, and so has chosen its node."""
     owner = controller_of(pod.metadata)
     return owner is not None and owner.kind == "DaemonSet"

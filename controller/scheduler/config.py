@@ -1,6 +1,7 @@
 """Settings of scheduling: the section ``scheduler`` of the controller's configuration file.
 
-Arguments of upstream's plugins keep their names and defaults. ``parity: upstream`` turns off all other settings at once.
+Arguments of upstream's plugins keep their names and defaults. ``parity: upstream`` turns off all plans, filters and scores that
+upstream lacks.
 """
 
 from __future__ import annotations
@@ -97,5 +98,5 @@ class SchedulerConfig(Section, frozen=True):
 
     @property
     def is_parity(self) -> bool:
-        """Whether to behave exactly as upstream: no plans, and dependencies are checked for all pairs of caller and callee."""
+        """Whether to behave exactly as upstream: no plans, and dependencies are checked for all replicas, whatever Services route to."""
         return self.parity == "upstream"

@@ -168,7 +168,7 @@ def simulate_scheduling(
     Args:
         waiting: pairs of workload and pod; pods of one workload are spread.
         hosts: node -> host, of every node.
-        used: node -> requests and host ports of the pods on it.
+        used: node -> requests and host ports of the pods on it, which have no other effect.
         rng: breaks ties at random, as the scheduler does.
         volume_selectors: pod key -> node selectors of its volumes.
     """

@@ -89,11 +89,11 @@ class Explanation(msgspec.Struct, frozen=True, rename="camel"):
         node: the pod's node; empty while the pod waits.
         group: ``namespace/name`` of its AppGroup; empty without an AppGroup.
         workload: selector of its workload.
-        topology: ``namespace/name`` of the NetworkTopology with the costs.
-        weight_name: name of the weight with the costs.
+        topology: ``namespace/name`` of the NetworkTopology with the costs; empty without costs.
+        weight_name: name of the weight with the costs; empty likewise.
         neutral_reason: why the rule scores all nodes equally; empty if there are scores.
         peers: dependencies, then dependents.
-        candidates: by cost, the lowest first; candidates that are not feasible last.
+        candidates: by cost, the lowest first; those that are not feasible last. Empty if there are no scores.
         target: target of the plan; null without a plan.
         conclusion: the reason for the pod's node, in one sentence.
     """

@@ -32,7 +32,7 @@ class ExtenderMetrics:
             "netaware_extender_nodes_refused", "Nodes refused by the filter.", registry=registry
         )
         self.errors = Counter(
-            "netaware_extender_errors", "Requests that could not be answered.", ["verb", "status"], registry=registry
+            "netaware_extender_errors", "Requests that failed, by HTTP status.", ["verb", "status"], registry=registry
         )
 
 

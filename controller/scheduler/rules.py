@@ -37,11 +37,10 @@ class PeerWorkload(NamedTuple):
 
 
 class NodeScore(NamedTuple):
-    """A node's score over all placed pods of all peers.
+    """A node's score over all placed pods of all peers, or of one.
 
     Attributes:
-        satisfied: number of placed pods of dependencies within maxNetworkCost.
-        violated: number of placed pods of dependencies beyond maxNetworkCost.
+        satisfied, violated: number of placed pods of dependencies that may answer calls, within and beyond maxNetworkCost.
         cost: network cost, summed over the placed pods of all peers.
         unknown: number of placed pods of peers without a known cost; each costs `controller.cluster.costs.UNKNOWN_COST`.
     """
@@ -172,7 +171,7 @@ def _score_by_dependent(
 
 
 def normalise_cost(cost: int, low: int, high: int) -> int:
-    """The score of a cost: 100 for the lowest cost of the scored nodes, 0 for the highest."""
+    """The score of a cost: 100 for the lowest cost of the scored nodes, 0 for the highest; if all are equal, 100, or 0 if they are 0."""
     if low == high:
         return 0 if high == 0 else MAX_SCORE
     return MAX_SCORE - MAX_SCORE * (cost - low) // (high - low)
@@ -197,5 +196,5 @@ def raw_allocatable_score(allocatable: Mapping[str, int], args: AllocatableArgs)
 
 
 def normalise_allocatable_score(value: int, low: int, high: int) -> int:
-    """The score of a raw score: 0 for the lowest raw score of the scored nodes, 100 for the highest."""
+    """The score of a raw score: 0 for the lowest raw score of the scored nodes, 100 for the highest; 0 if all are equal."""
     return (value - low) * MAX_SCORE // (high - low) if high > low else 0

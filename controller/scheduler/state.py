@@ -160,7 +160,7 @@ class State(Index):
         return placement_of(labels, placement_of({PLACEMENT_LABEL: self._placement_labels.get(namespace, "")}, default))
 
     def on_pod_change(self, _: str, old: Pod | None, new: Pod | None) -> None:
-        """Update a pod of a group; the pod counts while it is placed."""
+        """Update a pod of a group; see `_placed_pod_of` for when it counts."""
         before, after = self._placed_pod_of(old), self._placed_pod_of(new)
         if before == after:
             return
@@ -180,7 +180,7 @@ class State(Index):
                     del pods_by_node[node]
 
     def _placed_pod_of(self, pod: Pod | None) -> PlacedPod | None:
-        """The pod as it counts; None unless it is placed, and running or counted when finished."""
+        """The pod as it counts; None unless it has a node and is active or, in upstream parity, finished or terminating."""
         if pod is None or not pod.spec.node_name:
             return None
         if not pod.is_active and not self._network_overhead_args.counts_finished_pods:
@@ -201,7 +201,7 @@ class State(Index):
         return {} if self._is_parity else self.services.routings_of(pods)
 
     def example_pods(self, group: str, workload: str) -> list[ObjectMeta]:
-        """Metadata of the pod of the workload that was placed last, in each namespace."""
+        """Metadata of the pod of the workload that was placed last, even if it is gone, in each namespace of the group."""
         name = self.groups[group].metadata.name
         example_pods, admitted = self._example_pods.get((name, workload), {}), self.membership.pod_namespaces(group)
         # A chart with hundreds of releases has hundreds of groups of one name, each in its own namespace.
@@ -316,7 +316,7 @@ class State(Index):
     def find_peers(
         self, key: str, workload: str, pod_counts: PodCounts
     ) -> tuple[Sequence[PeerWorkload], Sequence[PeerWorkload]]:
-        """The workloads that a workload depends on, and those that depend on it, with their placed pods.
+        """The workloads that a workload depends on, and with ``scoreDependents`` those that depend on it, with their placed pods.
 
         Raises:
             DeletedNodeError: in upstream parity, if a pod of a dependency is on a deleted node.
