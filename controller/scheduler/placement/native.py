@@ -224,7 +224,7 @@ class _CostScale:
             for table, worst in zip(problem.tables, self.worst_by_table, strict=True)
             if table.latency.size and worst > 0
         ]
-        self.host_gain = min(max(gains, default=0.0), 1.0) or 0.05
+        self.host_gain = min(max([0.0, *gains]), 1.0) or 0.05
 
 
 def _host_arrays(problem: Problem, scale: _CostScale) -> dict[str, object]:

@@ -272,6 +272,13 @@ def test_replicas_without_calls_take_the_emptier_hosts() -> None:
     assert solve(uneven).tolist() == [1]
 
 
+def test_replicas_prefer_different_hosts_if_a_zone_has_less_latency_than_a_host() -> None:
+    latency = np.full((1, 1), 10.0)
+    fast_zone = CallCostTable(latency, 30.0, latency > 100.0)
+    problem = make_problem([0] * 4, [2, 2], (0, 1, Routing.ZONE), colocation_penalty=np.ones(2), tables=(fast_zone,))
+    assert sorted(solve(problem).tolist()) == [0, 1, 2, 3]
+
+
 def test_colocation_has_the_same_penalty_for_the_rest_of_a_rollout() -> None:
     """The plan of all pods of eleven workloads uses two of three hosts, and so does the plan of the last two pods."""
     workloads = 11
