@@ -37,8 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 nargs="?",
                 const=_STAY,
                 choices=(_STAY, _ONCE),
-                help="remove what the agent wrote on the node and its limits; then stay idle and ready, for the rollout of a"
-                " DaemonSet (stay, the default), or exit (once)",
+                help="remove what the agent wrote on the node, and with --bandwidth enforce its limits; then stay idle and"
+                " ready, for the rollout of a DaemonSet (stay, the default), or exit (once)",
             )
     parsed = parser.parse_args(arguments)
     try:

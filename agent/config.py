@@ -154,7 +154,7 @@ def set_up_logs(arguments: argparse.Namespace) -> None:
 
 
 def read_config(arguments: argparse.Namespace, *, is_node_required: bool = True) -> AgentConfig:
-    """Read the configuration from the parsed flags of `add_flags`, and check it.
+    """Read the configuration from the parsed flags of `add_flags`, and check it; the node's name may be missing unless it is required.
 
     Raises:
         ConfigError: a value is invalid; names the flag, or the file and its field.

@@ -8,7 +8,7 @@ from agent.bandwidth.state import PLUGIN_HANDLE, Device, LimitAssessment
 from agent.bandwidth.tc_index import TcIndex, is_limit_ifb
 
 _NON_LIMITING = frozenset({"noqueue", "pfifo", "pfifo_fast", "bfifo", "fq", "fq_codel", "codel", "sfq", "mq"})
-"""Qdiscs that limit nothing and may be a device's default. Any other qdisc, at the root or below it, is foreign."""
+"""Qdiscs that limit nothing and may be a device's default. Others are foreign, except our tbf and the CNI plugin's."""
 _CILIUM_NAME_PREFIXES = ("lxc", "eni", "azv", "gke")
 """Names of pods' devices with Cilium alone, and chained to the CNI plugins of AWS, Azure and Google."""
 _BANDWIDTH_PLUGIN = "bandwidth"

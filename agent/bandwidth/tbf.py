@@ -80,7 +80,7 @@ def choose_params(rate_bps: int, mtu: int) -> TbfParams:
 
 
 def has_excessive_burst_or_queue(params: TbfParams, mtu: int) -> bool:
-    """Whether a burst lasts longer than `MAX_BURST_S`, or a queue longer than `MAX_QUEUE_S`, and exceeds the size that any limit may have."""
+    """Whether burst or queue last longer than `MAX_BURST_S` or `MAX_QUEUE_S`, and also exceed the bytes that any limit may have."""
     tolerated_bytes = max(GSO_BYTES, MIN_QUEUE_FRAMES * (mtu + ETHERNET_BYTES))
     has_large_burst = params.burst_s > MAX_BURST_S and params.burst_bytes > tolerated_bytes
     has_long_queue = params.queue_s > MAX_QUEUE_S and params.limit_bytes > 2 * tolerated_bytes
@@ -88,5 +88,5 @@ def has_excessive_burst_or_queue(params: TbfParams, mtu: int) -> bool:
 
 
 def blocks_everything(params: TbfParams, mtu: int) -> bool:
-    """Whether the bucket is smaller than a frame, so that the kernel drops every full-sized packet (sch_tbf.c); never at the most ticks."""
+    """Whether the bucket is smaller than a frame, so that the kernel drops every full-sized packet (sch_tbf.c); False at the most ticks."""
     return params.burst_bytes < mtu + ETHERNET_BYTES and params.buffer_ticks < UINT32_RANGE - 1

@@ -34,15 +34,15 @@ class TcIndex:
         self.device_by_index = {device.index: device for device in tc_state.devices}
         self.device_by_name = {device.name: device for device in tc_state.devices}
         self.root_by_device = {qdisc.device_index: qdisc for qdisc in qdiscs if qdisc.parent == ROOT}
+        self.kinds_below_root: dict[int, set[str]] = {}
+        for qdisc in qdiscs:
+            if qdisc.parent != ROOT and qdisc.handle != INGRESS_HANDLE:
+                self.kinds_below_root.setdefault(qdisc.device_index, set()).add(qdisc.kind)
         self.devices_with_ingress_qdisc = {qdisc.device_index for qdisc in qdiscs if qdisc.handle == INGRESS_HANDLE}
         self._pod_devices: dict[int, list[Device]] = {}
         for device in tc_state.devices:
             if device.kind in {"veth", "netkit"} and device.namespace_id is not None:
                 self._pod_devices.setdefault(device.namespace_id, []).append(device)
-        self.kinds_below_root: dict[int, set[str]] = {}
-        for qdisc in qdiscs:
-            if qdisc.parent != ROOT and qdisc.handle != INGRESS_HANDLE:
-                self.kinds_below_root.setdefault(qdisc.device_index, set()).add(qdisc.kind)
         self._filters: dict[tuple[int, Hook], list[Filter]] = {}
         for filter_ in sorted(tc_state.filters, key=lambda f: f.priority):
             self._filters.setdefault((filter_.device_index, filter_.hook), []).append(filter_)

@@ -66,8 +66,8 @@ def find_foreign_capacity(node: OwnNode, our_bps: int | None) -> str:
 def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, dispute: str = "") -> Writes:
     """Plan the writes that publish a capacity: none if it is published already, the condition alone if another writer's value stays.
 
-    A published capacity that is no longer known stays, because its removal would keep new pods away; a 0 that a kubelet left
-    of our capacity is removed.
+    A published capacity that is no longer known stays, because its removal would keep new pods away; the 0 that a kubelet
+    leaves of it is removed.
 
     Args:
         node: as the API server has it.

@@ -57,7 +57,7 @@ class TrafficCollector:
 
     Attributes:
         edges: the totals.
-        round_cpu_s: processor time of parsing the table in the last round.
+        round_cpu_s: processor time of counting the table in the last round.
         overflows: number of times that the kernel dropped events.
         state: settings and counters of connection tracking in the last round.
     """
@@ -168,7 +168,9 @@ class TrafficCollector:
             value=self.overflows,
         )
         yield GaugeMetricFamily(
-            "netaware_traffic_round_seconds", "Processor time of parsing the table once.", value=self.round_cpu_s
+            "netaware_traffic_round_seconds",
+            "Processor time of counting the connections of the table once.",
+            value=self.round_cpu_s,
         )
 
 
