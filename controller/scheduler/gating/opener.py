@@ -26,7 +26,7 @@ from kubekit.wire import PODS, Object, parse_time
 log = logs.get("controller.scheduler.gating.opener")
 
 GRACE_S = 30.0
-"""The command line adds this to ``gates.maxWaitS``."""
+"""Time beyond ``gates.maxWaitS`` in which the leader should open a gate; the command line adds it."""
 CHECK_INTERVAL_S, MAX_RETRY_S = 5.0, 60.0
 """Time between checks, and longest time between failed patches of a pod."""
 UNINSTALL_CHECK_INTERVAL_S = 0.2
@@ -65,6 +65,7 @@ class GateOpener:
         self._client, self._max_wait_s, self._clock = client, max_wait_s, clock
         self.pods: Reflector[Pod] = Reflector(client, PODS, Pod, field_selector=_PENDING_FIELD_SELECTOR)
         self._other_gates_opened_at: dict[str, float] = {}
+        """Pod key -> unix seconds at which its last gate of another owner opened."""
         self._failures: dict[str, tuple[int, float]] = {}
         """Pod key -> number of failed patches, and the time before which the pod is not patched again."""
         self.pods.subscribe(self._on_pod_change)
@@ -80,17 +81,17 @@ class GateOpener:
             overdue = self.find_overdue()
             for begin in range(0, len(overdue), _CONCURRENT_WRITES):
                 await asyncio.gather(*(self._open_gate(pod) for pod in overdue[begin : begin + _CONCURRENT_WRITES]))
-            opens_more = overdue and self._max_wait_s is None
-            await asyncio.sleep(UNINSTALL_CHECK_INTERVAL_S if opens_more else CHECK_INTERVAL_S)
+            is_uninstalling = self._max_wait_s is None and bool(overdue)
+            await asyncio.sleep(UNINSTALL_CHECK_INTERVAL_S if is_uninstalling else CHECK_INTERVAL_S)
 
     def find_overdue(self) -> list[Pod]:
-        """Pods whose gates should be open by now, oldest first; without pods whose failed patches back off."""
+        """Pods whose gates should be open by now, oldest first. Pods whose patch failed are left out during their back-off."""
         now = self._clock()
         overdue = (pod for pod in self.pods if pod.is_gated and pod.is_active and self._is_overdue(pod, now))
         return sorted((p for p in overdue if now >= self._failures.get(p.metadata.key, (0, 0.0))[1]), key=_created_at)
 
     def _is_overdue(self, pod: Pod, now: float) -> bool:
-        """Whether the pod has waited too long since its creation or since its last other gate opened; not while it has another gate."""
+        """Whether the pod has no other gate, and has waited too long since its creation or since its last other gate opened."""
         if self._max_wait_s is None:
             return True
         since = max(_created_at(pod), self._other_gates_opened_at.get(pod.metadata.key, 0.0))
