@@ -208,7 +208,7 @@ class ProbePlanner:
         )
 
     async def _remove_obsolete_results(self) -> None:
-        """Remove unreadable keys and keys of pairs that are no longer planned, so that objects do not grow without limit."""
+        """Remove keys that are refused or not planned, so that objects do not grow without limit."""
         plans = tuple(self._plans.values())
         planned_keys = await asyncio.to_thread(list_planned_keys, plans)
         for name in self.list_results_names():
@@ -231,6 +231,7 @@ class ProbePlanner:
             except ApiError as error:
                 if not error.is_not_found:
                     raise
+                continue
             self._writes.labels("results-keys-removed").inc(len(obsolete_keys))
             log.info("removed results that are unreadable or not planned", object=name, keys=len(obsolete_keys))
 

@@ -1,19 +1,28 @@
-"""Zones and regions from node labels, and the nodes of the probe plan."""
+"""Zones and regions from node labels, the nodes of the probe plan, and results that are no longer planned."""
 
 from __future__ import annotations
 
 import json
+import time
+from typing import Any, cast
 
 import msgspec
 import pytest
+from prometheus_client import CollectorRegistry
 
+from controller.cluster.cluster_cache import ClusterCache
 from controller.cluster.zones import build_zone_map, is_location_unchanged
+from controller.topology.config import TopologyConfig
+from controller.topology.planner import ProbePlanner
 from controller.topology.probe_nodes import AgentPods, agent_pods_by_node, is_probe_node_unchanged, to_probe_node
 from kubekit.addresses import parse_address
-from kubekit.wire import Node, NodeAddress
+from kubekit.client import Client
+from kubekit.errors import ApiError
+from kubekit.wire import ConfigMap, Node, NodeAddress, ObjectMeta
 from netperf.pairs import select_probe_nodes
 from netperf.sample import NodeLocation
 from tests.support.descheduler_builders import PodInfo, node_object, read
+from tests.unit.controller.components import fill_store
 
 
 def node(
@@ -123,3 +132,18 @@ def agent_pod(node_name: str, ips: tuple[str, ...] = (), *, leaving: bool = Fals
 def test_an_agent_is_ready_when_one_of_its_pods_is_and_not_terminating() -> None:
     pods = [agent_pod("a", leaving=True), agent_pod("a"), agent_pod("b", leaving=True), agent_pod("")]
     assert {name: pods.is_ready for name, pods in agent_pods_by_node(pods).items()} == {"a": True, "b": False}
+
+
+async def test_keys_of_a_deleted_results_configmap_do_not_count_as_removed() -> None:
+    class ClientWithoutConfigMaps:
+        async def patch(self, *_: Any, **_options: Any) -> None:
+            raise ApiError(404, "NotFound", "deleted")
+
+    client, registry = cast("Client", ClientWithoutConfigMaps()), CollectorRegistry()
+    cache = ClusterCache(client, "home")
+    metadata = ObjectMeta(name="netperf-metrics", namespace="home")
+    fill_store(cache.results, [ConfigMap(metadata=metadata, data={"netaware.v1.malformed": "1"})])
+    planner = ProbePlanner(client, cache, TopologyConfig(), registry, clock=time.monotonic, wall=time.time)
+    await planner._remove_obsolete_results()
+    removed = registry.get_sample_value("netaware_probe_plan_writes_total", {"result": "results-keys-removed"})
+    assert not removed
