@@ -145,8 +145,8 @@ def _check_pod_usage(_: PlanBuilder, candidate: Candidate) -> str:
     exceeded = candidate.node_load.exceeded_resources if candidate.node_load else ()
     if any(candidate.usage.get(resource, 0) > 0 for resource in exceeded):
         return ""
-    if any(resource in candidate.usage for resource in exceeded):
-        return f"it uses no {' or '.join(exceeded)}"
+    if known := [resource for resource in exceeded if resource in candidate.usage]:
+        return f"it uses no {' or '.join(known)}"
     return f"its use of {' and '.join(exceeded)} is not known"
 
 

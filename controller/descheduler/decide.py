@@ -106,7 +106,8 @@ class UnconfirmedDecision:
             target, candidate.planner_failure = await self._simulate_target(
                 candidate, pending.move.group, simulate_replacement
             )
-            if failed := report_first_failure(builder, candidate, (PLANNER,)):
+            failed = report_first_failure(builder, candidate, (PLANNER,))
+            if failed is not None:
                 del builder.moves_by_uid[uid]
                 first_s, max_s = limits.workload_backoff_s, limits.failure_backoff_s
                 self._history = extend_backoff(self._history, uid, failed.why, first_s, builder.now, max_s=max_s)

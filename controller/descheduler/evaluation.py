@@ -216,7 +216,7 @@ def _is_in_other_zone(pending: PendingMove, snapshot: DeschedulerSnapshot) -> bo
 
 
 def _usage_percents(name: str, snapshot: DeschedulerSnapshot) -> Mapping[str, float]:
-    """A node's usage in percent of allocatable. Omits unknown resources."""
+    """A node's usage in percent of allocatable, without unknown resources; empty if the node is gone."""
     node = snapshot.nodes.get(name)
     return to_percents(snapshot.usage.by_node.get(name, {}), node.allocatable) if node is not None else {}
 

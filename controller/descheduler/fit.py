@@ -21,13 +21,16 @@ OTHER_POD_REASONS = frozenset(REASON_BY_KIND.values())
 """Reasons that depend on other pods."""
 
 
+def format_counts(counts: Mapping[str, int]) -> str:
+    """The counts above 0, the highest first: ``2 taint x, 1 insufficient cpu``."""
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda c: (-c[1], c[0])) if count)
+
+
 def describe_misfits(nodes_by_reason: Mapping[str, int]) -> str:
     """Why no node fits, in kube-scheduler's wording: ``0/3 nodes are available: 2 taint x, 1 insufficient cpu``."""
     if not nodes_by_reason:
         return "there is no other node"
-    ordered = sorted(nodes_by_reason.items(), key=lambda item: (-item[1], item[0]))
-    parts = ", ".join(f"{count} {reason}" for reason, count in ordered)
-    return f"0/{sum(nodes_by_reason.values())} nodes are available: {parts}"
+    return f"0/{sum(nodes_by_reason.values())} nodes are available: {format_counts(nodes_by_reason)}"
 
 
 def without_plan_affinity(pod: PodInfo) -> Pod:

@@ -22,7 +22,7 @@ from controller.descheduler.conditions import (
     REASON_CONDITIONS,
     report_first_failure,
 )
-from controller.descheduler.fit import OTHER_POD_REASONS, describe_misfits
+from controller.descheduler.fit import OTHER_POD_REASONS, describe_misfits, format_counts
 from controller.descheduler.history import PendingMove
 from controller.descheduler.node_load import (
     AnomalyDetector,
@@ -146,12 +146,14 @@ class LowNodeLoadStrategy:
             if pod.is_active and pod.is_running
         ]
         # These conditions have the same result for all pods of a node.
-        if candidates and (failed := report_first_failure(builder, candidates[0], REASON_CONDITIONS)):
+        failed = report_first_failure(builder, candidates[0], REASON_CONDITIONS) if candidates else None
+        if failed is not None:
             self._why_by_node[load.name] = failed.why
             return
         movable: list[Candidate] = []
         for candidate in candidates:
-            if failed := report_first_failure(builder, candidate, POD_CONDITIONS):
+            failed = report_first_failure(builder, candidate, POD_CONDITIONS)
+            if failed is not None:
                 failure_counts[failed.condition.name] += 1
             else:
                 movable.append(candidate)
@@ -269,6 +271,5 @@ def choose_candidate(
 
 def _describe_failures(failure_counts: Mapping[str, int]) -> str:
     """Why no further pod of a node can be moved, by the number of its pods that fail each condition."""
-    ordered = sorted((-count, name) for name, count in failure_counts.items() if count)
-    parts = ", ".join(f"{-negated_count} {name}" for negated_count, name in ordered)
-    return f"no further pod can be moved: {parts}" if parts else "no further pod runs on it"
+    counts = format_counts(failure_counts)
+    return f"no further pod can be moved: {counts}" if counts else "no further pod runs on it"

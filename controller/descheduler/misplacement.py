@@ -66,10 +66,7 @@ class MisplacementStrategies:
             nodes.sort(key=self._load_order)
 
     def plan_moves(self, better_since: Mapping[str, float], *, assume_lasting: bool) -> dict[str, float]:
-        """Add moves to the plan; returns ``ReasonDurations.better_since`` after this round, given that after the last one.
-
-        ``assume_lasting`` skips the hold time.
-        """
+        """Add moves to the plan; returns ``ReasonDurations.better_since`` after this round. ``assume_lasting`` skips the hold time."""
         updated: dict[str, float] = {}
         for pods in self._pods_by_group().values():
             candidates: list[Candidate] = []
@@ -81,7 +78,8 @@ class MisplacementStrategies:
                 lasted_s, hold_s = self._builder.now - updated[pod.uid], self._config.hold_s
                 if not assume_lasting and lasted_s < hold_s:
                     candidate.duration_failure = f"there has been a better node for {lasted_s:.0f} of {hold_s:g} s"
-                if report_first_failure(self._builder, candidate, REASON_CONDITIONS) is None:
+                failed = report_first_failure(self._builder, candidate, REASON_CONDITIONS)
+                if failed is None:
                     candidates.append(candidate)
             for candidate in sorted(candidates, key=self._gain_order):
                 self._try_move(candidate, pods)
@@ -234,11 +232,12 @@ class MisplacementStrategies:
         if ready < required:
             name = pod.labels[APPGROUP_LABEL]
             candidate.readiness_failure = f"{ready} of {required} pods of AppGroup {name} are ready"
-        if report_first_failure(builder, candidate, (*POD_CONDITIONS, *MOVE_CONDITIONS)):
-            return
-        # Moves planned since the target was found may have used its capacity.
-        self._assign_target(candidate)
-        if report_first_failure(builder, candidate, (NODE_FIT,)):
+        failed = report_first_failure(builder, candidate, (*POD_CONDITIONS, *MOVE_CONDITIONS))
+        if failed is None:
+            # Moves planned since the target was found may have used its capacity.
+            self._assign_target(candidate)
+            failed = report_first_failure(builder, candidate, (NODE_FIT,))
+        if failed is not None:
             return
         current, target = self._score(candidate, pod.node), self._score(candidate, candidate.target)
         if candidate.strategy == "NetworkMisplacement":

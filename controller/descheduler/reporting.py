@@ -70,7 +70,8 @@ class DeschedulerReporter:
         for state in plan.nodes:
             topic = f"relief/{state.node}"
             if state.is_stuck:
-                if log.log_change(topic, state.why, "node not relieved", node=state.node, why=state.why):
+                is_new = log.log_change(topic, state.why, "node not relieved", node=state.node, why=state.why)
+                if is_new:
                     note = f"Node is overutilized, but {state.why}"
                     self._recorder.record_warning(ObjectReference("v1", "Node", state.node), "NotRelieved", note)
             # A node whose anomaly timed out is still above a threshold: it is not reported as relieved.
