@@ -173,8 +173,7 @@ def decide(
 ) -> UnconfirmedDecision:
     """Evaluate earlier moves and decide which pods to move at ``now``, unix seconds. Takes seconds with thousands of nodes.
 
-    LowNodeLoad comes first, because an overutilized node harms all of its pods. The misplacement strategies count its moves. While
-    LowNodeLoad is paused, no strategy moves pods.
+    LowNodeLoad comes first, because an overutilized node harms all of its pods. The misplacement strategies count its moves.
 
     ``history`` and ``durations`` are those after the last round. A dry run knows no durations: with ``assume_lasting``, all reasons
     have lasted for long enough.
@@ -183,7 +182,7 @@ def decide(
     builder = PlanBuilder(snapshot, history, config, now)
     low_node_load = None if config.low_node_load is None else LowNodeLoadStrategy(builder, config.low_node_load)
     if config.low_node_load is not None and config.low_node_load.args.paused:
-        builder.add_note("LowNodeLoad is paused")
+        builder.add_note("LowNodeLoad is paused, and with it all strategies")
         return UnconfirmedDecision(builder, ReasonDurations(durations.detectors), evaluated, low_node_load)
     detectors, better_since = durations.detectors, dict[str, float]()
     if low_node_load is not None:

@@ -33,22 +33,18 @@ class PodDisruptionBudget(Object, frozen=True):
 
 
 class AllowedDisruptions:
-    """Predicts from PodDisruptionBudgets whether the API server will evict a pod, counting the planned evictions.
-
-    A budget with an unknown operator may cover any pod of its namespace, so none of these can be evicted.
-    """
+    """Predicts from PodDisruptionBudgets whether the API server will evict a pod, counting the planned evictions."""
 
     def __init__(self, budgets: Iterable[PodDisruptionBudget]) -> None:
         self._budgets_by_namespace: dict[str, list[tuple[Selector, PodDisruptionBudget]]] = defaultdict(list)
         self._unreadable_by_namespace: dict[str, str] = {}
         for budget in sorted(budgets, key=lambda budget: budget.metadata.key):
-            namespace, selector = budget.metadata.namespace, budget.spec.selector
+            meta, selector = budget.metadata, budget.spec.selector
             try:
                 if selector is not None:
-                    self._budgets_by_namespace[namespace].append((compile_selector(selector), budget))
-            except SelectorError as error:
-                why = f"PodDisruptionBudget {budget.metadata.key} may cover it: {error}"
-                self._unreadable_by_namespace[namespace] = why
+                    self._budgets_by_namespace[meta.namespace].append((compile_selector(selector), budget))
+            except SelectorError as error:  # An operator newer than this code may select any pod of the namespace.
+                self._unreadable_by_namespace[meta.namespace] = f"PodDisruptionBudget {meta.key} may cover it: {error}"
         self._reserved_by_budget: Counter[str] = Counter()
 
     def unevictable_reason(self, pod: PodInfo) -> str:

@@ -92,7 +92,8 @@ class MisplacementStrategies:
         why = self._misfit_reason(candidate, node, self._forbidden_zone(candidate))
         current, target = self._score(candidate, candidate.pod.node), self._score(candidate, node.name)
         if not why and not self._is_gain(candidate, current, target):
-            return f"its network cost would be {target.cost}, and is {current.cost}"
+            beyond = f", with {target.violated} dependencies beyond maxNetworkCost" if target.violated else ""
+            return f"its network cost would be {target.cost} instead of {current.cost}{beyond}"
         return why
 
     def network_cost(self, candidate: Candidate, node: str) -> int:

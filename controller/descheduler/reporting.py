@@ -36,12 +36,12 @@ class DeschedulerReporter:
 
     def report_eviction(self, move: Move, result: EvictionResult) -> None:
         """Report the result of an eviction."""
+        fields = {"pod": move.pod, "node": move.node, "target": move.target, "reason": move.reason}
         if result.kind == "evicted":
-            log.info("pod evicted", pod=move.pod, node=move.node, target=move.target, reason=move.reason)
+            log.info("pod evicted", **fields)
             note = f'Pod evicted from node "{move.node}" by the reason "{move.reason}"'  # koord-descheduler's wording
             self._recorder.record_normal(_pod_reference(move.pod, move.uid), "Descheduled", note)
         elif result.kind == "dry-run":
-            fields = {"pod": move.pod, "node": move.node, "target": move.target, "reason": move.reason}
             log.log_change(f"dry-run/{move.pod}", move.node, "pod would be evicted", level="info", **fields)
         elif result.kind != "gone":
             log.log_change(f"evict/{move.pod}", result.kind, "pod not evicted", pod=move.pod, error=result.message)

@@ -207,7 +207,7 @@ def test_a_paused_policy_plans_nothing_and_adds_a_note() -> None:
     assert moved_pods(decide_once(ONE, make_config())) == ["p"]
     decision = decide_once(ONE, make_config({"paused": True}))
     assert moved_pods(decision) == []
-    assert "LowNodeLoad is paused" in decision.plan.notes
+    assert "LowNodeLoad is paused, and with it all strategies" in decision.plan.notes
 
 
 def test_more_nodes_than_number_of_nodes_must_be_underutilized() -> None:
