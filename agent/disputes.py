@@ -1,9 +1,8 @@
 """Constants of disputes with other programs that replace what the agent writes, and of the back-off between its writes."""
 
 DISPUTE_WINDOW_S = 600.0
-"""Replacements by another program are forgotten after this time."""
+"""Repeated writes are forgotten this time after the last one."""
 DISPUTE_THRESHOLD = 3
-"""Number of replacements within the window that make a dispute."""
-FIRST_WAIT_S = 5.0
-MAX_WAIT_S = 300.0
-"""First and longest delay of the exponential back-off between writes."""
+"""Number of remembered writes, each replaced by another program, that make a dispute."""
+FIRST_BACKOFF_S, MAX_BACKOFF_S = 5.0, 300.0
+"""First and longest delay between repeated writes."""

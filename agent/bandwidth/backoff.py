@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from agent.bandwidth.state import Action, SetEgressLimit, SetIngressLimit
-from agent.disputes import DISPUTE_THRESHOLD, DISPUTE_WINDOW_S, FIRST_WAIT_S, MAX_WAIT_S
+from agent.disputes import DISPUTE_THRESHOLD, DISPUTE_WINDOW_S, FIRST_BACKOFF_S, MAX_BACKOFF_S
 from kubekit.waiting import backoff_delay_s
 
 RepairKey = tuple[type[Action], str]
@@ -64,7 +64,7 @@ class RepairBackoff:
         attempts.count += 1
         if has_succeeded and isinstance(action, SetIngressLimit | SetEgressLimit):
             attempts.set_count += 1
-        wait_s = backoff_delay_s(attempts.count, FIRST_WAIT_S, MAX_WAIT_S)
+        wait_s = backoff_delay_s(attempts.count, FIRST_BACKOFF_S, MAX_BACKOFF_S)
         attempts.last_at_s, attempts.due_at_s = now_s, now_s + wait_s
         return wait_s
 

@@ -15,7 +15,7 @@ from agent.bandwidth.processes import POD_INTERFACE
 from agent.bandwidth.state import LimitStatus
 from agent.bandwidth.tc_reader import read_filters
 
-_LINE_BEGIN = b" " + POD_INTERFACE.encode() + b":"
+_ETH0_LABEL = b" " + POD_INTERFACE.encode() + b":"
 _RECEIVED_BYTES, _SENT_BYTES, _SENT_PACKETS = 0, 8, 9
 """Columns of ``/proc/net/dev``."""
 _MAX_FILE_BYTES = 16384
@@ -32,6 +32,7 @@ async def take_readings(meters: TrafficMeters, proc: Path, statuses: Sequence[Li
     busy_indexes = meters.find_busy_devices(statuses, counters_by_pid, now_s)
     tc_counters = await read_tc_counters(busy_indexes) if busy_indexes else None
     busy_pids = {source.pid for source in sources if source.host_device_index in busy_indexes}
+    # Again after the buckets, so that what passes between the two reads does not count as excess.
     reread_by_pid = read_device_counters(proc, busy_pids)
     meters.add_readings(statuses, counters_by_pid, tc_counters, now_s, reread_by_pid)
 
@@ -39,7 +40,7 @@ async def take_readings(meters: TrafficMeters, proc: Path, statuses: Sequence[Li
 def read_device_counters(proc: Path, pids: Iterable[int]) -> dict[int, DeviceCounters]:
     """Read the counters of each process's eth0 from ``/proc/<pid>/net/dev``, by process; no namespace is entered.
 
-    Omits processes that have ended or have no eth0. Uses system calls directly, because every limited pod is read each few seconds.
+    Omits processes that have ended or have no eth0. Uses system calls directly, because every limited pod is read every few seconds.
     """
     counters_by_pid: dict[int, DeviceCounters] = {}
     for pid in pids:
@@ -59,14 +60,14 @@ def read_device_counters(proc: Path, pids: Iterable[int]) -> dict[int, DeviceCou
 
 def parse_device_counters(text: bytes) -> DeviceCounters | None:
     """Parse the line of eth0 in ``/proc/net/dev``; None if it is missing or malformed."""
-    columns = text.partition(_LINE_BEGIN)[2].split(b"\n", 1)[0].split()
+    columns = text.partition(_ETH0_LABEL)[2].split(b"\n", 1)[0].split()
     try:
         return DeviceCounters(*(int(columns[i]) for i in (_RECEIVED_BYTES, _SENT_BYTES, _SENT_PACKETS)))
     except (ValueError, IndexError):
         return None
 
 
-async def read_tc_counters(filter_indexes: Iterable[int]) -> TcCounters:
+async def read_tc_counters(device_indexes: Iterable[int]) -> TcCounters:
     """Read the counters of all root qdiscs, and of the filters at ingress of the devices with these indexes.
 
     Devices without filters are missing in ``redirected_bytes``.
@@ -76,9 +77,9 @@ async def read_tc_counters(filter_indexes: Iterable[int]) -> TcCounters:
     """
     async with rtnl.open_socket("cannot read the counters of limits") as netlink:
         qdiscs = await rtnl.dump(netlink, rtnl.make_tc_request, RTM_GETQDISC, rtnl.parse_qdisc)
-        filters = [filter_ for index in filter_indexes for filter_ in await read_filters(netlink, index, "ingress")]
-    bucket_bytes = {qdisc.device_index: qdisc.sent_bytes for qdisc in qdiscs if qdisc.parent == rtnl.ROOT}
+        filters = [filter_ for index in device_indexes for filter_ in await read_filters(netlink, index, "ingress")]
+    root_qdisc_bytes = {qdisc.device_index: qdisc.sent_bytes for qdisc in qdiscs if qdisc.parent == rtnl.ROOT}
     redirected_bytes: Counter[int] = Counter()
     for filter_ in filters:
         redirected_bytes[filter_.device_index] += filter_.redirected_bytes
-    return TcCounters(bucket_bytes, redirected_bytes)
+    return TcCounters(root_qdisc_bytes, redirected_bytes)

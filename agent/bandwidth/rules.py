@@ -37,14 +37,18 @@ from agent.bandwidth.state import (
 from agent.bandwidth.tc_index import PLUGIN_PREFIX, TcIndex, is_limit_ifb, is_our_ifb
 from agent.rtnetlink import TbfParams
 
+_RATE_ROUNDING_BYTES_PER_S = 1
+"""The kernel stores rates in whole bytes per second."""
 _MAX_NAME_LENGTH = 15
 """IFNAMSIZ without the final zero byte."""
+_HOOK_BY_DIRECTION: dict[Direction, Hook] = {"ingress": "egress", "egress": "ingress"}
+"""The host's end of a veth pair sends what the pod receives."""
 _REPAIRABLE: frozenset[Verdict] = frozenset({"missing", "wrong-rate", "filter-missing"})
 _WRONG_BURST: frozenset[Verdict] = frozenset({"burst-too-large", "burst-overflow"})
 
 
 class RepairPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits to repair: none unless ``enforce``; limits with a wrong burst of another writer only with ``repair_burst``."""
+    """Which limits are repaired: without ``enforce`` none; ``repair_burst`` adds other writers' limits whose burst is wrong."""
 
     enforce: bool = False
     repair_burst: bool = False
@@ -143,7 +147,7 @@ def _assess_located(
     else:
         assessment = _assess_egress(pod, rate_bps, device, sandbox, tc)
     assessment = _keep_stricter_limit(assessment, direction, rate_bps, sandbox, tc)
-    return _defer_to_foreign_filters(assessment, device, "egress" if direction == "ingress" else "ingress", tc)
+    return _defer_to_foreign_filters(assessment, device, _HOOK_BY_DIRECTION[direction], tc)
 
 
 def _defer_to_foreign_filters(assessment: LimitAssessment, device: Device, hook: Hook, tc: TcIndex) -> LimitAssessment:
@@ -167,10 +171,10 @@ def _keep_stricter_limit(
     device, params = assessment.device, assessment.params
     if assessment.verdict != "wrong-rate" or device is None or params is None:
         return assessment
-    if params.rate_bytes_per_s * 8 >= rate_bps - 8:
+    if params.rate_bytes_per_s >= rate_bps // 8 - _RATE_ROUNDING_BYTES_PER_S:
         return assessment
     requested_bps = sandbox.attachment.requested_bandwidth.get(f"{direction}Rate", 0) if sandbox.attachment else 0
-    if tc.is_our_root(device.index) or abs(params.rate_bytes_per_s - requested_bps // 8) <= 1:
+    if tc.is_our_root(device.index) or abs(params.rate_bytes_per_s - requested_bps // 8) <= _RATE_ROUNDING_BYTES_PER_S:
         return assessment
     detail = f"{assessment.detail}; it is not ours and stricter than the annotation, so it stays"
     return msgspec.structs.replace(assessment, detail=detail, action=None)
@@ -238,7 +242,7 @@ def _assess_without_redirect(device: Device, action: SetEgressLimit, tc: TcIndex
 
 def _assess_params(params: TbfParams, rate_bps: int, mtu: int, *, is_ours: bool) -> tuple[Verdict, str]:
     """Compare a token bucket's parameters with the annotation's rate: the verdict, and its explanation."""
-    if abs(params.rate_bytes_per_s - rate_bps // 8) > 1:
+    if abs(params.rate_bytes_per_s - rate_bps // 8) > _RATE_ROUNDING_BYTES_PER_S:
         return "wrong-rate", f"limited to {params.rate_bytes_per_s * 8} bit/s instead of {rate_bps}"
     blocks_everything = tbf.blocks_everything(params, mtu)
     if is_ours and not blocks_everything:
@@ -294,6 +298,7 @@ def _make_status(
         counter_source=CounterSource(
             pid=sandbox.pid, host_device_index=host_device_index, bucket_device_index=bucket_index
         ),
+        # Without a bucket, egress is counted before other programs may drop packets.
         is_measurable=direction == "ingress" or bucket_index is not None or not others_may_drop,
     )
 

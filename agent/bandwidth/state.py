@@ -20,7 +20,7 @@ PLUGIN_HANDLE = 0x10000
 OUR_HANDLE = 0x6E610000
 """6e61:, the handle of our root qdiscs, by which we recognize them."""
 LAST_PRIORITY = 0xFFF0
-"""Preference of our filter, behind all preferences that other programs choose or the kernel assigns (cls_api.c)."""
+"""Priority of our filter, behind all priorities that other programs choose or the kernel assigns (cls_api.c)."""
 ALIAS_PREFIX = "netaware:"
 """Interface alias of our ifbs, followed by the pod's uid."""
 INGRESS_QDISC_SUFFIX = "/ingress"
@@ -49,7 +49,6 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """A network device of the host's namespace.
 
     Attributes:
-        index, name: of the device.
         kind: IFLA_INFO_KIND, such as ``veth`` or ``ifb``; empty for hardware.
         mtu: bytes.
         alias: IFLA_IFALIAS.
@@ -72,11 +71,10 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     """A filter on a device.
 
     Attributes:
-        device_index: of its device.
         kind: ``u32``, ``matchall``, ``bpf`` and others.
         hook: which of the device's packets it sees.
-        priority: tc's preference; filters with smaller ones run first.
-        program_name: of its BPF program; empty for other kinds.
+        priority: filters with a smaller priority (tc's "pref") run first.
+        program_name: name of its BPF program; empty for other kinds.
         matches_all: it matches every packet.
         target_index: index of the device that it redirects to, 0 if that device is gone; None if it does not redirect.
         has_police_action: it has a police action, a limiter without a queue.
@@ -100,12 +98,12 @@ class PodSandbox(msgspec.Struct, frozen=True, kw_only=True):
     """A pod's oldest process and network namespace.
 
     Attributes:
-        pid: of that process, usually the pause container's.
+        pid: id of that process, usually the pause container's.
         container_id: CNI_CONTAINERID, from the runtime's cache of CNI results, else from the cgroup's name; may be empty.
         namespace_id: the kernel's id of the network namespace; None if no link of the host leads there, or the process ended.
         is_in_host_network: the process is in the node's namespace although the pod does not ask for that (a virtual machine's monitor).
         pod_interface_index: index of the pod's eth0 in the namespace; None if unknown.
-        attachment: of the pod's eth0, from the runtime's cache of CNI results; None if the cache has none.
+        attachment: CNI attachment of the pod's eth0, from the runtime's cache of CNI results; None if the cache has none.
     """
 
     pid: int
@@ -155,18 +153,18 @@ class CounterSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LimitStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict on one direction of one pod.
+    """The verdict on one direction of one pod, for metrics, events and counters.
 
     Attributes:
         pod: the pod with its annotations.
         direction: into the pod (ingress), or out of it (egress).
         verdict: see docs/bandwidth.md.
-        device_name: of the device whose qdisc limits the direction, or would limit it; empty if unknown.
+        device_name: name of the device whose qdisc limits the direction, or would limit it; empty if unknown.
         wanted_bps: the annotation's rate in bits per second; None if the annotation is invalid.
         rate_bytes_per_s: effective rate; None if there is no limit, 0 if all packets are lost.
         queue_s: longest queueing time; None if there is no limit.
         detail: explanation of the verdict.
-        host_device_name: of the host's end of the pod's veth pair; empty if unknown.
+        host_device_name: name of the host's end of the pod's veth pair; empty if unknown.
         counter_source: where the direction's packets are counted; None if nowhere.
         is_measurable: counters can prove that the limit was exceeded. False without a source, and for egress without a bucket if
             packets may be dropped after they were counted.
@@ -202,14 +200,14 @@ class SetEgressLimit(msgspec.Struct, frozen=True):
     """Redirect a pod's outgoing packets through an ifb with a token bucket.
 
     Attributes:
-        device_index, device_name: of the pod's host-side device.
-        ifb_name: of the ifb, which is created if missing.
-        mtu: of the ifb.
-        params: of the ifb's token bucket.
-        alias: of the ifb, if it is created.
+        device_index, device_name: the pod's host-side device.
+        ifb_name: name of the ifb, which is created if missing.
+        mtu: MTU of a new ifb, bytes.
+        params: parameters of the ifb's token bucket.
+        alias: alias of a new ifb.
         add_ingress_qdisc: add an ``ingress`` qdisc to the device first.
         add_filter: add the filter.
-        stale_filter_priorities: of filters that redirect to devices that are gone, and are removed.
+        stale_filter_priorities: priorities of filters to remove, because they redirect to a device that is gone.
     """
 
     device_index: int
@@ -227,10 +225,10 @@ class RemoveLimit(msgspec.Struct, frozen=True):
     """Remove our limit of one direction from a pod.
 
     Attributes:
-        device_index, device_name: of the pod's host-side device.
-        direction: of the limit.
-        ifb_name: of the ifb, which is deleted too; empty for ingress.
-        filter_priorities: of our filters that redirect to the ifb.
+        device_index, device_name: the pod's host-side device.
+        direction: direction of the limit.
+        ifb_name: name of the ifb, which is deleted too; empty for ingress.
+        filter_priorities: priorities of our filters that redirect to the ifb.
         remove_ingress_qdisc: remove the device's ``ingress`` qdisc too, because we added it and nobody else uses it.
     """
 
@@ -252,13 +250,12 @@ Action = SetIngressLimit | SetEgressLimit | RemoveLimit | DeleteIfb
 
 
 class LimitAssessment(msgspec.Struct, frozen=True):
-    """A verdict with its evidence and the repair.
+    """A verdict with its evidence and its repair, from which `agent.bandwidth.rules` makes a `LimitStatus` and an action.
 
     Attributes:
-        verdict: on one direction of a pod.
         detail: explanation of the verdict.
-        device: whose qdisc limits the direction, or would limit it; None if unknown.
-        params: of the token bucket in use; None if there is none.
+        device: the device whose qdisc limits the direction, or would limit it; None if unknown.
+        params: parameters of the token bucket in use; None if there is none.
         action: sets the limit, if the verdict asks for a repair; None if the limit cannot or may not be set.
         loses_packets: packets of the pod are redirected to a device that is gone or down.
     """

@@ -18,12 +18,14 @@ from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP, ifinfmsg
 
 from agent import rtnetlink as rtnl
 from agent.bandwidth.state import EGRESS_HOOK, ETHERNET_MTU, INGRESS_HOOK, Device, Filter, Hook, TcState
-from agent.bandwidth.tbf import UINT32_RANGE
 
 _IFLA_MTU, _IFLA_IFALIAS = 4, 20
 _TCA_CHAIN = 11
 _TCA_U32_SEL, _TCA_U32_INDEV, _TCA_BPF_NAME = 5, 8, 7
-_TCA_ACT_BY_KIND, _TCA_FLAGS_BY_KIND = {"u32": 7, "matchall": 2}, {"u32": 11, "matchall": 3}
+_TCA_ACT_BY_KIND = {"u32": 7, "matchall": 2}
+"""TCA_U32_ACT, TCA_MATCHALL_ACT."""
+_TCA_FLAGS_BY_KIND = {"u32": 11, "matchall": 3}
+"""TCA_U32_FLAGS, TCA_MATCHALL_FLAGS."""
 _SKIP_SW = 2
 """TCA_CLS_FLAGS_SKIP_SW: the filter is offloaded, and software packets never match (linux/pkt_cls.h)."""
 _U32_SEL_BYTES, _U32_KEY_BYTES, _U32_MASK_BYTES = 16, 16, 4
@@ -40,7 +42,7 @@ PRIORITY_SHIFT, _PROTOCOL_MASK = 16, 0xFFFF
 """tcm_info of a filter: priority in the upper half, protocol in the lower (TC_H_MAKE)."""
 ALL_PROTOCOLS = 0x0300
 """ETH_P_ALL in network byte order, as in tcm_info."""
-_NAMESPACE_NOT_ASSIGNED = frozenset({-1, UINT32_RANGE - 1})
+_NAMESPACE_NOT_ASSIGNED = frozenset({-1, 0xFFFFFFFF})
 """NETNSA_NSID_NOT_ASSIGNED (linux/net_namespace.h), signed or not."""
 _DEVICE_GONE_ERRNOS = frozenset({errno.ENOENT, errno.ENODEV, errno.EINVAL})
 """The kernel's errors if a device, or its ingress qdisc, was removed meanwhile."""
@@ -117,7 +119,9 @@ def parse_filter(data: bytes, begin: int, end: int, hook: Hook = "ingress") -> F
     flags = rtnl.read_number(data, options, _TCA_FLAGS_BY_KIND[kind]) if kind in _TCA_FLAGS_BY_KIND else None
     is_in_other_chain = bool(rtnl.read_number(data, spans, _TCA_CHAIN))
     sees_every_packet = not (is_in_other_chain or (flags or 0) & _SKIP_SW or _TCA_U32_INDEV in options)
-    target_index, has_police_action, drops_if_target_gone, redirected_bytes = None, False, False, 0
+    target_index: int | None = None
+    has_police_action = drops_if_target_gone = False
+    redirected_bytes = 0
     actions = rtnl.parse_nested(data, options, _TCA_ACT_BY_KIND[kind]) if kind in _TCA_ACT_BY_KIND else {}
     for span in actions.values():
         action = rtnl.parse_attributes(data, *span)
@@ -125,8 +129,8 @@ def parse_filter(data: bytes, begin: int, end: int, hook: Hook = "ingress") -> F
         redirect = _parse_redirect(data, action)
         if redirect is not None:
             redirected_bytes += rtnl.read_counted_bytes(data, rtnl.parse_nested(data, action, _TCA_ACT_STATS))
-        if redirect is not None and target_index is None:
-            target_index, drops_if_target_gone = redirect
+            if target_index is None:
+                target_index, drops_if_target_gone = redirect
     return Filter(
         device_index=index,
         kind=kind,

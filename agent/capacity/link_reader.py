@@ -31,11 +31,12 @@ _IFLA_BOND_SLAVE_AD_AGGREGATOR_ID = 6
 _RTA_OIF, _RTA_PRIORITY, _RTA_MULTIPATH, _RTA_TABLE = 4, 6, 9, 15
 _NEXT_HOP = struct.Struct("=HBBi")
 """struct rtnexthop: length, flags, hops, device."""
-_RTN_UNICAST, _RT_TABLE_MAIN = 1, 254
+_RTN_UNICAST = 1
+_RT_TABLE_MAIN = 254
 _IP_VERSIONS = {int(socket.AF_INET): 4, int(socket.AF_INET6): 6}
 _POD_LINK_KINDS = frozenset({"veth", "ifb"})
 ROUTES_INTERVAL_S = 50.0
-"""Shortest time between reads of routes, less than the period of reading links; link events cause no earlier read."""
+"""Shorter than the period of link reads, so that each periodic read also reads routes, and reads after link events do not."""
 
 
 class LinkReader:
@@ -58,7 +59,7 @@ class LinkReader:
             qdiscs = await rtnl.dump(netlink, rtnl.make_tc_request, RTM_GETQDISC, rtnl.parse_qdisc)
             if time.monotonic() - self._routes_read_at_s >= ROUTES_INTERVAL_S:
                 routes = await rtnl.dump(netlink, rtmsg, RTM_GETROUTE, parse_default_route)
-                self._routes = tuple(hop for hops in routes for hop in hops)
+                self._routes = tuple(route for parsed in routes for route in parsed)
                 self._routes_read_at_s = time.monotonic()
         roots = {qdisc.device_index: qdisc for qdisc in qdiscs if qdisc.parent == rtnl.ROOT}
         links = _add_root_qdiscs_and_speeds(links, roots, directory)
@@ -131,7 +132,7 @@ def _parse_next_hops(data: bytes, span: tuple[int, int] | None) -> list[int]:
 def _add_root_qdiscs_and_speeds(
     links: list[Link], root_qdiscs: Mapping[int, rtnl.Qdisc], directory: NetDirectory
 ) -> list[Link]:
-    """Add root qdiscs, by device index, except to pods' links; and speeds to the devices that may have one."""
+    """Add the root qdiscs (by device index) to all links but those of pods, and speeds to the devices that may have one."""
     psutil_mbps_by_name: dict[str, int] | None = None
     completed: list[Link] = []
     for link in links:

@@ -16,7 +16,7 @@ from agent.capacity.node_bandwidth import HardwareCapacity, NodeBandwidth, choos
 from agent.capacity.publication import Writes, bandwidth_owner_of, find_foreign_capacity, plan_writes
 from agent.capacity.rules import find_capacity
 from agent.config import AgentConfig
-from agent.disputes import DISPUTE_THRESHOLD, DISPUTE_WINDOW_S, FIRST_WAIT_S, MAX_WAIT_S
+from agent.disputes import DISPUTE_THRESHOLD, DISPUTE_WINDOW_S, FIRST_BACKOFF_S, MAX_BACKOFF_S
 from agent.netlink import KernelError
 from agent.node import OwnNode, OwnNodeWatch
 from kubekit import logs
@@ -65,7 +65,7 @@ class CompetingWriter:
         repeats = len(self._replaced_at_s) - DISPUTE_THRESHOLD + 1
         if repeats < 1:
             return ""
-        self._wait_until_s = now_s + backoff_delay_s(repeats, FIRST_WAIT_S, MAX_WAIT_S)
+        self._wait_until_s = now_s + backoff_delay_s(repeats, FIRST_BACKOFF_S, MAX_BACKOFF_S)
         return self._description
 
     @property

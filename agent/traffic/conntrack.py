@@ -18,7 +18,7 @@ from typing import NamedTuple
 from agent.netlink import ATTRIBUTE, ERRNO, HEADER, KernelError, iter_messages, listen, open_socket
 
 _NETLINK_NETFILTER, _CONNTRACK_DESTROY_GROUP = 12, 4
-"""NF_NETLINK_CONNTRACK_DESTROY is the mask of the group."""
+"""The group is that of the mask NF_NETLINK_CONNTRACK_DESTROY."""
 _EVENT_BUFFER_BYTES = 4 << 20
 _DUMP_BUFFER_BYTES = 1 << 16
 _RECEIVE_TIMEOUT_S = 10.0
@@ -35,7 +35,7 @@ _BYTES = struct.Struct("!Q")
 
 _TUPLE_ORIG, _TUPLE_REPLY, _TUPLE_IP = 0x8001, 0x8002, 0x8001
 _COUNTERS_ORIG, _COUNTERS_REPLY, _COUNTERS_PACKETS = 0x8009, 0x800A, 1
-"""CTA_*, all but the last with NLA_F_NESTED."""
+"""CTA_TUPLE_*, CTA_TUPLE_IP and CTA_COUNTERS_*, with NLA_F_NESTED; CTA_COUNTERS_PACKETS."""
 _IPV4_SOURCE, _IPV6_SOURCE = 1, 3
 """CTA_IP_V4_SRC, CTA_IP_V6_SRC."""
 _PROTO_BYTES, _COUNTERS_BYTES = 28, 28
@@ -79,8 +79,10 @@ def _make_tuple_layout(address_bytes: int, source_type: int) -> _TupleLayout:
     tuple_bytes = header + ip_bytes + _PROTO_BYTES
     ip = ATTRIBUTE.pack(ip_bytes, _TUPLE_IP) + ATTRIBUTE.pack(header + address_bytes, source_type)
     original, reply = (ATTRIBUTE.pack(tuple_bytes, type_) + ip for type_ in (_TUPLE_ORIG, _TUPLE_REPLY))
-    # The source port comes after the headers of tuple and PROTO, and the attribute of the protocol's number.
-    return _TupleLayout(original, reply, address_bytes, tuple_bytes, header + ip_bytes + header + 2 * header + header)
+    protocol_number_bytes = header + 4  # One byte, padded to four.
+    # Before the source port: the tuple's header, IP, PROTO's header, the protocol's number, the port's own header.
+    source_port_offset = header + ip_bytes + header + protocol_number_bytes + header
+    return _TupleLayout(original, reply, address_bytes, tuple_bytes, source_port_offset)
 
 
 _LAYOUTS = _make_tuple_layout(4, _IPV4_SOURCE), _make_tuple_layout(16, _IPV6_SOURCE)
@@ -160,7 +162,7 @@ async def dump_table() -> AsyncIterator[bytes]:
 
 
 async def listen_for_ends(on_datagram: Callable[[bytes | None], None]) -> None:
-    """Call ``on_datagram`` with the kernel's events about ended connections until cancelled, and with None after it dropped some.
+    """Call ``on_datagram`` with the kernel's events about ended connections until cancelled; with None if the kernel dropped events.
 
     Raises:
         KernelError: the socket cannot be opened or read.

@@ -12,7 +12,7 @@ from agent.bandwidth.meters import EXCESS_SHOWN_S, DeviceCounters, TcCounters, T
 from agent.bandwidth.rules import with_excess_or_dispute
 from agent.bandwidth.state import CounterSource, DeleteIfb, LimitStatus, SetEgressLimit, SetIngressLimit
 from agent.bandwidth.tbf import choose_params
-from agent.disputes import DISPUTE_WINDOW_S, MAX_WAIT_S
+from agent.disputes import DISPUTE_WINDOW_S, MAX_BACKOFF_S
 
 POD = PodBandwidthSpec(namespace="default", name="p", uid="u")
 RATE = 8_000_000
@@ -151,7 +151,7 @@ def test_a_limit_that_is_removed_again_and_again_is_disputed_and_repaired_less_o
             repairs.append(second)
         assert bool(backoff.describe_disputes(float(second))) == (len(repairs) >= 3)
     assert len(repairs) < 20
-    assert repairs[-1] - repairs[-2] >= MAX_WAIT_S
+    assert repairs[-1] - repairs[-2] >= MAX_BACKOFF_S
     # Left alone for ten minutes, it is forgotten.
     assert backoff.describe_disputes(repairs[-1] + DISPUTE_WINDOW_S) == {}
     assert backoff.select_due([LIMIT], repairs[-1] + DISPUTE_WINDOW_S) == [LIMIT]
