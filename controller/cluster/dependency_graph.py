@@ -47,7 +47,7 @@ class DependencyEdge(msgspec.Struct, frozen=True):
     Attributes:
         caller, callee: positions in `DependencyGraph.workloads`; the caller depends on the callee.
         min_bandwidth_bps: bits per second; 0 if not set.
-        max_network_cost: highest allowed cost; if not set 0, which allows one host only.
+        max_network_cost: highest allowed cost; if not set 0, which allows one zone only.
     """
 
     caller: int

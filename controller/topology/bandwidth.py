@@ -71,14 +71,14 @@ def sum_by_region_pair(
     return dict(sorted(total.items()))
 
 
-def read_user_capacities(topology: NetworkTopology, level: str) -> dict[ZonePair, Quantity]:
-    """Capacities by directed pair of zones (or of regions, by ``level``), as users wrote them into weights other than NetperfCosts.
+def read_user_capacities(topology: NetworkTopology, topology_key: str) -> dict[ZonePair, Quantity]:
+    """Capacities by directed pair of zones (or of regions, by ``topology_key``), as users wrote them into weights other than NetperfCosts.
 
     The first capacity of a pair counts. Invalid quantities are omitted, because the API server would reject them in NetperfCosts.
     """
     capacities: dict[ZonePair, Quantity] = {}
     for weight in topology.spec.weights or ():
-        for pair, entry in cost_entries_of(weight, level).items() if weight.name != NETPERF_COSTS else ():
+        for pair, entry in cost_entries_of(weight, topology_key).items() if weight.name != NETPERF_COSTS else ():
             if entry.bandwidth_capacity is not None and _is_quantity(entry.bandwidth_capacity):
                 capacities.setdefault(pair, entry.bandwidth_capacity)
     return capacities

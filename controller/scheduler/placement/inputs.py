@@ -104,13 +104,14 @@ class PlanInputs(NamedTuple):
     def preemption_for(self, snapshot: GroupSnapshot, plan: Plan) -> Preemption | None:
         """The input of a second plan in which the unplaced pods of a plan preempt others.
 
-        None if no pod is unplaced, one has the preemptionPolicy Never, or no pod of another group has a lower priority than all of them.
+        None if no pod is unplaced, one has the preemptionPolicy Never, or no other pod has a lower priority than all of them.
         """
         unplaced = [pod.spec for pod in snapshot.pods if pod.metadata.key in plan.unplaced]
-        may_preempt = all(spec.preemption_policy != "Never" for spec in unplaced)
-        below_priority = min((spec.priority for spec in unplaced), default=None) if may_preempt else None
+        if not unplaced or any(spec.preemption_policy == "Never" for spec in unplaced):
+            return None
+        below_priority = min(spec.priority for spec in unplaced)
         preemptible = self.preemptible_requests(snapshot.pods, below_priority)
-        if below_priority is None or not preemptible:
+        if not preemptible:
             return None
         reserved = {node: dict(amounts) for node, amounts in snapshot.reserved.items()}
         for node, amounts in preemptible.items():
@@ -134,8 +135,7 @@ class PlanInputs(NamedTuple):
         """Node -> requests of pods that a rollout is about to replace there."""
         requests: dict[str, Amounts] = {}
         for key in find_outdated_pod_keys(pod.metadata for pod in pods if pod.is_active):
-            info = self.node_cache.pods.get(key)
-            if info is not None:
+            if (info := self.node_cache.pods.get(key)) is not None:
                 add_amounts(requests.setdefault(info.node, {}), info.requests_with_ports)
         return requests
 

@@ -1,8 +1,4 @@
-"""ctypes binding of the compiled search.
-
-The library is plain C without Python's headers, so that one build serves every Python. ctypes releases the interpreter's lock during a
-search. `native_library` finds or compiles the library.
-"""
+"""ctypes binding of the compiled search (native/search.c), which `native_library` finds or compiles."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class _GroupPlanner:
         )
 
     def _record_pods(self) -> list[WaitingReplica]:
-        """Record the models, bound, outdated and released pods; return the replicas to place, without pods with other gates."""
+        """Record models, bound, outdated and released pods; return the replicas to place, without pods that have other gates."""
         snapshot, waiting = self._snapshot, list[WaitingReplica]()
         current_pods: Counter[int] = Counter()
         workload_of = {selector: i for i, selector in enumerate(self._graph.selectors)}
@@ -167,17 +167,21 @@ class _GroupPlanner:
             elif not pod.other_gates:
                 refused_nodes = snapshot.refused_nodes.get(key, frozenset())
                 waiting.append(WaitingReplica(key, workload, original, snapshot.volumes.get(key, ()), refused_nodes))
+        return waiting + self._missing_replicas(current_pods)
+
+    def _missing_replicas(self, current_pods: Counter[int]) -> list[WaitingReplica]:
+        """Declared replicas without a current pod. If the declaration is unknown, a workload has as many as outdated pods."""
+        snapshot, missing = self._snapshot, list[WaitingReplica]()
         for workload, selector in enumerate(self._graph.selectors):
             model = self._models[workload] or Pod()
-            missing = snapshot.replicas.get(selector, len(self._vacated_nodes[workload])) - current_pods[workload]
-            waiting += [WaitingReplica("", workload, model, snapshot.volumes.get(selector, ()))] * missing
-        return waiting
+            count = snapshot.replicas.get(selector, len(self._vacated_nodes[workload])) - current_pods[workload]
+            missing += [WaitingReplica("", workload, model, snapshot.volumes.get(selector, ()))] * count
+        return missing
 
     def _record_bound(self, pod: Pod, node: str, workload: int) -> None:
         """Record a bound pod, or a released pod on its target's node.
 
-        Workload -1 is a pod that a rollout is about to replace: its requests are free for its successor, but not its host ports, and
-        topology terms count it.
+        Workload -1: a rollout is about to replace the pod. Its requests are free, but not its host ports, and topology terms count it.
         """
         self._bound.append(BoundReplica(node, workload, pod))
         is_counted, has_to_count = pod.metadata.key in self._snapshot.assigned_nodes, workload >= 0

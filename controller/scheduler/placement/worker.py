@@ -16,7 +16,7 @@ import signal
 import struct
 import sys
 from contextlib import suppress
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import msgspec
 
@@ -81,12 +81,11 @@ class PlanningProcess:
                 start_s = 0.0 if self._is_running() else START_S
                 process = await self._ensure_started()
                 async with asyncio.timeout(start_s + self._deadline_s):
-                    max_search_s = min(search_s, SEARCH_SHARE * self._deadline_s)
-                    kind, answer = await self._request_plan(process, snapshot, max_search_s)
+                    search_s = min(search_s, SEARCH_SHARE * self._deadline_s)
+                    kind, answer = await self._request_plan(process, snapshot, search_s)
             except TimeoutError:
                 await self.stop()
-                message = f"no plan was found within {self._deadline_s:g} s"
-                raise PlanningError("DeadlineExceeded", message) from None
+                raise PlanningError("DeadlineExceeded", f"no plan was found within {self._deadline_s:g} s") from None
             except (OSError, EOFError) as error:
                 await self.stop()
                 raise PlanningError("PlannerFailed", f"the planner's process ended ({type(error).__name__})") from error
@@ -97,8 +96,7 @@ class PlanningProcess:
         if kind == "failed":
             log.error("a plan failed", error=answer)
             raise PlanningError("PlannerFailed", f"the planner failed: {str(answer).splitlines()[-1]}")
-        plan: Plan = answer
-        return plan
+        return cast("Plan", answer)
 
     async def _request_plan(
         self, process: asyncio.subprocess.Process, snapshot: GroupSnapshot, search_s: float
@@ -120,8 +118,7 @@ class PlanningProcess:
         remaining = msgspec.structs.replace(snapshot, pods=(), hosts={}, used={}, costs=CostTable())
         await self._send(requests, "plan", (remaining, search_s))
         (size,) = _HEADER.unpack(await answers.readexactly(_HEADER.size))
-        answer: tuple[str, Any] = pickle.loads(await answers.readexactly(size))
-        return answer
+        return cast("tuple[str, Any]", pickle.loads(await answers.readexactly(size)))
 
     def _is_running(self) -> bool:
         return self._process is not None and self._process.returncode is None
@@ -219,8 +216,7 @@ def _read_message(source: BinaryIO) -> tuple[str, Any] | None:
     header = source.read(_HEADER.size)
     if len(header) < _HEADER.size:
         return None
-    message: tuple[str, Any] = pickle.loads(source.read(_HEADER.unpack(header)[0]))
-    return message
+    return cast("tuple[str, Any]", pickle.loads(source.read(_HEADER.unpack(header)[0])))
 
 
 if __name__ == "__main__":
