@@ -65,7 +65,7 @@ class DeschedulerSnapshot:
         return self.network.expected_group_key(pod.namespace, name) if name else ""
 
     def score_table_of(self, pod: PodInfo) -> ScoreTable:
-        """The pod's scores on all nodes by the scheduler's rules."""
+        """The pod's scores on all nodes by the scheduler's rules; neutral without a label of an AppGroup."""
         return ScoreTable(NO_GROUP_LABEL) if pod.group_pod is None else self.network.score_table_of(pod.group_pod)
 
 

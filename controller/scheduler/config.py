@@ -1,7 +1,6 @@
 """Settings of scheduling: the section ``scheduler`` of the controller's configuration file.
 
-Arguments of upstream's plugins keep their names and defaults. ``parity: upstream`` turns off all plans, filters and scores that
-upstream lacks.
+Arguments of upstream's plugins keep their names and defaults. ``parity: upstream`` turns off what upstream's plugins lack.
 """
 
 from __future__ import annotations

@@ -60,6 +60,7 @@ class State(Index):
     """Indexes of nodes, placed pods, groups and costs that the rules read.
 
     Attributes:
+        allocatable: arguments of NodeResourcesAllocatable.
         version: number of changes that may change a score.
         version_without_pods: number of such changes, except those of pods.
         node_version: number of changes of nodes.
@@ -67,9 +68,9 @@ class State(Index):
         location_index: node name -> index in `locations`.
         nodes: node name -> its location and allocatable.
         node_count_by_location: index in `locations` -> number of nodes, above 0.
-        membership, cost_index, services: indexes of the AppGroup of each pod, of costs between locations, and of routing of calls.
+        membership, cost_index: indexes of the AppGroup of each pod, and of costs between locations.
         placed_pods: UID -> pod of an AppGroup.
-        allocatable: arguments of NodeResourcesAllocatable.
+        services: index of routing of calls.
     """
 
     def __init__(self, config: SchedulerConfig, netaware_namespace: str) -> None:
@@ -259,7 +260,7 @@ class State(Index):
         return self.cost_index.for_namespace(group_namespace)
 
     def score(self, namespace: str, group_name: str, workload: str) -> ScoreTable:
-        """Score every location for a pod with these labels.
+        """The scores of all nodes for a pod with these labels; a neutral table says why there are none.
 
         Raises:
             DeletedNodeError: in upstream parity, if a pod of a dependency is on a deleted node.
@@ -277,7 +278,7 @@ class State(Index):
         return self._score_tables[key, workload]
 
     def score_table_of(self, pod: Pod) -> ScoreTable:
-        """Score every location for a pod, see `score`; a neutral table instead of DeletedNodeError."""
+        """The scores of all nodes for a pod, see `score`; a neutral table instead of DeletedNodeError."""
         try:
             return self.score(pod.metadata.namespace, pod.group, pod.workload)
         except DeletedNodeError as error:
