@@ -213,7 +213,8 @@ def _update_node_pair(
     elif sighting == before.sighting:
         return before
     elif now_s - before.added_at_s < replace_within_s:
-        smoothed, added_at_s = replace_newest_sample(before.smoothed, value_us), before.added_at_s
+        added_at_s = before.added_at_s
+        smoothed = replace_newest_sample(before.smoothed, value_us, expected_us)
     else:
         smoothed = add_sample(before.smoothed, value_us, expected_us)
     return NodePairState(

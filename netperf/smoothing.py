@@ -1,8 +1,8 @@
 """Smooths the latencies of a pair of nodes over its samples.
 
-The smoothed latency is the median of the last few samples, so that one outlier among them changes nothing. An outlier does not count
-at first. If the next sample is near the outlier, the window restarts from these two. A new pair of nodes starts from the latency of its
-zones. `CostPolicy.percentile` names the percentile that is smoothed.
+The smoothed latency is the median of a window of samples, so that one odd sample in it changes little. An outlier enters the window
+only if the next sample confirms it; the window then restarts from these two. A new pair of nodes starts from the latency of its zones,
+if that is known. `CostPolicy.percentile` names the percentile that is smoothed.
 """
 
 from __future__ import annotations
@@ -56,13 +56,16 @@ def add_sample(smoothed: SmoothedLatency | None, value_us: float, expected_us: f
     return msgspec.structs.replace(smoothed, pending_us=value_us)
 
 
-def replace_newest_sample(smoothed: SmoothedLatency, value_us: float) -> SmoothedLatency:
-    """The smoothed latency with its newest sample replaced, also if that is a pending outlier."""
-    if smoothed.pending_us is not None or not smoothed.recent_us:
+def replace_newest_sample(
+    smoothed: SmoothedLatency, value_us: float, expected_us: float | None = None
+) -> SmoothedLatency:
+    """The smoothed latency with its newest sample replaced, also if that is a pending outlier. Arguments as in `add_sample`."""
+    earlier: SmoothedLatency | None = None
+    if smoothed.pending_us is not None:
         earlier = msgspec.structs.replace(smoothed, pending_us=None)
-    else:
-        earlier = msgspec.structs.replace(smoothed, recent_us=smoothed.recent_us[:-1], count=smoothed.count - 1)
-    return add_sample(earlier, value_us)
+    elif len(smoothed.recent_us) > 1:
+        earlier = _smooth_window(smoothed.recent_us[:-1], smoothed.count - 1)
+    return add_sample(earlier, value_us, expected_us)
 
 
 def _is_outlier(value_us: float, smoothed: SmoothedLatency) -> bool:

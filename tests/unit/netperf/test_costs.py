@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable
 
 import msgspec
@@ -348,6 +349,8 @@ def test_the_median_of_two_that_disagree_contradicts_no_honest_latency() -> None
         ([1000.0], 5000.0, 9000.0, [1000.0]),
         ([1000.0] * 3, 1000.0, 1010.0, [1000.0] * 3 + [1010.0]),
         ([1000.0, 5000.0], 5000.0, 9000.0, [5000.0]),
+        ([1000.0], 1090.0, 1180.0, [1000.0]),
+        ([], 1000.0, 5000.0, [5000.0]),
     ],
 )
 def test_a_sample_written_again_within_a_round_replaces_the_one_before(
@@ -359,3 +362,10 @@ def test_a_sample_written_again_within_a_round_replaces_the_one_before(
     assert smoothed is not None
     replaced = replace_newest_sample(smoothed, written)
     assert (replaced.recent_us, replaced.pending_us) == (tuple(counted), None if written in counted else written)
+    assert replaced.latency_us == statistics.median(counted)
+
+
+def test_after_its_only_sample_is_replaced_by_an_outlier_a_pair_has_the_latency_of_its_zones() -> None:
+    smoothed = add_sample(None, 1090.0, expected_us=1000.0)
+    replaced = replace_newest_sample(smoothed, 5000.0, expected_us=1000.0)
+    assert (replaced.latency_us, replaced.recent_us, replaced.pending_us) == (1000.0, (), 5000.0)
