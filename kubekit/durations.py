@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from kubekit.errors import ConfigError
@@ -24,16 +25,18 @@ def parse_duration(value: str | float, field: str, *, minimum_s: float = 0.0, ma
         duration_s = sum(float(number) * _SECONDS_BY_UNIT[unit] for number, unit in _PART_PATTERN.findall(value))
     if duration_s is None:
         raise ConfigError(
-            field, f"{value!r} is not a duration", "write a number and its unit, as 5ms, 90s, 1h30m or 7d"
+            field, f"{value!r} is not a duration", "write a number and its unit, such as 5ms, 90s, 1h30m or 7d"
         )
     if not minimum_s <= duration_s <= maximum_s or duration_s == float("inf"):
         at_most = f", at most {_format_duration(maximum_s)}" if maximum_s < float("inf") else ""
-        limits = f"at least {_format_duration(minimum_s)}{at_most}"
-        raise ConfigError(field, f"{value!r} is out of range", limits)
+        raise ConfigError(field, f"{value!r} is out of range", f"at least {_format_duration(minimum_s)}{at_most}")
     return duration_s
 
 
 def _format_duration(time_s: float) -> str:
-    """The duration in the largest unit that divides it."""
-    units = (f"{time_s / size_s:g}{unit}" for unit, size_s in reversed(_SECONDS_BY_UNIT.items()) if not time_s % size_s)
-    return next(units) if time_s else "0s"
+    """The duration in the largest unit of which it is a multiple, else in seconds."""
+    for unit, unit_s in reversed(_SECONDS_BY_UNIT.items()):
+        count = round(time_s / unit_s)
+        if count and math.isclose(time_s, count * unit_s):  # In floats 0.1 is no multiple of 0.001.
+            return f"{count}{unit}"
+    return f"{time_s:g}s"

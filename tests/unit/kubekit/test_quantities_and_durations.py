@@ -73,6 +73,12 @@ def test_errors_of_durations_out_of_range_have_the_limits() -> None:
             parse_duration(text, "f", minimum_s=60, maximum_s=60)
 
 
+@pytest.mark.parametrize(("minimum_s", "shown"), [(0.1, "100ms"), (0.3, "300ms"), (1.5, "1500ms"), (1e-7, "1e-07s")])
+def test_errors_show_limits_that_are_no_whole_seconds(minimum_s: float, shown: str) -> None:
+    with pytest.raises(ConfigError, match=rf"at least {shown}"):
+        parse_duration("0s", "f", minimum_s=minimum_s)
+
+
 def test_a_time_without_an_offset_is_refused() -> None:
     assert parse_time("1970-01-01T01:00:00+01:00") == parse_time("1970-01-01T00:00:00Z") == 0
     for wrong in ("1970-01-01", "1970-01-01T00:00:00", "now"):
