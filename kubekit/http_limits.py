@@ -18,10 +18,13 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-HANDSHAKE_TIMEOUT_S, HEAD_TIMEOUT_S, BODY_TIMEOUT_S, IDLE_TIMEOUT_S = 5, 10.0, 20.0, 75.0
+HANDSHAKE_TIMEOUT_S = 5  # An int, because typeshed's SSLProtocol takes no float.
+HEAD_TIMEOUT_S, BODY_TIMEOUT_S, IDLE_TIMEOUT_S = 10.0, 20.0, 75.0
 UNREAD_TIMEOUT_S = 20.0
 """A connection is closed if the peer does not read a response for this long."""
-MAX_CONNECTIONS, MAX_PER_PEER = 512, 256
+LINGERING_TIME_S = 1.0
+"""Time in which the rest of a request is read after an early response."""
+MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PEER = 512, 256
 MAX_HANDSHAKES, MAX_HANDSHAKES_PER_PEER = 128, 64
 """High enough for an API server, which opens a connection for each request of a burst."""
 
@@ -40,7 +43,7 @@ class ConnectionLimiter:
         closed_count: number of connections that were closed because of the limits.
     """
 
-    def __init__(self, max_connections: int = MAX_CONNECTIONS, max_per_peer: int = MAX_PER_PEER) -> None:
+    def __init__(self, max_connections: int = MAX_CONNECTIONS, max_per_peer: int = MAX_CONNECTIONS_PER_PEER) -> None:
         self._max_connections, self._max_per_peer = max_connections, max_per_peer
         self._connections: dict[Connection, None] = {}
         self.closed_count = 0
@@ -53,7 +56,7 @@ class ConnectionLimiter:
         for connection in tuple(self._connections):
             connection.abort()
 
-    def acquire(self, connection: Connection) -> None:
+    def admit(self, connection: Connection) -> None:
         """Count a new connection; above a limit, close one.
 
         Connections are closed in this order: idle before responding ones; of the peer with the most connections first; without any
@@ -68,7 +71,7 @@ class ConnectionLimiter:
             self._close_one(list(self._connections), counts, connection)
 
     def _close_one(self, candidates: list[Connection], counts: Counter[str], newest: Connection) -> None:
-        """Close the first of the candidates by the order in `acquire`; ``counts`` are the connections of each peer."""
+        """Close the first of the candidates by the order in `admit`; ``counts`` are the connections of each peer."""
         self.closed_count += 1
         others = [c for c in candidates if c is not newest]
         # Among equals min returns the first, which is the oldest.
@@ -90,7 +93,11 @@ class _TlsProtocol(SSLProtocol):
 
 
 class Connection(RequestHandler):
-    """A connection from the address ``peer``, which limiters count from its start; with timeouts for TLS handshake and first head."""
+    """A connection, which counts against a limit from its start. TLS handshake and head of the first request must end in time.
+
+    Attributes:
+        peer: IP address of the client; empty if unknown.
+    """
 
     __slots__ = ("_first_request_timer", "_limiter", "_site", "_socket_transport", "peer")
 
@@ -100,7 +107,7 @@ class Connection(RequestHandler):
             loop=asyncio.get_running_loop(),
             access_log=_no_access_log,
             keepalive_timeout=IDLE_TIMEOUT_S,
-            lingering_time=1.0,
+            lingering_time=LINGERING_TIME_S,
         )
         self._site, self.peer = site, ""
         self._limiter: ConnectionLimiter | None = None
@@ -143,6 +150,7 @@ class Connection(RequestHandler):
         self._count_in(self._site.handshake_limiter)
 
     def _stop_counting_failed_handshake(self, handshake: asyncio.Future[None]) -> None:
+        # A connection that is lost during the handshake ends it without an exception.
         if handshake.exception() is not None or self._limiter is self._site.handshake_limiter:
             self._count_in(None)
 
@@ -159,7 +167,7 @@ class Connection(RequestHandler):
             self._limiter.release(self)
         self._limiter = limiter
         if limiter is not None:
-            limiter.acquire(self)
+            limiter.admit(self)
 
     def _abort_without_request(self) -> None:
         if not self.has_request:

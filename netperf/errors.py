@@ -1,4 +1,4 @@
-"""Reasons for refusing measurement data, for counters and conditions.
+"""Refused measurement data: keys and probes (`Refusal`), and whole plans (`PlanRefusedError`).
 
 An object that is invalid as a whole raises an error; a single invalid key or probe becomes a `Refusal`. Callers count both by ``reason``.
 """
@@ -19,7 +19,7 @@ class Refusal(msgspec.Struct, frozen=True):
         key: the key, probe, node or zone, cut to `MAX_SHOWN_KEY_LENGTH`.
         reason: one of a few short names, for a metric label.
         detail: text for users, cut to `MAX_SHOWN_DETAIL_LENGTH`; may be empty.
-        writer: the origin node in a key of results, which wrote the key; empty if unknown.
+        writer: the node that wrote the key (its origin); empty if unknown, or if ``key`` is not a key of results.
     """
 
     key: str
@@ -30,15 +30,18 @@ class Refusal(msgspec.Struct, frozen=True):
 
 def make_refusal(key: str, reason: str, detail: str = "", writer: str = "") -> Refusal:
     """A `Refusal` with its texts cut for logs."""
-    shown_key = key if len(key) <= MAX_SHOWN_KEY_LENGTH else key[: MAX_SHOWN_KEY_LENGTH - 1] + "…"
-    return Refusal(shown_key, reason, detail[:MAX_SHOWN_DETAIL_LENGTH], writer)
+    return Refusal(_shorten(key, MAX_SHOWN_KEY_LENGTH), reason, _shorten(detail, MAX_SHOWN_DETAIL_LENGTH), writer)
+
+
+def _shorten(text: str, max_length: int) -> str:
+    return text if len(text) <= max_length else text[: max_length - 1] + "…"
 
 
 class PlanRefusedError(KubekitError):
     """A plan object is invalid as a whole; the current plan stays in use.
 
     Attributes:
-        reason: ``missing``, ``bad-json`` (not JSON), ``bad-field``, ``wrong-zone`` or ``past-epoch``.
+        reason: ``missing``, ``bad-json`` (not JSON), ``bad-field``, ``wrong-zone`` or ``past-epoch`` (older than the current plan).
         detail: text for users.
     """
 
