@@ -50,18 +50,16 @@ class ZoneScores(msgspec.Struct, frozen=True):
     score_by_zone: Mapping[str, int] = {}
 
 
-def score_zones(
-    score_table: ScoreTable, locations: Sequence[Location], indexes_with_nodes: Sequence[int]
-) -> ZoneScores:
+def score_zones(score_table: ScoreTable, locations: Sequence[Location], populated_indexes: Sequence[int]) -> ZoneScores:
     """Reduce the scores of locations to zones; of a zone in several regions, the best location counts.
 
-    A neutral table refuses no zone and prefers no zone. ``indexes_with_nodes`` are those of locations that have nodes.
+    A neutral table refuses no zone and prefers no zone. ``populated_indexes`` are those of locations that have nodes.
     """
     if score_table.neutral_reason:
         return ZoneScores()
     passes_by_zone: dict[str, bool] = {}
     costs: dict[str, int] = {}
-    for index in indexes_with_nodes:
+    for index in populated_indexes:
         node_score, zone = score_table.by_location[index], locations[index].zone
         passes_by_zone[zone] = passes_by_zone.get(zone, False) or node_score.passes
         costs[zone] = min(costs.get(zone, node_score.cost), node_score.cost)
