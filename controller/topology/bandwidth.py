@@ -26,7 +26,7 @@ Quantity = str | int
 def compute_allocations(
     membership: Membership, pods: Iterable[Pod], locations: Mapping[str, NodeLocation]
 ) -> dict[ZonePair, int]:
-    """Bits per second that placed pods need, rounded up, by directed pair of zones.
+    """Bits per second that placed pods need, rounded up, by directed pair of different zones.
 
     Args:
         membership: AppGroups and their dependencies, and the group of each pod.

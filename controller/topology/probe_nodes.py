@@ -13,7 +13,7 @@ from netperf.pairs import ProbeNode
 
 
 class AgentPods(NamedTuple):
-    """The agent's pods on one node: whether one of them is Ready, and their addresses."""
+    """The agent's pods on one node: whether one of them is Ready and not terminating, and the addresses of all."""
 
     is_ready: bool
     ips: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 
@@ -44,7 +45,7 @@ PLAN_RETRY_S = 0.2
 """Interval of checks for the first probe plan."""
 MIN_DEBOUNCE_S = 0.1
 DEBOUNCES_PER_ROUND = 60
-"""A decision waits this part of a probing round after a change, because each pair has one sample per round."""
+"""A decision waits a probing round divided by this after a change, because each pair has one sample per round."""
 RESYNC_S = 15.0
 """Longest time between two decisions, because measurements age without events."""
 ALL = "*"
@@ -130,12 +131,8 @@ class TopologyController:
         self._metrics.decisions.clear()
         self._queue.add(ALL)
         try:
-            await supervise(
-                {
-                    "planner": self.planner.run(),
-                    "topologies": self._queue.work(self._reconcile, name="topology"),
-                }
-            )
+            topologies = self._queue.work(self._reconcile, name="topology")
+            await supervise({"planner": self.planner.run(), "topologies": topologies})
         finally:
             self._metrics.decisions.clear()
 
@@ -154,8 +151,8 @@ class TopologyController:
             return PLAN_RETRY_S
         snapshot = await self._read_snapshot(topology)
         # In a thread: a decision for 100 zones takes long, and the leader must renew its lease.
-        states = self._states.get(key), self._earlier_states.get(key)
-        decision, operations = await asyncio.to_thread(self._decide, snapshot, *states, self._clock(), self._wall())
+        decide = partial(self._decide, state=self._states.get(key), earlier_state=self._earlier_states.get(key))
+        decision, operations = await asyncio.to_thread(decide, snapshot, now_s=self._clock(), wall_s=self._wall())
         self._states[key] = decision.state
         try:
             await self._write_decision(key, snapshot.topology, decision, operations)
@@ -166,6 +163,7 @@ class TopologyController:
     def _decide(
         self,
         snapshot: TopologySnapshot,
+        *,
         state: CostState | None,
         earlier_state: CostState | None,
         now_s: float,

@@ -39,7 +39,7 @@ class InputFaults(msgspec.Struct, frozen=True):
         writers_by_reason: reason -> nodes that wrote refused keys.
         failures: pairs whose last run failed -> the failure.
         netperf_failures: pairs on which netperf keeps failing while datagrams pass -> the failure.
-        disagreeing_pairs: pairs without loss on which netperf and datagrams disagree.
+        disagreeing_pairs: pairs on which netperf and datagrams disagree, although neither has a quality flag.
         zone_map: zones of the cluster, with unzoned nodes and conflicting regions.
     """
 

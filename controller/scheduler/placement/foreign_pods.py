@@ -1,4 +1,4 @@
-"""Finds bound pods outside a group that restrict the hosts of its pods, by (anti-)affinity or topology spread."""
+"""Finds bound pods outside a group that (anti-)affinity or topology spread, required or preferred, relates to its pods."""
 
 from __future__ import annotations
 

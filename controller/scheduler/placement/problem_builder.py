@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -245,9 +245,8 @@ class _ProblemBuilder:
         self, table_by_max_cost: Mapping[int, int], fixed_hosts: Sequence[Sequence[int]]
     ) -> tuple[CallEdge, ...]:
         """The edges with their tables. In parity every pair has the same weight, and any replica may answer."""
-        replicas = np.array([len(hosts) for hosts in fixed_hosts], np.int64)
-        for class_ in self._class_of:
-            replicas[self._classes[class_].workload] += 1
+        to_place = Counter(self._classes[class_].workload for class_ in self._class_of)
+        replicas = [len(hosts) + to_place[workload] for workload, hosts in enumerate(fixed_hosts)]
         is_parity = self._request.objective == "parity"
         return tuple(
             msgspec.structs.replace(
