@@ -46,8 +46,8 @@ T = TypeVar("T")
 ALL_COMPONENTS = ("controller-manager", "scheduler", "kwok")
 _WAN_TIMEOUT_S = 60.0
 _POLL_S, _WATCH_S = 0.02, 0.25
-# The same for all labs, so that loss and jitter repeat as far as the packets' timing does.
 _WAN_SEED = 260
+"""The same for all labs, so that loss and jitter repeat as far as the packets' timing does."""
 log = logs.get("lab")
 
 
@@ -56,11 +56,11 @@ class Lab:
     """A running lab.
 
     Attributes:
-        name: name of the lab.
+        name: tells labs on one machine apart.
         paths: paths of its files.
-        topology: its topology; None for a control plane without nodes.
+        topology: nodes and delays; None for a control plane without nodes.
         control_plane: API server, etcd and controllers.
-        programs: all programs of the lab.
+        programs: the running programs, including those of the control plane.
         networks: networks of the nodes, in the order of the topology.
         urls: name of a program, such as ``controller`` -> URL at which it serves.
         boot_s: how long the start took, seconds.
@@ -165,12 +165,13 @@ class Lab:
                 "management_address": network.management_address,
                 "netns": network.netns,
                 "kubelet": network.node.kubelet,
-                "pods": list(network.pod_ranges),
-                "enter": self._build_enter_command(network),
+                "pod_ranges": list(network.pod_ranges),
+                "enter_command": self._build_enter_command(network),
             }
             for network in self.networks
         ]
-        enter = ["nsenter", f"--target={os.getpid()}", "--user", "--net", "--mount", "--preserve-credentials", "--"]
+        namespace_options = ("--user", "--net", "--mount", "--preserve-credentials")
+        enter_command = ["nsenter", f"--target={os.getpid()}", *namespace_options, "--"]
         return {
             "name": self.name,
             "pid": os.getpid(),
@@ -178,7 +179,7 @@ class Lab:
             "kubeconfig": str(self._write_host_kubeconfig()),
             "kubectl": str(self.control_plane.kubectl),
             "server": self.host_server or self.control_plane.server,
-            "enter": enter if self.host_server else [],
+            "enter_command": enter_command if self.host_server else [],
             "version": self.control_plane.version,
             "topology": self.topology.name if self.topology else None,
             "zones": list(self.topology.zones) if self.topology else [],
@@ -194,7 +195,7 @@ class Lab:
         return ["nsenter", f"--target={node.pid}", "--all"] if node else namespaces.build_enter_command(network.netns)
 
     def _write_host_kubeconfig(self) -> Path:
-        """Return the administrator's kubeconfig for the host; written first if the lab runs in a user namespace."""
+        """Write the kubeconfig for the host if the lab runs in a user namespace; return the path of the administrator's kubeconfig."""
         kubeconfig = self.control_plane.kubeconfig
         if not self.host_server:
             return kubeconfig
@@ -218,6 +219,7 @@ async def _boot(
     *,
     api_server_flags: tuple[str, ...],
 ) -> AsyncIterator[Lab]:
+    """Create the network, and start the control plane, the emulated network and the nodes, which `Lab.start` removes."""
     # PYTHONFAULTHANDLER: after a crash in native code the program's log has its stack.
     programs = Programs(paths.state_dir, {**build_pythonpath_env(), "PYTHONFAULTHANDLER": "1"})
     network: LabNetwork | None = None

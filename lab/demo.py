@@ -54,10 +54,10 @@ from netperf.sample import Measurement, NodeLocation, Sample
 
 OVERLAY_BY_PLACEMENT = {"extender": OVERLAY, "affinity": OVERLAY.with_name("any-scheduler")}
 """Value of ``--placement`` -> folder of the overlay that is installed on real nodes."""
-# Four pods fill a node of the default topology and eight a zone: eleven need two zones.
 POD_CPU = "900m"
-# The same as a share of a real node's CPU. A real node has at most the machine's processors, and also runs our pods.
+"""Four pods fill a node of the default topology and eight a zone: eleven need two zones."""
 _REAL_POD_SHARE = 0.21
+"""The same as a share of a real node's CPU. A real node has at most the machine's processors, and also runs our pods."""
 _REQUESTS_PER_S, _LOAD_S, _WARM_UP_S = 8, 40, 5
 COMPONENTS = ("controller-manager", "kwok")
 FRONTEND = "frontend"
@@ -102,7 +102,7 @@ class Demo:
         """
         zone_count = len(self.topology.zones)
         pair_count = zone_count * (zone_count - 1) // 2
-        # Larger topologies have longer rounds.
+        # Larger topologies have longer rounds; 2 s are allowed for each zone.
         timeout_s = (_SHIPPED_MEASURE_TIMEOUT_S if self.has_real_nodes else _MEASURE_TIMEOUT_S) + 2 * zone_count
         medians: dict[tuple[str, str], Measurement] = {}
         seen_samples: dict[frozenset[str], set[tuple[str, str, int]]] = defaultdict(set)
@@ -335,7 +335,7 @@ def _build_report(
         matrix=_build_matrix(demo.topology, zone_costs_of(network.weight(NETPERF_COSTS)), medians),
         placements=placements,
         edges=edges,
-        summary=report.summarise(edges),
+        summary=report.summarize(edges),
         elapsed_s=round(elapsed_s, 1),
         nodes_kind=REAL if demo.has_real_nodes else "namespace",
         seed=demo.seed,
@@ -368,8 +368,10 @@ def _build_edge(
     placements: report.Placements,
     latencies_us: Mapping[tuple[str, str], float],
 ) -> report.Edge:
-    by_scheduler = (placements.default, placements.network_aware)
-    node_pairs = [(nodes[dependency.origin], nodes[dependency.destination]) for nodes in by_scheduler]
+    node_pairs = [
+        (node_by_workload[dependency.origin], node_by_workload[dependency.destination])
+        for node_by_workload in (placements.default, placements.network_aware)
+    ]
     limit = dependency.max_network_cost
     violated = [violates_limit(costs, locations[a], locations[b], limit) for a, b in node_pairs]
     return report.Edge(

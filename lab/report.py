@@ -110,7 +110,7 @@ class DemoReport(msgspec.Struct, frozen=True, omit_defaults=True):
     application: ApplicationReport | None = None
 
 
-def summarise(edges: Sequence[Edge]) -> Summary:
+def summarize(edges: Sequence[Edge]) -> Summary:
     """Return the sums of all dependencies."""
     before = sum(edge.default_p50_us for edge in edges)
     after = sum(edge.network_aware_p50_us for edge in edges)

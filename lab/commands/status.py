@@ -17,7 +17,7 @@ from lab.reclaim import LabPaths, find_running_pid, lab_paths
 from lab.wan.control import WanControl
 
 EXIT_NOT_RUNNING = 3
-"""As of init scripts (LSB)."""
+"""The code of init scripts for a program that does not run (LSB)."""
 
 
 def add_parser(commands: Any) -> None:
@@ -81,6 +81,7 @@ def _describe_wan(paths: LabPaths) -> dict[str, Any]:
 
 
 def _print_report(report: dict[str, Any]) -> None:
+    # Imported here, because --json does not need them.
     from rich.console import Console
     from rich.table import Table
 

@@ -196,8 +196,8 @@ def _print_usage(lab: dict[str, Any], *, as_json: bool) -> None:
     console.print(f"export KUBECONFIG={lab['kubeconfig']}", soft_wrap=True)
     console.print(f"{lab['kubectl']} get nodes -L topology.kubernetes.io/zone", soft_wrap=True)
     if lab["nodes"]:
-        enter = " ".join([*lab["enter"], *lab["nodes"][0]["enter"]])
-        console.print(f"{enter}   # a shell on {lab['nodes'][0]['name']}", soft_wrap=True)
+        enter_command = " ".join([*lab["enter_command"], *lab["nodes"][0]["enter_command"]])
+        console.print(f"{enter_command}   # a shell on {lab['nodes'][0]['name']}", soft_wrap=True)
         zones = (*lab["zones"], "ZONE", "ZONE")[:2]
         console.print(
             f"{sys.executable} -m lab wan set{option} {zones[0]} {zones[1]} --delay 30ms   # change a delay live"
@@ -213,9 +213,9 @@ def _print_page(console: Console, lab: dict[str, Any]) -> None:
     command = str(plugin) if plugin.exists() else "kubectl netaware"
     console.print(f"{command} status   # or {command} --help", soft_wrap=True)
     page = f"{lab['addresses']['controller']}/"
-    if lab["enter"]:
+    if lab["enter_command"]:
         # The host can reach only the API server of a lab in a user namespace.
-        fetch = " ".join([*lab["enter"], "curl", f"{page}api/v1/overview"])
+        fetch = " ".join([*lab["enter_command"], "curl", f"{page}api/v1/overview"])
         console.print(f"the page can only be reached inside the lab's network: {fetch}", soft_wrap=True)
         return
     console.print(f"[bold]{page}[/]   # the page: open it in a browser", soft_wrap=True)

@@ -19,12 +19,12 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     plan = msgspec.json.decode(Path(argv[0]).read_bytes(), type=WanPlan)
     socket_path = Path(argv[1]).absolute()
-    draft = socket_path.with_suffix(".draft")
-    listener = create_listener(draft)
+    temporary_path = socket_path.with_suffix(".draft")
+    listener = create_listener(temporary_path)
     forwarder = Forwarder(plan)
     request_exact_timing()
     # The lab waits for this file, so it appears when the network can carry packets.
-    draft.rename(socket_path)
+    temporary_path.rename(socket_path)
     forwarder.run(ControlServer(listener, plan, forwarder.set_link, forwarder.read_counters))
     return 0
 

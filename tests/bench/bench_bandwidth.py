@@ -12,8 +12,8 @@ from pathlib import Path
 
 from agent.bandwidth.rules import plugin_ifb_name
 from tests.bench.figures import Figures, figure
-from tests.integration.agent.limit_figures import (
-    SECONDS,
+from tests.integration.agent.limit_measurements import (
+    DURATION_S,
     finish_traffic,
     measure_delay_s,
     measure_shares,
@@ -50,7 +50,7 @@ def _measure() -> Figures:
     bare, limited = (min(_cpu_per_gbit(rate) for _ in range(3)) for rate in ("", "2G"))
     lowest_share = min(share for pair in shares_by_limit.values() for share in pair)
     each = ", ".join(f"{name} {100 * one:.1f} and {100 * mean:.1f}" for name, (one, mean) in shares_by_limit.items())
-    what = f"best of {RUNS}: % of the limit in the first second, and in {SECONDS:.0f} s: {each}"
+    what = f"best of {RUNS}: % of the limit in the first second, and in {DURATION_S:.0f} s: {each}"
     return {
         "limit: least that passes": figure(100 * lowest_share, "% of the limit", 90, what, at_least=True),
         "limit: most that passes": figure(100 * highest_share, "% of the limit", 105, "of every run"),
@@ -72,7 +72,7 @@ def _cpu_per_gbit(rate: str) -> float:
         if rate:
             enforce(pod.spec(egress=rate))
         before = _busy_s()
-        arrived: int = finish_traffic(start_traffic(pod, "egress", "bulk", SECONDS))
+        arrived: int = finish_traffic(start_traffic(pod, "egress", "bulk", DURATION_S))
         return (_busy_s() - before) / (arrived * 8 / 1e9)
 
 

@@ -101,7 +101,7 @@ class Cluster:
             text = ""
             for device in ("wan0", "mgmt0"):
                 for verb in ("qdisc", "filter"):
-                    argv = [*node["enter"], "tc", verb, "show", "dev", device]
+                    argv = [*node["enter_command"], "tc", verb, "show", "dev", device]
                     text += subprocess.run(argv, check=True, capture_output=True, text=True, timeout=30).stdout
             text_by_node[node["name"]] = text
         return text_by_node

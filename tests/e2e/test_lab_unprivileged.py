@@ -41,7 +41,7 @@ def test_the_host_reaches_a_lab_in_a_user_namespace(lab_command: Command) -> Non
         argv = [lab["kubectl"], "--kubeconfig", lab["kubeconfig"], "get", "nodes", "-o", "name"]
         nodes = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=30).stdout.split()
         assert nodes == [f"node/n{i}" for i in range(1, 9)]
-        list_names = [*lab["enter"], "ls", "/run/netns"]
+        list_names = [*lab["enter_command"], "ls", "/run/netns"]
         names = subprocess.run(list_names, check=True, capture_output=True, text=True, timeout=30).stdout.split()
         assert names == [node["netns"] for node in lab["nodes"]]
         lab_command("wan", "set", "--name", "e2e-userns", "z1", "z2", "--delay", "4ms")

@@ -13,13 +13,14 @@ import pytest
 from pyroute2 import IPRoute
 from pyroute2.netlink.rtnl.tcmsg.common import tc_actions
 
+from agent.bandwidth.annotations import Direction
 from agent.bandwidth.counters import take_readings
 from agent.bandwidth.manager import DEVICE_COUNTERS_INTERVAL_S
 from agent.bandwidth.meters import TrafficMeters
 from agent.bandwidth.rules import RepairPolicy, plugin_ifb_name
 from agent.bandwidth.state import INGRESS_HOOK, PLUGIN_HANDLE, LimitStatus, SetEgressLimit, SetIngressLimit
 from tests.integration.agent.bpf_programs import attach_tcx, loaded_program, program_redirecting_to_peer
-from tests.integration.agent.limit_figures import start_traffic
+from tests.integration.agent.limit_measurements import start_traffic
 from tests.integration.agent.pods_on_node import NETWORK, PROC, NodePod, execute, node_pod, plan, run
 from tests.support.plugin_bucket import plugin_params
 
@@ -105,10 +106,9 @@ def test_a_limit_that_packets_bypass_is_exceeded_within_two_readings(monkeypatch
             kept_out.name: "enforced",
         }
         seconds = 4 * DEVICE_COUNTERS_INTERVAL_S
-        for pod, direction in (
-            *((overflowed, "ingress"), (stray, "ingress"), (kept, "ingress")),
-            *((source, "egress"), (deleted, "egress"), (kept_out, "egress")),
-        ):
+        floods: list[tuple[NodePod, Direction]] = [(pod, "ingress") for pod in (overflowed, stray, kept)]
+        floods += [(pod, "egress") for pod in (source, deleted, kept_out)]
+        for pod, direction in floods:
             flood = stack.enter_context(start_traffic(pod, direction, "flood", seconds))
             stack.callback(flood.kill)
         meters = meter_traffic(found.statuses, 3)

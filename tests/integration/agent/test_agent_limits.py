@@ -11,9 +11,10 @@ import pytest
 from pyroute2 import IPRoute
 
 from agent.bandwidth import tbf
+from agent.bandwidth.annotations import Direction
 from agent.bandwidth.rules import RepairPolicy, plugin_ifb_name
 from agent.bandwidth.state import LAST_PRIORITY, PLUGIN_HANDLE, BandwidthPlan, SetEgressLimit
-from tests.integration.agent.limit_figures import measure_delay_s, measure_shares, running_generators
+from tests.integration.agent.limit_measurements import measure_delay_s, measure_shares, running_generators
 from tests.integration.agent.pods_on_node import (
     NETWORK,
     NodePod,
@@ -42,7 +43,7 @@ def actions_on(found: BandwidthPlan, pod: NodePod) -> list[str]:
     return [type(action).__name__ for action in found.actions if action.device_name == pod.host_device]
 
 
-def device_of(pod: NodePod, direction: str) -> str:
+def device_of(pod: NodePod, direction: Direction) -> str:
     """The device that has the limit's bucket."""
     return pod.host_device if direction == "ingress" else plugin_ifb_name(NETWORK, pod.container)
 
@@ -51,7 +52,7 @@ def device_of(pod: NodePod, direction: str) -> str:
 @pytest.mark.parametrize(
     "rate", [pytest.param(5, marks=pytest.mark.measure), 50, pytest.param(500, marks=pytest.mark.measure)]
 )
-def test_enforced_limits_hold_from_the_first_second_and_keep_the_queue_short(rate: int, direction: str) -> None:
+def test_enforced_limits_hold_from_the_first_second_and_keep_the_queue_short(rate: int, direction: Direction) -> None:
     with node_pod(rate % 251) as pod, running_generators(pod):
         spec = pod.spec(ingress=f"{rate}M", egress=f"{rate}M")
         statuses = statuses_of_pod(enforce(spec), pod)
@@ -80,7 +81,7 @@ def set_limits_as_plugin(pod: NodePod, rate_bps: int, burst: int) -> None:
 
 
 @pytest.mark.parametrize("direction", ["ingress", "egress"])
-def test_the_default_burst_of_a_runtime_exceeds_the_limit_and_is_reported(direction: str) -> None:
+def test_the_default_burst_of_a_runtime_exceeds_the_limit_and_is_reported(direction: Direction) -> None:
     with node_pod(9) as pod, running_generators(pod):
         set_limits_as_plugin(pod, 50_000_000, CONTAINERD_BURST)
         spec = pod.spec(ingress="50M", egress="50M")

@@ -17,7 +17,7 @@ import pytest
 
 from lab.debian import find_or_unpack_packages
 from lab.errors import UnsupportedError
-from tests.integration.agent.limit_figures import PORT, finish_traffic, running_generators, start_traffic
+from tests.integration.agent.limit_measurements import PORT, finish_traffic, running_generators, start_traffic
 from tests.integration.agent.pods_on_node import NodePod, node_pod, run
 
 COUNTING = Path(__file__).with_name("counting_in_namespace.py")

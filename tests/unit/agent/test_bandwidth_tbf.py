@@ -1,4 +1,4 @@
-"""The arithmetic of token buckets. Numbers of the plugin are worked examples of docs/contracts (bandwidth annotations)."""
+"""A burst of the CNI plugin that overflows is recognized, and our token buckets limit from the first second."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from agent.bandwidth.tbf import (
     GSO_BYTES,
     MIN_QUEUE_FRAMES,
     QUEUE_S,
+    TICKS_PER_US,
     UINT32_RANGE,
     blocks_everything,
     choose_params,
@@ -51,12 +52,12 @@ def test_a_saturated_buffer_is_recognized_as_an_overflow() -> None:
 @given(st.integers(10**6, 10**11), st.integers(1600, 2**32 - 1))
 def test_every_overflowed_burst_is_found_and_no_other(rate_bps: int, burst: int) -> None:
     params = plugin_params(rate_bps, burst)
-    overflows = burst / params.rate_bytes_per_s * 15.625e6 >= UINT32_RANGE
+    overflows = burst / params.rate_bytes_per_s * 1e6 * TICKS_PER_US >= UINT32_RANGE
     assert (find_overflowed_burst_bytes(params) is not None) == overflows
 
 
 @given(st.integers(10**3, 10**12), st.sampled_from([576, 1450, 1500, 8950, 65535]))
-def test_our_own_set_up_limits_from_the_first_second_and_bounds_the_queue(rate_bps: int, mtu: int) -> None:
+def test_our_parameters_limit_from_the_first_second_and_bounds_the_queue(rate_bps: int, mtu: int) -> None:
     params = choose_params(rate_bps, mtu)
     assert params.rate_bytes_per_s == rate_bps // 8
     assert not blocks_everything(params, mtu)
@@ -76,5 +77,7 @@ def test_our_own_set_up_limits_from_the_first_second_and_bounds_the_queue(rate_b
 def test_a_burst_is_too_large_from_a_quarter_of_a_second(rate_bps: int, burst: int, is_excessive: bool) -> None:
     params = plugin_params(rate_bps, burst)
     assert (has_excessive_burst_or_queue(params, MTU), blocks_everything(params, MTU)) == (is_excessive, False)
-    # A bucket that is smaller than a frame.
-    assert blocks_everything(msgspec.structs.replace(params, buffer_ticks=10), MTU)
+
+
+def test_a_bucket_smaller_than_a_frame_blocks_everything() -> None:
+    assert blocks_everything(msgspec.structs.replace(plugin_params(64_000, GSO_BYTES), buffer_ticks=10), MTU)

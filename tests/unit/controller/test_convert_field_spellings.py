@@ -1,7 +1,8 @@
-"""Objects with the field names of KEP-260 and of talks about it become objects that the API server accepts."""
+"""Objects with the field names of KEP-260 and of its slides become objects that the API server accepts."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -96,17 +97,18 @@ spec:
                   bandwidthCapacity: "1Gi"
                   networkCost: 5
 """
+CONFIG = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}
 
 
-def converted(text: str) -> tuple[dict[str, Any], list[str]]:
+def convert_one(text: str) -> tuple[dict[str, Any], list[str]]:
     objects, changes = convert_documents([yaml.safe_load(text)])
     assert len(objects) == 1
     assert convert_documents(objects) == (objects, []), "accepted objects stay as they are"
     return objects[0], [str(change) for change in changes]
 
 
-def edges(found: dict[str, Any]) -> list[tuple[str, str, int]]:
-    graph = build_graph(msgspec.convert(found, AppGroup).spec)
+def list_edges(converted: dict[str, Any]) -> list[tuple[str, str, int]]:
+    graph = build_graph(msgspec.convert(converted, AppGroup).spec)
     assert graph.faults == ()
     names = graph.selectors
     return [(names[e.caller], names[e.callee], e.max_network_cost) for e in graph.edges]
@@ -114,26 +116,26 @@ def edges(found: dict[str, Any]) -> list[tuple[str, str, int]]:
 
 @pytest.mark.parametrize("group", ["scheduling.sigs.x-k8s.io", "scheduling.sigs.k8s.io", "diktyo.k8s.io"])
 def test_the_keps_group_gets_selectors_from_names(group: str) -> None:
-    found, changes = converted(PROPOSAL_GROUP.replace("scheduling.sigs.x-k8s.io", group))
-    assert found["apiVersion"] == "appgroup.diktyo.x-k8s.io/v1alpha1"
-    assert edges(found) == [("P1", "P2", 30)]
+    converted, changes = convert_one(PROPOSAL_GROUP.replace("scheduling.sigs.x-k8s.io", group))
+    assert converted["apiVersion"] == "appgroup.diktyo.x-k8s.io/v1alpha1"
+    assert list_edges(converted) == [("P1", "P2", 30)]
     assert any("spec.workloads[0].workload.selector: was missing, is 'P1'" in change for change in changes)
     assert changes[0].startswith(f"AppGroup a1: apiVersion: was '{group}/v1alpha1'")
 
 
 def test_dependencies_of_the_slides_group_move_out_of_references() -> None:
-    found, changes = converted(SLIDES_GROUP)
-    assert edges(found) == [("P1", "P2", 30)]
+    converted, changes = convert_one(SLIDES_GROUP)
+    assert list_edges(converted) == [("P1", "P2", 30)]
     reference = {"kind": "Deployment", "name": "P1-deployment", "selector": "P1"}
-    assert found["spec"]["workloads"][0]["workload"] == reference
-    assert found["spec"]["workloads"][0]["dependencies"][0]["minBandwidth"] == "100Mi"
-    assert edges(converted(SLIDES_GROUP.replace("              selector: P2\n", ""))[0]) == [("P1", "P2", 30)]
+    assert converted["spec"]["workloads"][0]["workload"] == reference
+    assert converted["spec"]["workloads"][0]["dependencies"][0]["minBandwidth"] == "100Mi"
+    assert list_edges(convert_one(SLIDES_GROUP.replace("              selector: P2\n", ""))[0]) == [("P1", "P2", 30)]
     assert any("moved out of the workload's reference" in change for change in changes)
 
 
 def test_the_keps_topology_gets_the_names_of_the_crd() -> None:
-    found, changes = converted(PROPOSAL_TOPOLOGY)
-    topology = msgspec.convert(found, NetworkTopology)
+    converted, changes = convert_one(PROPOSAL_TOPOLOGY)
+    topology = msgspec.convert(converted, NetworkTopology)
     assert topology.spec.configmap_name == "netperf-metrics"
     weight = topology.weight("UserDefined")
     assert weight is not None
@@ -143,16 +145,13 @@ def test_the_keps_topology_gets_the_names_of_the_crd() -> None:
         assert any(change.endswith(f"was spelled {old}") for change in changes)
 
 
-CONFIG = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}
-
-
-def test_lists_are_split_and_other_items_than_objects_are_reported() -> None:
+def test_lists_are_split_and_items_that_are_not_objects_are_reported() -> None:
     group = yaml.safe_load(PROPOSAL_GROUP)
-    bare = {name: group[name] for name in ("metadata", "spec")}
-    listed = {"apiVersion": group["apiVersion"], "kind": "AppGroupList", "items": [bare, None]}
-    documents = [[CONFIG], {"items": [CONFIG]}, {"kind": "List", "items": [[CONFIG], listed, "text"]}, None, 3]
+    group_without_kind = {name: group[name] for name in ("metadata", "spec")}
+    group_list = {"apiVersion": group["apiVersion"], "kind": "AppGroupList", "items": [group_without_kind, None]}
+    documents = [[CONFIG], {"items": [CONFIG]}, {"kind": "List", "items": [[CONFIG], group_list, "text"]}, None, 3]
     objects, changes = convert_documents(documents)
-    assert [found["kind"] for found in objects] == ["ConfigMap", "ConfigMap", "ConfigMap", "AppGroup"]
+    assert [object_["kind"] for object_ in objects] == ["ConfigMap", "ConfigMap", "ConfigMap", "AppGroup"]
     assert objects[3]["apiVersion"] == "appgroup.diktyo.x-k8s.io/v1alpha1"
     assert [str(change) for change in changes if change.field == "items"] == [
         "document 3: items: left out: str instead of an object",
@@ -160,25 +159,24 @@ def test_lists_are_split_and_other_items_than_objects_are_reported() -> None:
     ]
 
 
-@pytest.mark.parametrize("odd", ["AppGroup", [], {}, [1], 3, True])
-def test_other_kinds_and_api_groups_are_unchanged(odd: Any) -> None:
-    foreign = {"apiVersion": "example.com/v1", "kind": odd, "metadata": {"name": "x"}, "spec": {"x": 1}}
+@pytest.mark.parametrize("kind", ["AppGroup", [], {}, [1], 3, True])
+def test_other_kinds_and_api_groups_are_unchanged(kind: Any) -> None:
+    foreign = {"apiVersion": "example.com/v1", "kind": kind, "metadata": {"name": "x"}, "spec": {"x": 1}}
     assert convert_documents([foreign]) == ([foreign], [])
 
 
-junk = st.recursive(
+NAMES_IN_EXAMPLES = set(re.findall(r"(\w+):", PROPOSAL_GROUP + SLIDES_GROUP + PROPOSAL_TOPOLOGY))
+FIELDS = sorted({*NAMES_IN_EXAMPLES, "topologyList", "originList"})
+ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(
-        ["workload", "name", "selector", "dependencies", "minBandwidth", "maxNetworkCost", "kind", "weights", "topologyList", "costList",
-         "topologyKey", "originList", "originCosts", "origin", "costs", "destination", "networkCost", "workloads", "numMembers"]
-    ), inner, max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=4),
     max_leaves=25,
-)  # fmt: skip
+)
 
 
 @given(
     st.sampled_from(["AppGroup", "NetworkTopology"]),
-    st.dictionaries(st.sampled_from(["workloads", "weights", "numMembers", "configMapName"]), junk, max_size=4),
+    st.dictionaries(st.sampled_from(["workloads", "weights", "numMembers", "configMapName"]), ANY_JSON, max_size=4),
 )
 def test_a_second_conversion_of_any_document_changes_nothing(kind: str, spec: dict[str, Any]) -> None:
     document = {"apiVersion": "diktyo.k8s.io/v1alpha1", "kind": kind, "metadata": {"name": "x"}, "spec": spec}

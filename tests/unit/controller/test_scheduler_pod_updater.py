@@ -29,11 +29,11 @@ async def test_a_failed_write_stops_no_other_write_and_keeps_no_object_in_memory
         del caught
         return weakref.ref(large)
 
-    # Without the collector, a frame survives in any cycle of error and traceback.
+    # The collector would hide a leak: it frees the frame from a cycle of error and traceback.
     gc.disable()
     try:
         reference = await reconcile()
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # Callbacks of the ended tasks drop their references.
         assert reference() is None
     finally:
         gc.enable()

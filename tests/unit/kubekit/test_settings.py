@@ -49,7 +49,7 @@ def test_an_invalid_field_is_named_as_in_the_file(document: object, error: str) 
     assert str(caught.value) == error
 
 
-def test_limits_are_inclusive_and_absent_values_have_no_limits() -> None:
+def test_limits_are_inclusive_and_an_absent_value_is_valid() -> None:
     convert({"inner": {"waitS": 60, "maxCount": 5}, "items": [{"waitS": 0, "maxCount": 1}]}, Outer).validate()
     Outer().validate()
 

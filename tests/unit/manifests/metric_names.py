@@ -12,13 +12,15 @@ ROOT = Path(__file__).parents[3]
 PROMETHEUS = ROOT / "manifests" / "prometheus"
 
 
-def labels_by_metric() -> dict[str, set[str]]:
-    """Series of docs/metrics.md, with the suffixes of histograms -> labels. There, *pair* stands for labels listed as "*pair* is `a, b`"."""
+def read_labels_by_series() -> dict[str, set[str]]:
+    """Read docs/metrics.md: name of a series, with the suffix of a histogram -> labels. There, *pair* stands for labels listed as "*pair* is `a, b`"."""
     labels_by_series: dict[str, set[str]] = {}
     reference = (ROOT / "docs" / "metrics.md").read_text()
-    abbreviations = dict(re.findall(r"\*(\w+)\* is `([^`]+)`", reference))
-    for name, kind, text in re.findall(r"^\| `(netaware_\w+)` \| (\w+) \| ([^|]*) \|", reference, re.MULTILINE):
-        labels = set(re.findall(r"\w+", re.sub(r"\*(\w+)\*", lambda match: abbreviations[match[1]], text)))
+    labels_by_abbreviation = dict(re.findall(r"\*(\w+)\* is `([^`]+)`", reference))
+    for name, kind, label_cell in re.findall(r"^\| `(netaware_\w+)` \| (\w+) \| ([^|]*) \|", reference, re.MULTILINE):
+        labels = set(
+            re.findall(r"\w+", re.sub(r"\*(\w+)\*", lambda match: labels_by_abbreviation[match[1]], label_cell))
+        )
         suffixes = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
         labels_by_series |= {
             f"{name}{suffix}": labels | ({"le"} if suffix == "_bucket" else set()) for suffix in suffixes
@@ -26,16 +28,18 @@ def labels_by_metric() -> dict[str, set[str]]:
     return labels_by_series
 
 
-def exported_metrics() -> set[str]:
+def list_exported_series() -> set[str]:
     """Names of all series that the programs export."""
-    return set(labels_by_metric())
+    return set(read_labels_by_series())
 
 
 def read_rules(file: str) -> list[dict[str, Any]]:
     """The rules of a file of Prometheus rules."""
-    return [rule for group in yaml.safe_load((PROMETHEUS / file).read_text())["groups"] for rule in group["rules"]]
+    return [
+        rule for rule_group in yaml.safe_load((PROMETHEUS / file).read_text())["groups"] for rule in rule_group["rules"]
+    ]
 
 
-def recorded_metrics() -> set[str]:
+def list_recorded_series() -> set[str]:
     """Names that recording rules write."""
     return {str(rule["record"]) for rule in read_rules("recording.rules.yaml")}

@@ -9,15 +9,15 @@ import re
 
 import yaml
 
-from tests.unit.manifests.metric_names import PROMETHEUS, ROOT, exported_metrics, read_rules, recorded_metrics
+from tests.unit.manifests.metric_names import PROMETHEUS, ROOT, list_exported_series, list_recorded_series, read_rules
 
 ALERTS = read_rules("alerts.rules.yaml")
 RECORDED = read_rules("recording.rules.yaml")
 FOREIGN = {"up", "ALERTS", "kube_pod_container_status_ready"}
 
 
-def test_rules_query_exported_or_recorded_metrics() -> None:
-    known = exported_metrics() | recorded_metrics()
+def test_rules_query_exported_or_list_recorded_series() -> None:
+    known = list_exported_series() | list_recorded_series()
     for rule in (*RECORDED, *ALERTS):
         names = set(re.findall(r"(?:instance|netaware):[a-zA-Z0-9_:]+|netaware_[a-z0-9_]+", rule["expr"]))
         assert names or any(metric in rule["expr"] for metric in FOREIGN), rule
@@ -55,7 +55,7 @@ def test_every_rule_has_a_promtool_test_and_every_alert_one_in_which_it_stays_qu
     tests = (PROMETHEUS / "tests" / "recording.test.yaml").read_text()
     # A rule that feeds another rule is tested through it.
     used = " ".join(rule["expr"] for rule in (*RECORDED, *ALERTS))
-    assert [name for name in recorded_metrics() if f"expr: {name}" not in tests and name not in used] == []
+    assert [name for name in list_recorded_series() if f"expr: {name}" not in tests and name not in used] == []
 
 
 def test_names_of_rules_are_unique() -> None:

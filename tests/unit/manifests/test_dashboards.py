@@ -9,7 +9,13 @@ from typing import Any
 
 import yaml
 
-from tests.unit.manifests.metric_names import ROOT, exported_metrics, labels_by_metric, read_rules, recorded_metrics
+from tests.unit.manifests.metric_names import (
+    ROOT,
+    list_exported_series,
+    list_recorded_series,
+    read_labels_by_series,
+    read_rules,
+)
 
 FOLDER = ROOT / "manifests" / "grafana"
 DASHBOARDS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) for path in FOLDER.glob("*.json")}
@@ -22,8 +28,8 @@ PANELS = [
 TARGETS = [(title, target) for title, panel in PANELS for target in panel["targets"]]
 # The last ones come from prometheus_client and Prometheus.
 METRICS = (
-    exported_metrics()
-    | recorded_metrics()
+    list_exported_series()
+    | list_recorded_series()
     | {"up", "process_resident_memory_bytes", "process_cpu_seconds_total", "ALERTS"}
 )
 PROMQL_WORDS = {
@@ -52,7 +58,7 @@ def test_panels_have_a_title_a_description_a_unit_and_distinct_queries() -> None
     assert [title for title, panel in PANELS if not is_complete(panel)] == []
 
 
-def test_panels_query_exported_or_recorded_metrics_of_the_chosen_data_source() -> None:
+def test_panels_query_exported_or_list_recorded_series_of_the_chosen_data_source() -> None:
     used = {title: metrics_in(target["expr"]) for title, target in TARGETS}
     unknown = {title: names - METRICS for title, names in used.items() if names - METRICS or not names}
     assert unknown == {}
@@ -61,7 +67,7 @@ def test_panels_query_exported_or_recorded_metrics_of_the_chosen_data_source() -
 
 def test_panels_and_rules_use_labels_that_their_metrics_have() -> None:
     """Prometheus adds instance and job, summaries have quantiles, and label_replace makes the labels in quotation marks."""
-    labels, wrong = labels_by_metric(), []
+    labels, wrong = read_labels_by_series(), []
     ruled = [(str(rule), rule["expr"]) for file in ("recording", "alerts") for rule in read_rules(f"{file}.rules.yaml")]
     for title, expression in (*((title, target["expr"]) for title, target in TARGETS), *ruled):
         for metric, selector in re.findall(r"(?<![\w:])(netaware_\w+)\{([^}]*)\}", expression):
