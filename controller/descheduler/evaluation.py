@@ -37,7 +37,7 @@ INEFFECTIVE_OUTCOMES: Mapping[MoveOutcome, str] = {
     "returned": "its replacement is on the same node, or in the zone that it should leave",
     "node-still-overutilized": "the node is still overutilized",
     "target-overutilized": "its new node is overutilized too",
-    "cost-not-fallen": "its network cost did not fall",
+    "cost-not-fallen": "neither its network cost nor its violated dependencies fell",
     "not-ready": "its replacement is not ready",
     "not-scheduled": "its replacement has no node",
 }
@@ -178,8 +178,7 @@ def _find_outcome(
         return _find_load_outcome(pending, snapshot, may_wait=may_wait)
     if move.strategy == "ZoneSurvival":
         return "helped" if _is_in_other_zone(pending, snapshot) else "returned"
-    cost = _replacement_cost(pending, snapshot)
-    return "cost-not-fallen" if cost is not None and cost >= move.cost_before else "helped"
+    return "helped" if _is_better_placed(pending, snapshot) else "cost-not-fallen"
 
 
 def _find_load_outcome(pending: PendingMove, snapshot: DeschedulerSnapshot, *, may_wait: bool) -> MoveOutcome | None:
@@ -233,10 +232,12 @@ def _is_relieved(pending: PendingMove, snapshot: DeschedulerSnapshot) -> bool:
     )
 
 
-def _replacement_cost(pending: PendingMove, snapshot: DeschedulerSnapshot) -> int | None:
-    """Network cost of the replacement on its node; None if unknown."""
+def _is_better_placed(pending: PendingMove, snapshot: DeschedulerSnapshot) -> bool:
+    """Whether the replacement has a lower network cost, or violates fewer dependencies at the same cost; True if its cost is unknown."""
     pod, location_index = snapshot.pods.by_key.get(pending.replacement_pod), snapshot.network.location_index
     if pod is None or pod.node not in location_index:
-        return None
-    score_table = snapshot.score_table_of(pod)
-    return None if score_table.neutral_reason else score_table.node_score(pod.node, location_index[pod.node]).cost
+        return True
+    score_table, move = snapshot.score_table_of(pod), pending.move
+    score = score_table.node_score(pod.node, location_index[pod.node])
+    is_better = (score.cost, score.violated) < (move.cost_before, move.violated_before)
+    return bool(score_table.neutral_reason) or is_better

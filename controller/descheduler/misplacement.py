@@ -247,7 +247,9 @@ class MisplacementStrategies:
             zone = self._forbidden_zone(candidate)
             reason = f"all replicas of its workload are in zone {zone}, and it should survive the loss of a zone"
         move = builder.make_move(candidate, reason)
-        move = msgspec.structs.replace(move, cost_before=current.cost, cost_after=target.cost)
+        move = msgspec.structs.replace(
+            move, cost_before=current.cost, cost_after=target.cost, violated_before=current.violated
+        )
         builder.add_move(candidate, PendingMove(move, builder.now))
 
 

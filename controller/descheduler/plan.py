@@ -29,6 +29,7 @@ class Move(DescheduleOutput, frozen=True):
         node_before, node_after: the node's usage before and after this move, percent of allocatable by resource; both count the
             round's moves before this one. Only for LowNodeLoad.
         cost_before, cost_after: network cost on the node and on the target; -1 for LowNodeLoad.
+        violated_before: number of dependencies of the pod that its node violates; 0 for LowNodeLoad.
         group: key of the AppGroup that the pod's label names, even if it does not exist; empty without the label.
     """
 
@@ -44,6 +45,7 @@ class Move(DescheduleOutput, frozen=True):
     node_after: Mapping[str, float] = {}
     cost_before: int = -1
     cost_after: int = -1
+    violated_before: int = 0
     group: str = ""
 
 

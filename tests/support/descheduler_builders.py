@@ -243,10 +243,12 @@ def pending_move(
     group: str = "",
     usage: Mapping[str, float] | None = None,
     cost_before: int = -1,
+    violated_before: int = 0,
     **follow: Any,
 ) -> PendingMove:
     """An earlier move; ``follow`` are other fields of `PendingMove`."""
-    move = Move(pod, uid, workload, node, target, strategy, "r", usage or {}, cost_before=cost_before, group=group)
+    move = Move(pod, uid, workload, node, target, strategy, "r", usage or {}, group=group)
+    move = msgspec.structs.replace(move, cost_before=cost_before, violated_before=violated_before)
     return PendingMove(move, planned_at_s, **follow)
 
 

@@ -186,20 +186,23 @@ def test_protected_pods_are_not_moved() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "on", "outcome"),
+    ("strategy", "on", "violated_before", "outcome"),
     [
-        ("NetworkMisplacement", "z1-n1", "helped"),
-        ("NetworkMisplacement", "z3-n2", "cost-not-fallen"),
-        ("ZoneSurvival", "z1-n1", "helped"),
-        ("ZoneSurvival", "z3-n2", "returned"),
-        ("ZoneSurvival", "z3-n1", "returned"),
+        ("NetworkMisplacement", "z1-n1", 0, "helped"),
+        ("NetworkMisplacement", "z3-n2", 0, "cost-not-fallen"),
+        # At the same cost it violates fewer dependencies.
+        ("NetworkMisplacement", "z3-n2", 2, "helped"),
+        ("ZoneSurvival", "z1-n1", 0, "helped"),
+        ("ZoneSurvival", "z3-n2", 0, "returned"),
+        ("ZoneSurvival", "z3-n1", 0, "returned"),
     ],
 )
 def test_a_workload_backs_off_if_the_cost_did_not_fall_or_the_zone_is_the_same(
-    strategy: str, on: str, outcome: str
+    strategy: str, on: str, violated_before: int, outcome: str
 ) -> None:
     workload = "default/ReplicaSet/web-rs"
-    move = pending_move("default/web-1", "uid-web-1", workload, "z3-n1", NOW_S - 400, strategy, cost_before=40)
+    evicted = ("default/web-1", "uid-web-1", workload, "z3-n1")
+    move = pending_move(*evicted, NOW_S - 400, strategy, cost_before=40, violated_before=violated_before)
     world = cluster({"db-1": "z1-n1"})
     world.on_pod_change("default/web-2", replica("web-2", on, created_s=NOW_S - 390))
     history, evaluated = evaluate_moves(world.snapshot(), History(pending_moves=(move,)), make_config().limits, NOW_S)
