@@ -68,27 +68,34 @@ def _format_agents(answer: Overview) -> str:
 
 
 def _format_samples(answer: Overview) -> str:
-    zones, pairs = len(answer.network.zones), answer.network.pairs
-    measured_at = {frozenset((p.origin, p.destination)): p.measured_at for p in pairs if p.measured_at is not None}
+    zone_count = len(answer.network.zones)
+    measured_at: dict[frozenset[str], float] = {}
+    for pair in answer.network.pairs:
+        if pair.measured_at is not None:
+            zones = frozenset(pair.zones)  # Its directions may show different samples: the newer one counts.
+            measured_at[zones] = max(pair.measured_at, measured_at.get(zones, 0.0))
     oldest = f"  oldest {format_age(answer.read_at - min(measured_at.values()))} ago" if measured_at else ""
-    return f"{len(measured_at)} of {zones * (zones - 1) // 2} zone pairs measured{oldest}"
+    return f"{len(measured_at)} of {zone_count * (zone_count - 1) // 2} zone pairs measured{oldest}"
 
 
 def _format_costs(network: NetworkView) -> str:
     costs = [p.cost for p in network.pairs if p.cost is not None]
     cost_range = f", {min(costs)} to {max(costs)}" if costs else ""
-    return f"{len(costs)} of {len(network.pairs)} directed pairs{cost_range}  {network.topology or ''} {network.weight_name or ''}"
+    source = " ".join(filter(None, (network.topology, network.weight_name)))
+    return f"{len(costs)} of {len(network.pairs)} directed pairs{cost_range}  {source}".rstrip()
 
 
 def _format_groups(groups: Collection[GroupView]) -> str:
-    running, members = sum(g.running_pods for g in groups), sum(g.num_members for g in groups)
-    violated, total = sum(g.violated_dependencies for g in groups), sum(len(g.dependencies) for g in groups)
-    return f"{len(groups)}  {running} of {members} pods run  {violated} of {total} dependencies violated"
+    pods = f"{sum(g.running_pods for g in groups)} of {sum(g.num_members for g in groups)} pods run"
+    violated_count = sum(g.violated_dependencies for g in groups)
+    dependencies = f"{violated_count} of {sum(len(g.dependencies) for g in groups)} dependencies violated"
+    return f"{len(groups)} groups  {pods}  {dependencies}"
 
 
 def _format_bandwidth(nodes: Collection[NodeBandwidthView]) -> str:
     published_bps = [n.allocatable_bps for n in nodes if n.allocatable_bps is not None]
-    allocated_bps, total_bps = sum(n.allocated_bps for n in nodes), sum(published_bps)
+    allocated_bps = sum(n.allocated_bps for n in nodes)
+    total_bps = sum(published_bps)
     text = f"{len(published_bps)} of {len(nodes)} nodes publish their capacity"
     if total_bps:
         share = format_percent(allocated_bps, total_bps)

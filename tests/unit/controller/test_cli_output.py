@@ -38,6 +38,7 @@ from controller.diagnosis.pod_diagnosis import PodDiagnosis
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.diagnosis.zones import build_network
 from controller.scheduler.explain import Candidate, Explanation
+from controller.views.overview import build_overview
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ApiError, ConfigError
@@ -177,6 +178,17 @@ def test_all_keys_of_json_answers_are_in_camel_case() -> None:
     assert len(schemas) > len(HELP_BY_COMMAND)
     names = [key for schema in schemas.values() for key in schema.get("properties", {}) if "_" in key]
     assert names == ["latency_us"], "of `simulate --offline`, whose format is fixed"
+
+
+@pytest.mark.parametrize("ages_s", [(60.0, 7200.0), (7200.0, 60.0)])
+def test_status_shows_the_newer_sample_of_both_directions_of_a_pair(ages_s: tuple[float, float]) -> None:
+    overview = build_overview(make_healthy_snapshot())
+    pairs = tuple(
+        PairView(origin=zones[0], destination=zones[1], basis="measured", measured_at=overview.read_at - age_s)
+        for zones, age_s in zip(("ab", "ba"), ages_s, strict=True)
+    )
+    overview = msgspec.structs.replace(overview, network=msgspec.structs.replace(overview.network, pairs=pairs))
+    assert "oldest 60s ago" in print_answer(overview, "status")
 
 
 async def test_quality_flags_are_shown_except_for_costs_without_a_sample(
