@@ -40,7 +40,7 @@ class LeaderElectionSection(Section, frozen=True):
     lease_duration_s: Annotated[float, Range(1, 3600)] = 10.0
 
     def resolve(self) -> LeaderElectionConfig:
-        """The lease duration, renew deadline and retry period that follow from the settings, as in client-go."""
+        """The lease duration, renew deadline and retry period that follow from the lease duration."""
         duration_s = self.lease_duration_s
         return LeaderElectionConfig(
             duration_s, RENEW_DEADLINE_SHARE * duration_s, min(MAX_RETRY_PERIOD_S, RETRY_PERIOD_SHARE * duration_s)
@@ -48,7 +48,7 @@ class LeaderElectionSection(Section, frozen=True):
 
 
 class ControllerConfiguration(Section, frozen=True):
-    """The configuration file of the manager and the extender.
+    """The configuration file of the manager and the extender. Other packages describe their sections.
 
     Attributes:
         namespace: namespace of netaware's programs, probe plans, results and the Lease.
@@ -93,7 +93,7 @@ def load_config(path: str | None) -> ControllerConfiguration:
 
 
 def parse_config(text: str, where: str) -> ControllerConfiguration:
-    """Check the text of a configuration, which errors call ``where``. Raises as `load_config`."""
+    """Parse and check a configuration; ``where`` names it in errors. Raises as `load_config`."""
     return _convert_document(parse_yaml(text, "--config", where), where)
 
 

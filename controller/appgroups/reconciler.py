@@ -17,8 +17,8 @@ from controller.appgroups.status import (
     ROUTED_NEAR,
     DependencyVerdict,
     GroupState,
-    admission_condition,
     compute_group_state,
+    consent_condition,
     plan_status,
 )
 from controller.cluster.cluster_cache import ClusterCache
@@ -35,11 +35,12 @@ from kubekit.events import EventRecorder
 from kubekit.wire import Condition, Node
 from kubekit.workqueue import WorkQueue
 
+T = TypeVar("T")
+
 DEBOUNCE_S = 0.3
 """Delay of a reconciliation after a change, because pods and costs change in bursts."""
 RESYNC_S = 300.0
 """Longest time between two reconciliations of a group."""
-T = TypeVar("T")
 ALL = "*"
 """Key of the queue for all groups, so that an event that affects all of them adds one key only."""
 
@@ -87,7 +88,7 @@ class AppGroupController:
         )
         self._queue = WorkQueue()
         self._metrics = AppGroupMetrics(registry)
-        self._locations: dict[str, Location] = {}
+        self._locations: dict[str, Location] = {}  # By node name.
         cache.app_groups.subscribe(self._on_group_change)
         cache.group_pods.subscribe(self._on_pod_change)
         cache.nodes.subscribe(self._on_node_change)
@@ -119,17 +120,17 @@ class AppGroupController:
 
     def _on_pod_change(self, _: str, old: Pod | None, new: Pod | None) -> None:
         for pod in (old, new):
-            # Not all groups of the label's name, which may be hundreds.
+            # Queues only the pod's own group, because hundreds may have the name in its label.
             if pod is not None and (group := self._membership.group_key_of(pod.metadata.namespace, pod.group)):
                 self.enqueue(group)
 
-    def _on_node_change(self, key: str, old: Node | None, new: Node | None) -> None:
+    def _on_node_change(self, node_name: str, old: Node | None, new: Node | None) -> None:
         if is_location_unchanged(old, new):
             return
         if new is not None:
-            self._locations[key] = location_of(new)
+            self._locations[node_name] = location_of(new)
         else:
-            self._locations.pop(key, None)
+            self._locations.pop(node_name, None)
         self.enqueue(ALL)
 
     async def run(self) -> None:
@@ -153,16 +154,16 @@ class AppGroupController:
         pods = self._pods_of(key)
         state = compute_group_state(group, pods, self._locations, costs, self._membership, services=self._services)
         # Before the first await, after which the group may be deleted.
-        admission = admission_condition(group, self._membership.list_refusing_namespaces(key))
+        consent = consent_condition(group, self._membership.list_namespaces_without_consent(key))
         self._metrics.states[key] = group, state
         try:
-            await self._write_status(key, group, state, admission)
+            await self._write_status(key, group, state, consent)
         except ApiError as error:
             return delay_after_failed_write(error, key, self._cache.app_groups)
         return RESYNC_S
 
-    async def _write_status(self, key: str, group: AppGroup, state: GroupState, admission: Condition | None) -> None:
-        extra_conditions = [admission] if admission is not None else []
+    async def _write_status(self, key: str, group: AppGroup, state: GroupState, consent: Condition | None) -> None:
+        extra_conditions = [consent] if consent is not None else []
         if self._extra_conditions is not None:
             extra_conditions += await self._extra_conditions(key)
         desired = plan_status(group, state, time.time(), extra_conditions=extra_conditions)

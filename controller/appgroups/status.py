@@ -151,7 +151,7 @@ def plan_status(
         group: the AppGroup, whose status is the old one.
         state: from `compute_group_state`.
         now: wall clock, seconds since 1970.
-        extra_conditions: `admission_condition`, and the scheduler's.
+        extra_conditions: `consent_condition`, and the scheduler's.
     """
     before, generation = group.status, group.metadata.generation
     rank = {position: number for number, position in enumerate(state.order.sequence, start=1)}
@@ -176,22 +176,24 @@ def consent_command(namespace: str, group_namespace: str) -> str:
     return format_command(f"kubectl label namespace {{}} {CONSENT_LABEL}={{}}", namespace, group_namespace)
 
 
-def admission_condition(group: AppGroup, refused_by: Sequence[str]) -> Condition | None:
-    """The condition Admitted: whether all namespaces that a group names consent to it. None if the group names none and never had it.
+def consent_condition(group: AppGroup, without_consent: Sequence[str]) -> Condition | None:
+    """The condition Admitted: whether all other namespaces that a group names consent to it.
+
+    None if the group names none and never had the condition.
 
     Args:
         group: the AppGroup.
-        refused_by: the named namespaces that do not consent.
+        without_consent: those of these namespaces that do not consent.
     """
     group_namespace, generation = group.metadata.namespace, group.metadata.generation
-    named = {w.workload.namespace for w in group.spec.workloads or ()} - {"", group_namespace}
-    if refused_by:
+    other_namespaces = {w.workload.namespace for w in group.spec.workloads or ()} - {"", group_namespace}
+    if without_consent:
         message = (
-            f"pods of {join_first(refused_by, MAX_SHOWN)} are not the group's: these namespaces do not consent to groups of "
-            f"{group_namespace}; their owners can consent, for example with: {consent_command(refused_by[0], group_namespace)}"
+            f"pods of {join_first(without_consent, MAX_SHOWN)} are not the group's: these namespaces do not consent to groups of "
+            f"{group_namespace}; their owners can consent, for example with: {consent_command(without_consent[0], group_namespace)}"
         )
         return make_condition(ADMITTED, holds=False, reason="NoConsent", message=message, generation=generation)
-    if not named and find_condition(group.status.conditions, ADMITTED) is None:
+    if not other_namespaces and find_condition(group.status.conditions, ADMITTED) is None:
         return None
     message = "all namespaces that its workloads name consent"
     return make_condition(ADMITTED, holds=True, reason="Consented", message=message, generation=generation)

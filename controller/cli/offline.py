@@ -51,7 +51,7 @@ def plan_offline(cluster: ClusterFile) -> tuple[OfflinePlan, list[str]]:
     started_s, reader = time.perf_counter(), PodReader()
     inputs = build_offline_inputs(cluster, reader)
     pods_by_group = inputs.state.membership.pods_by_group(cluster.pods)
-    notes = [*cluster.problems, *_list_refusals(inputs.state)]
+    notes = [*cluster.problems, *_list_consent_notes(inputs.state)]
     placements: dict[str, str] = {}
     unplaced: dict[str, str] = {}
     plans: list[Plan] = []
@@ -115,11 +115,11 @@ def _reason_of_unplanned(pod: Pod) -> str:
     return f"held by another scheduling gate: {gates}" if gates else _NO_WORKLOAD
 
 
-def _list_refusals(state: State) -> list[str]:
+def _list_consent_notes(state: State) -> list[str]:
     return [
         f"AppGroup {key} gets no pods of {', '.join(namespaces)}: the namespace gives no consent"
         for key in state.groups
-        if (namespaces := state.membership.list_refusing_namespaces(key))
+        if (namespaces := state.membership.list_namespaces_without_consent(key))
     ]
 
 

@@ -80,7 +80,7 @@ class CostTable:
         self, weight: WeightInfo | None = None, latencies: Latencies | None = None, *, is_one_zone: bool = False
     ) -> None:
         self.is_one_zone = is_one_zone
-        self._cost_by_zones, self._cost_by_regions = (
+        self._cost_by_zone_pair, self._cost_by_region_pair = (
             {pair: entry.network_cost for pair, entry in cost_entries_of(weight, level).items()}
             for level in (ZONE_LABEL, REGION_LABEL)
         )
@@ -89,8 +89,8 @@ class CostTable:
     def cost(self, origin: Location, destination: Location) -> int | None:
         """Cost between two different locations: between their zones if they share a region, else between regions. None if unknown."""
         if origin.region == destination.region:
-            return self._cost_by_zones.get((origin.zone, destination.zone))
-        return self._cost_by_regions.get((origin.region, destination.region))
+            return self._cost_by_zone_pair.get((origin.zone, destination.zone))
+        return self._cost_by_region_pair.get((origin.region, destination.region))
 
     def latency_us(self, origin: Location, destination: Location) -> float | None:
         """Measured round trip between two zones in microseconds; None if unknown."""
@@ -258,5 +258,5 @@ def are_costs_unchanged(old: NetworkTopology | None, new: NetworkTopology | None
     """Whether two versions of a NetworkTopology have the same costs, as after a change of the status."""
     if old is None or new is None:
         return False
-    same_latencies = old.metadata.annotation(LATENCY_ANNOTATION) == new.metadata.annotation(LATENCY_ANNOTATION)
-    return same_latencies and old.spec.weights == new.spec.weights
+    has_same_latencies = old.metadata.annotation(LATENCY_ANNOTATION) == new.metadata.annotation(LATENCY_ANNOTATION)
+    return has_same_latencies and old.spec.weights == new.spec.weights

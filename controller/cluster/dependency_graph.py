@@ -47,7 +47,7 @@ class DependencyEdge(msgspec.Struct, frozen=True):
     Attributes:
         caller, callee: positions in `DependencyGraph.workloads`; the caller depends on the callee.
         min_bandwidth_bps: bits per second; 0 if not set.
-        max_network_cost: highest allowed cost; if not set 0, which allows one zone only.
+        max_network_cost: highest allowed cost; 0 if not set, which allows one zone only.
     """
 
     caller: int
@@ -62,7 +62,8 @@ class DependencyGraph(msgspec.Struct, frozen=True):
     Attributes:
         workloads: all workloads with a selector; of those with the same selector the first.
         edges: resolved dependencies without self-dependencies, each pair once, with the strictest of its limits.
-        faults: what was left out or corrected; of workloads first, then of dependencies, each in spec order.
+        faults: what was left out or corrected; of workloads first, then of dependencies, each in spec order. Cycles and unknown
+            algorithms are not among them, see `appgroups.status.spec_faults_of`.
     """
 
     workloads: tuple[WorkloadRef, ...]
@@ -90,14 +91,14 @@ def build_graph(spec: AppGroupSpec) -> DependencyGraph:
     for caller, declared_dependencies in enumerate(dependencies):
         for declared in declared_dependencies:
             callee = finder.find(declared.workload)
-            name = _name_of(workloads[caller])
+            name = _describe(workloads[caller])
             if isinstance(callee, str):
-                faults.append(Fault(callee, f"{name}: {_UNRESOLVED[callee]}, {_name_of(declared.workload)}"))
+                faults.append(Fault(callee, f"{name}: {_UNRESOLVED[callee]}, {_describe(declared.workload)}"))
             elif callee == caller:
                 faults.append(Fault("SelfDependency", f"{name} depends on itself; remove that dependency"))
             else:
-                min_bandwidth_bps, max_network_cost, invalid = _limits_of(declared, name)
-                faults += invalid
+                min_bandwidth_bps, max_network_cost, limit_faults = _limits_of(declared, name)
+                faults += limit_faults
                 if (earlier := edges.get((caller, callee))) is not None:
                     min_bandwidth_bps = max(earlier.min_bandwidth_bps, min_bandwidth_bps)
                     max_network_cost = min(earlier.max_network_cost, max_network_cost)
@@ -112,9 +113,9 @@ def _workloads_of(spec: AppGroupSpec) -> tuple[list[WorkloadRef], list[Sequence[
     faults: list[Fault] = []
     selectors: set[str] = set()
     for item in spec.workloads or ():
-        name, selector = _name_of(item.workload), item.workload.selector
+        name, selector = _describe(item.workload), item.workload.selector
         if not selector:
-            faults.append(Fault("NoSelector", f"{name} has no selector, so it has no pods; write one"))
+            faults.append(Fault("NoSelector", f"{name} has no selector, so it has no pods; set workload.selector"))
         elif selector in selectors:
             faults.append(Fault("DuplicateSelector", f"{name}: another workload has the selector {selector!r}"))
         else:
@@ -138,8 +139,8 @@ class _WorkloadFinder:
         """Position of the referenced workload, or why there is none."""
         if reference.selector:
             return self._position_by_selector.get(reference.selector, "UnknownDependency")
-        same_name = self._positions_by_name.get(reference.name, ())
-        positions = [i for i in same_name if _is_compatible(self._workloads[i], reference)]
+        positions_with_name = self._positions_by_name.get(reference.name, ())
+        positions = [i for i in positions_with_name if _is_compatible(self._workloads[i], reference)]
         if len(positions) == 1:
             return positions[0]
         return "AmbiguousDependency" if positions else "UnknownDependency"
@@ -148,13 +149,13 @@ class _WorkloadFinder:
 def _is_compatible(workload: WorkloadRef, reference: WorkloadRef) -> bool:
     """Whether kind and namespace are equal where both are given."""
     pairs = ((workload.kind, reference.kind), (workload.namespace, reference.namespace))
-    return all(not ours or not theirs or ours == theirs for ours, theirs in pairs)
+    return all(not declared or not referenced or declared == referenced for declared, referenced in pairs)
 
 
 def _limits_of(declared: Dependency, caller: str) -> tuple[int, int, list[Fault]]:
     """Bandwidth in bits per second and highest cost of a dependency, and faults of the values that had to be corrected."""
     faults: list[Fault] = []
-    callee, declared_cost = _name_of(declared.workload), declared.max_network_cost
+    callee, declared_cost = _describe(declared.workload), declared.max_network_cost
     max_network_cost = min(max(declared_cost, 0), MAX_NETWORK_COST)
     if max_network_cost != declared_cost:
         message = f"{caller}: maxNetworkCost {declared_cost} for {callee} is not within 0 to {MAX_NETWORK_COST}"
@@ -169,5 +170,6 @@ def _limits_of(declared: Dependency, caller: str) -> tuple[int, int, list[Fault]
     return max(bandwidth_bps, 0), max_network_cost, faults
 
 
-def _name_of(workload: WorkloadRef) -> str:
+def _describe(workload: WorkloadRef) -> str:
+    """The selector, which identifies a workload, else its name."""
     return workload.selector or workload.name or "a workload without a name"

@@ -17,11 +17,11 @@ from controller.cluster.pods import Pod
 from kubekit.wire import Object
 
 CONSENT_LABEL = "netaware.io/appgroups-from"
-"""Label of a namespace: the namespaces whose AppGroups it admits to its pods, joined by dots."""
+"""Label of a namespace: the other namespaces whose AppGroups may get its pods, joined by dots."""
 
 
-def admitted_namespaces(labels: Mapping[str, str] | None) -> frozenset[str]:
-    """Namespaces that a namespace with these labels admits."""
+def parse_consent(labels: Mapping[str, str] | None) -> frozenset[str]:
+    """Namespaces to whose AppGroups a namespace with these labels consents."""
     return frozenset(name for name in (labels or {}).get(CONSENT_LABEL, "").split(".") if name)
 
 
@@ -31,8 +31,8 @@ def is_spec_unchanged(old: AppGroup | None, new: AppGroup | None) -> bool:
 
 
 def is_consent_unchanged(old: Object | None, new: Object | None) -> bool:
-    """Whether two versions of a namespace admit the same namespaces."""
-    before, after = (admitted_namespaces(n.metadata.labels if n is not None else None) for n in (old, new))
+    """Whether two versions of a namespace consent to AppGroups of the same namespaces."""
+    before, after = (parse_consent(n.metadata.labels if n is not None else None) for n in (old, new))
     return before == after
 
 
@@ -48,7 +48,7 @@ class Membership(Index):
 
     def __init__(self, args: NetworkOverheadArgs) -> None:
         self._args = args
-        self._admitted_by_namespace: dict[str, frozenset[str]] = {}
+        self._consents_by_namespace: dict[str, frozenset[str]] = {}
         self.groups: dict[str, AppGroup] = {}
         self._graphs: dict[str, DependencyGraph] = {}
         self._keys_by_name: dict[str, dict[str, None]] = defaultdict(dict)  # A dict as a set in order of insertion.
@@ -92,14 +92,14 @@ class Membership(Index):
         return self._keys_by_name.get(name, {})
 
     def on_namespace_change(self, name: str, labels: Mapping[str, str] | None) -> bool:
-        """Update a namespace's labels, None if it is deleted; returns whether the namespaces that it admits have changed."""
-        admitted = admitted_namespaces(labels)
-        if self._admitted_by_namespace.get(name, frozenset()) == admitted:
+        """Update a namespace's labels, None if it is deleted; returns whether its consent has changed."""
+        consent = parse_consent(labels)
+        if self._consents_by_namespace.get(name, frozenset()) == consent:
             return False
-        if admitted:
-            self._admitted_by_namespace[name] = admitted
+        if consent:
+            self._consents_by_namespace[name] = consent
         else:
-            self._admitted_by_namespace.pop(name, None)
+            self._consents_by_namespace.pop(name, None)
         return True
 
     def group_key_of(self, namespace: str, name: str) -> str:
@@ -110,11 +110,11 @@ class Membership(Index):
         key = next((f"{n}/{name}" for n in searched if f"{n}/{name}" in keys), "")
         if key or not keys or not everywhere:
             return key
-        # By the admitted namespaces, not by the groups of this name, which may be hundreds.
-        admitted_keys = sorted(
-            f"{group_namespace}/{name}" for group_namespace in self._admitted_by_namespace.get(namespace, ())
+        # By the namespaces with consent, because hundreds of groups may have this name.
+        keys_with_consent = sorted(
+            f"{group_namespace}/{name}" for group_namespace in self._consents_by_namespace.get(namespace, ())
         )
-        return next((key for key in admitted_keys if key in keys and namespace in self._namespaces_of(key)), "")
+        return next((key for key in keys_with_consent if key in keys and namespace in self._namespaces_of(key)), "")
 
     def pods_by_group(self, pods: Iterable[Pod]) -> dict[str, list[Pod]]:
         """Key of an AppGroup -> its pods, in the order of ``pods``; pods without a group are left out."""
@@ -135,11 +135,11 @@ class Membership(Index):
         """The namespaces of a group and of its workloads."""
         return {self.groups[key].metadata.namespace, *(w.namespace for w in self.graph(key).workloads if w.namespace)}
 
-    def list_refusing_namespaces(self, key: str) -> list[str]:
-        """Namespaces of a group's workloads that do not admit the group, sorted."""
+    def list_namespaces_without_consent(self, key: str) -> list[str]:
+        """Namespaces of a group's workloads that do not consent to it, sorted; none for a group in a configured namespace."""
         group_namespace = self.groups[key].metadata.namespace
         if group_namespace in self._args.namespaces:
             return []
         return sorted(
-            n for n in self._namespaces_of(key) if group_namespace not in {n, *self._admitted_by_namespace.get(n, ())}
+            n for n in self._namespaces_of(key) if group_namespace not in {n, *self._consents_by_namespace.get(n, ())}
         )

@@ -45,7 +45,7 @@ class StatusWriter:
         recorder: sends the events.
         resource: kind of the objects.
         count_field: a counter that the CRD requires; it is written even if it is 0, which the encoder omits.
-        action: action of the events.
+        action: field ``action`` of the events: the controller's work, such as "Order".
         is_bad: whether a condition reports a problem. Its event is a warning, and only then a new condition has an event.
     """
 

@@ -1,7 +1,8 @@
 """Bandwidth between zones: allocations to placed pods, and the capacities that users wrote.
 
-Each placed pod needs ``minBandwidth`` for each dependency, spread evenly over the dependency's placed pods, as a Service spreads
-calls. The sum over all groups is computed from the stores, so that it is right after restarts and lost events.
+Each placed pod needs ``minBandwidth`` for each dependency, spread evenly over the dependency's placed pods. Routing by Services is
+ignored: it can only lower the rates between zones. The sum over all groups is computed from the stores, so that it is right after
+restarts and lost events.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from kubekit.errors import QuantityError
 from netperf.latencies import ZonePair
 from netperf.sample import NodeLocation
 
-Quantity = str | int
+QuantityValue = str | int
+"""A quantity as JSON has it."""
 
 
 def compute_allocations(
@@ -39,8 +41,8 @@ def compute_allocations(
         if location is not None and location.zone and pod.is_bound:
             group = membership.group_key_of(pod.metadata.namespace, pod.group)
             counts_by_zone[group, pod.workload][location.zone] += 1
-    # By the number of the callee's replicas, so that each denominator is divided by once.
-    numerators: dict[ZonePair, Counter[int]] = defaultdict(Counter)
+    # Zone pair -> replicas of the callee -> bandwidth of all pairs of pods. Divided at the end, so that few fractions are added.
+    bps_by_replicas: dict[ZonePair, Counter[int]] = defaultdict(Counter)
     for key in membership.groups:
         graph = membership.graph(key)
         for edge in graph.edges:
@@ -52,39 +54,41 @@ def compute_allocations(
                 for destination, callee_count in callees.items():
                     if origin != destination:
                         count = caller_count * callee_count
-                        numerators[origin, destination][replicas] += edge.min_bandwidth_bps * count
+                        bps_by_replicas[origin, destination][replicas] += edge.min_bandwidth_bps * count
     return {
-        pair: math.ceil(sum((Fraction(bps, replicas) for replicas, bps in parts.items()), Fraction()))
-        for pair, parts in sorted(numerators.items())
+        pair: math.ceil(sum((Fraction(bps, replicas) for replicas, bps in bps_of_pair.items()), Fraction()))
+        for pair, bps_of_pair in sorted(bps_by_replicas.items())
     }
 
 
 def sum_by_region_pair(
     bps_by_zone_pair: Mapping[ZonePair, int], region_by_zone: Mapping[str, str]
-) -> dict[ZonePair, int]:
+) -> dict[tuple[str, str], int]:
     """Sums over the zone pairs of each directed pair of different regions; pairs with a zone without a region do not count."""
-    total: dict[ZonePair, int] = defaultdict(int)
+    totals: dict[tuple[str, str], int] = defaultdict(int)
     for (origin, destination), rate_bps in bps_by_zone_pair.items():
         regions = region_by_zone.get(origin, ""), region_by_zone.get(destination, "")
         if all(regions) and regions[0] != regions[1]:
-            total[regions] += rate_bps
-    return dict(sorted(total.items()))
+            totals[regions] += rate_bps
+    return dict(sorted(totals.items()))
 
 
-def read_user_capacities(topology: NetworkTopology, topology_key: str) -> dict[ZonePair, Quantity]:
+def read_user_capacities(topology: NetworkTopology, topology_key: str) -> dict[ZonePair, QuantityValue]:
     """Capacities by directed pair of zones (or of regions, by ``topology_key``), as users wrote them into weights other than NetperfCosts.
 
     The first capacity of a pair counts. Invalid quantities are omitted, because the API server would reject them in NetperfCosts.
     """
-    capacities: dict[ZonePair, Quantity] = {}
+    capacities: dict[ZonePair, QuantityValue] = {}
     for weight in topology.spec.weights or ():
-        for pair, entry in cost_entries_of(weight, topology_key).items() if weight.name != NETPERF_COSTS else ():
+        if weight.name == NETPERF_COSTS:
+            continue
+        for pair, entry in cost_entries_of(weight, topology_key).items():
             if entry.bandwidth_capacity is not None and _is_quantity(entry.bandwidth_capacity):
                 capacities.setdefault(pair, entry.bandwidth_capacity)
     return capacities
 
 
-def _is_quantity(value: Quantity) -> bool:
+def _is_quantity(value: QuantityValue) -> bool:
     try:
         return quantity.parse(value) >= 0
     except QuantityError:

@@ -14,7 +14,7 @@ import msgspec
 
 from controller.cluster.costs import cost_entries_of
 from controller.cluster.crds import NETPERF_COSTS, CostInfo, NetworkTopology, OriginInfo, TopologyInfo, WeightInfo
-from controller.topology.bandwidth import Quantity
+from controller.topology.bandwidth import QuantityValue
 from kubekit import patches
 from kubekit.patches import Operation
 from netperf.contract import REGION_LABEL, ZONE_LABEL
@@ -25,7 +25,7 @@ from netperf.latencies import LATENCY_ANNOTATION, Latencies, ZonePair, encode_la
 class Bandwidths(msgspec.Struct, frozen=True):
     """Capacities as users wrote them and allocations in bits per second, by directed pair of zones or of regions."""
 
-    capacities: Mapping[ZonePair, Quantity] = {}
+    capacities: Mapping[ZonePair, QuantityValue] = {}
     allocations_bps: Mapping[ZonePair, int] = {}
 
 

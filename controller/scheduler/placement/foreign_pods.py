@@ -18,7 +18,7 @@ class ForeignPods(msgspec.Struct, frozen=True):
     """Bound pods of one template.
 
     Attributes:
-        pod: one of them: namespace, labels and constraints.
+        pod: one of them, reduced to namespace, labels and constraints.
         pods_by_node: node -> number of them there.
         is_required: whether a required rule relates them to the group; otherwise only preferences do.
     """
@@ -31,14 +31,15 @@ class ForeignPods(msgspec.Struct, frozen=True):
 def find_foreign_pods(node_cache: NodeCache, pods: Iterable[Pod]) -> tuple[ForeignPods, ...]:
     """The bound pods outside a group that a rule relates to the group's pods. The group's inactive pods count as foreign."""
     active_pods = [pod for pod in pods if pod.is_active]
-    models = list({_constraints_key(pod): pod for pod in active_pods}.values())
-    terms = list(dict.fromkeys(term for model in models for term in terms_of(model)))
-    foreign_pods, group_pods_by_node = [], _count_by_node(node_cache, active_pods)
+    representatives = list({_constraints_key(pod): pod for pod in active_pods}.values())
+    terms = list(dict.fromkeys(term for pod in representatives for term in terms_of(pod)))
+    group_counts_by_template = _count_by_template(node_cache, active_pods)
+    foreign_pods = []
     for key, template in node_cache.templates.items():
-        kinds = _relating_rule_kinds(template, terms, models)
+        kinds = _relating_rule_kinds(template, terms, representatives)
         if not kinds:
             continue
-        pods_by_node = template.pods_by_node - group_pods_by_node.get(key, Counter())
+        pods_by_node = template.pods_by_node - group_counts_by_template.get(key, Counter())
         if pods_by_node:
             is_required = bool(kinds - {RuleKind.PREFERENCE})
             foreign_pods.append(ForeignPods(template.example_pod.pod_without_requests, pods_by_node, is_required))
@@ -46,12 +47,12 @@ def find_foreign_pods(node_cache: NodeCache, pods: Iterable[Pod]) -> tuple[Forei
 
 
 def _constraints_key(pod: Pod) -> tuple[str, str, bool]:
-    """Equal for pods with equal constraints. Bound pods of an owner may have an older template than its waiting pods."""
+    """Equal for pods with equal constraints; with `is_waiting`, because bound pods may have an older template than waiting ones."""
     owner = controller_of(pod.metadata)
     return owner.uid if owner is not None else pod.metadata.key, revision_of(pod.metadata), pod.is_waiting
 
 
-def _count_by_node(node_cache: NodeCache, pods: Iterable[Pod]) -> dict[TemplateKey, Counter[str]]:
+def _count_by_template(node_cache: NodeCache, pods: Iterable[Pod]) -> dict[TemplateKey, Counter[str]]:
     """Template -> node -> number of these pods there."""
     counts: dict[TemplateKey, Counter[str]] = defaultdict(Counter)
     for pod in pods:
@@ -61,14 +62,22 @@ def _count_by_node(node_cache: NodeCache, pods: Iterable[Pod]) -> dict[TemplateK
     return counts
 
 
-def _relating_rule_kinds(template: PodTemplate, terms: Collection[Term], models: Sequence[Pod]) -> set[RuleKind]:
-    """Kinds of the rules that relate pods of a template to pods of the group. Caches the template's terms in it."""
+def _relating_rule_kinds(
+    template: PodTemplate, terms: Collection[Term], representatives: Sequence[Pod]
+) -> set[RuleKind]:
+    """Kinds of the rules that relate pods of a template to the group, and first sets `PodTemplate.terms` if it is None.
+
+    Args:
+        template: the template.
+        terms: all terms of the group's pods.
+        representatives: one pod of the group for each set of constraints.
+    """
     example = template.example_pod
     kinds = {term.kind for term in terms if term.selects(example.namespace, example.labels)}
     if template.terms is None:
         template.terms = tuple(terms_of(example.pod_without_requests))
     for term in template.terms:
-        selected = (term.selects(model.metadata.namespace, model.metadata.labels or {}) for model in models)
-        if term in terms or (term.kind is RuleKind.ANTI_AFFINITY and any(selected)):
+        are_selected = (term.selects(pod.metadata.namespace, pod.metadata.labels or {}) for pod in representatives)
+        if term in terms or (term.kind is RuleKind.ANTI_AFFINITY and any(are_selected)):
             kinds.add(term.kind)
     return kinds

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.appgroups.status import GroupState, admission_condition, compute_group_state, plan_status
+from controller.appgroups.status import GroupState, compute_group_state, consent_condition, plan_status
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.crds import WORKLOAD_LABEL, AppGroup, AppGroupStatus, WeightInfo
@@ -224,6 +224,6 @@ def test_the_least_local_service_of_several_namespaces_counts() -> None:
 
 
 def test_namespaces_without_consent_are_named_or_counted() -> None:
-    admitted = admission_condition(group({"P1": {}}), ["a", "b", "c", "d", "e"])
-    assert admitted is not None
-    assert admitted.message.startswith("pods of a, b, c, and 2 more are not the group's")
+    condition = consent_condition(group({"P1": {}}), ["a", "b", "c", "d", "e"])
+    assert condition is not None
+    assert condition.message.startswith("pods of a, b, c, and 2 more are not the group's")
