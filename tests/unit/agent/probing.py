@@ -1,4 +1,4 @@
-"""Peers, plans, runs and outcomes for the tests of probing."""
+"""Builds peers, plans, measurements and outcomes for the tests of probing."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def make_peer(node: str) -> Peer:
 def make_plan(
     *destinations: Peer, origin: Peer = HERE, settings: dict[str, Any] | None = None, **changes: Any
 ) -> ZonePlan:
-    """What ``origin`` probes, and one probe of another node of its zone."""
+    """The plan of ``origin``'s zone: its probes, and one probe of another node of the zone."""
     probes = [Probe(origin=origin, destination=to, slot=slot) for slot, to in enumerate(destinations)]
-    elsewhere = Probe(origin=Peer("other", "10.0.0.9", origin.zone), destination=THERE[0], slot=3)
+    probe_of_other_node = Probe(origin=Peer("other", "10.0.0.9", origin.zone), destination=THERE[0], slot=3)
     fields: dict[str, Any] = {
         "epoch": 1,
         "interval_s": 60.0,
@@ -30,22 +30,22 @@ def make_plan(
         "results_name": "netperf-metrics",
         **changes,
     }
-    run = ProbeSettings(**(settings or {}))
-    return ZonePlan(zone=origin.zone, settings=run, probes=(*probes, elsewhere), **fields)
+    probe_settings = ProbeSettings(**(settings or {}))
+    return ZonePlan(zone=origin.zone, settings=probe_settings, probes=(*probes, probe_of_other_node), **fields)
 
 
 def make_measurement(p50_us: float = 500.0, **fields: Any) -> Measurement:
-    usual: dict[str, Any] = {"prober": "netperf", "test": "TCP_RR", "p90_us": 1.2 * p50_us, "transactions": 1000}
-    return Measurement(p50_us=p50_us, **(usual | fields))
+    defaults: dict[str, Any] = {"prober": "netperf", "test": "TCP_RR", "p90_us": 1.2 * p50_us, "transactions": 1000}
+    return Measurement(p50_us=p50_us, **(defaults | fields))
 
 
 def make_outcome(
     to: Peer, measurement: Measurement | None = None, *, pair_index: int = 0, **fields: Any
 ) -> ProbeOutcome:
-    """A run from `HERE`: ok with ``measurement``, unless ``fields`` differ."""
-    good = measurement and Sample(
+    """The outcome of a run from `HERE`: ok with ``measurement``, unless ``fields`` say otherwise."""
+    sample = measurement and Sample(
         origin=HERE.location, destination=to.location, measurement=measurement, taken_at=1000.0
     )
-    usual = {"test": "TCP_RR", "result": "ok", "sample": good}
+    defaults = {"test": "TCP_RR", "result": "ok", "sample": sample}
     probe = Probe(origin=HERE, destination=to, slot=0, pair_index=pair_index)
-    return ProbeOutcome(probe=probe, **(usual | fields))
+    return ProbeOutcome(probe=probe, **(defaults | fields))

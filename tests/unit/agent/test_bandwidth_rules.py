@@ -1,4 +1,4 @@
-"""Verdicts and repairs, from snapshots of the kernel's state."""
+"""A limit's verdict and repair follow from a snapshot of the kernel's state."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def make_pod(ingress: int | None = None, egress: int | None = None, **changes: A
     return PodBandwidthSpec(**{"namespace": "default", "name": "p", "uid": UID, "limits": limits, **changes})
 
 
-def attachment(**changes: Any) -> Attachment:
-    usual: dict[str, Any] = {"pod_uid": UID, "interface": "eth0", "container_id": CONTAINER_ID, "network": NETWORK}
-    return Attachment(**(usual | changes))
+def make_attachment(**changes: Any) -> Attachment:
+    defaults: dict[str, Any] = {"pod_uid": UID, "interface": "eth0", "container_id": CONTAINER_ID, "network": NETWORK}
+    return Attachment(**(defaults | changes))
 
 
 def bucket(device: int, params: TbfParams, handle: int = tc.PLUGIN_HANDLE) -> Qdisc:
@@ -196,14 +196,14 @@ def test_a_stricter_limit_of_another_program_stays() -> None:
     assert (only_status(plan).verdict, plan.actions) == ("wrong-rate", ())
     assert "stricter" in only_status(plan).detail
     # A limit that the runtime requested came from the annotation as it was, and follows it.
-    requested = attachment(plugins=("bandwidth",), requested_bandwidth={"ingressRate": RATE // 2})
+    requested = make_attachment(plugins=("bandwidth",), requested_bandwidth={"ingressRate": RATE // 2})
     sandbox = replace(POD_SANDBOX, attachment=requested)
     assert len(plan_for(make_pod(RATE), qdiscs=(strict,), sandbox=sandbox).actions) == 1
     assert len(plan_for(make_pod(RATE // 4), qdiscs=(strict,)).actions) == 1
 
 
 def test_container_and_network_come_from_the_runtimes_cache() -> None:
-    delegate = attachment(container_id="b" * 64, network="delegate-net")
+    delegate = make_attachment(container_id="b" * 64, network="delegate-net")
     sandbox = replace(POD_SANDBOX, container_id="b" * 64, attachment=delegate)
     (action,) = plan_for(make_pod(egress=RATE), sandbox=sandbox).actions
     assert isinstance(action, tc.SetEgressLimit)

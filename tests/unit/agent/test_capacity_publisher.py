@@ -1,4 +1,4 @@
-"""The publishing loop in virtual time: quiet when nothing changes, quick when something does."""
+"""The publisher writes a changed bandwidth soon, and nothing while nothing changes; in virtual time."""
 
 from __future__ import annotations
 
@@ -125,40 +125,42 @@ class RunningPublisher:
 async def test_a_thousand_quiet_minutes_cause_no_writes() -> None:
     async with RunningPublisher() as running:
         assert running.node.bandwidth == str(10 * G)
-        after_start = running.node.writes
+        writes_after_start = running.node.writes
         for _ in range(200):
             await asyncio.sleep(300)  # the kubelet's heartbeat changes the node, as it does every five minutes
             heartbeat = Condition("Ready", "True", last_transition_time=str(running.node.writes))
-            others = [c for c in running.node.state.status.conditions or () if c.type != "Ready"]
+            other_conditions = [c for c in running.node.state.status.conditions or () if c.type != "Ready"]
             running.node.change(
-                lambda t, h=heartbeat, o=others: t["status"].__setitem__("conditions", msgspec.to_builtins([*o, h]))  # type: ignore[misc]
+                lambda t, h=heartbeat, o=other_conditions: t["status"].__setitem__(
+                    "conditions", msgspec.to_builtins([*o, h])
+                )  # type: ignore[misc]
             )
-        assert after_start <= 3
-        assert running.node.writes == after_start
+        assert writes_after_start <= 3
+        assert running.node.writes == writes_after_start
         assert 900 <= running.links.reads <= 1100
 
 
 async def test_a_zeroing_writer_causes_at_most_a_write_per_second() -> None:
     async with RunningPublisher() as running:
-        before = running.node.writes
+        writes_before = running.node.writes
         for _ in range(600):
             await asyncio.sleep(0.1)
             running.node.set_capacity({"cpu": "8", BANDWIDTH_RESOURCE: "0"})
-        assert running.node.writes - before <= 61
+        assert running.node.writes - writes_before <= 61
         await asyncio.sleep(2)
         assert running.node.bandwidth == str(10 * G)
 
 
 async def test_another_writers_value_is_disputed_with_a_back_off() -> None:
     async with RunningPublisher() as running:
-        before = running.node.writes
+        writes_before = running.node.writes
         for _ in range(600):
             await asyncio.sleep(2)
             if running.node.bandwidth == str(10 * G):
                 running.node.set_capacity({"cpu": "8", BANDWIDTH_RESOURCE: "1G"})
         condition = next(c for c in running.node.state.status.conditions or () if c.type == "NetawareBandwidth")
         assert (condition.status, condition.reason) == ("False", "Disputed")
-        assert running.node.writes - before <= 40
+        assert running.node.writes - writes_before <= 40
         await asyncio.sleep(700)
         assert running.node.bandwidth == str(10 * G)
 
@@ -169,11 +171,11 @@ async def test_a_changed_link_is_read_soon_but_not_for_each_event() -> None:
         running.publisher.on_link_change()
         await asyncio.sleep(4)
         assert running.node.bandwidth == str(G)
-        before = running.links.reads
+        reads_before = running.links.reads
         for _ in range(600):
             running.publisher.on_link_change()
             await asyncio.sleep(0.1)
-        assert running.links.reads - before <= 32
+        assert running.links.reads - reads_before <= 32
 
 
 async def test_the_last_value_stays_while_links_or_the_api_server_do_not_answer() -> None:

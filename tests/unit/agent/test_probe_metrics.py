@@ -1,4 +1,4 @@
-"""Metrics of zone pairs."""
+"""Metrics of a zone pair show its newest run, and disappear with the pair."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.probing.plan_source import PlanSource
 from tests.unit.agent.probing import THERE, make_measurement, make_outcome, make_plan
 
 PAIR = {"origin_zone": "z1", "destination_zone": "z2", "origin_region": "r1", "destination_region": "r1"}
-RUN = {"p50_us": 400.0, "p90_us": 600.0, "p99_us": 900.0}
+PERCENTILES = {"p50_us": 400.0, "p90_us": 600.0, "p99_us": 900.0}
 
 
 def make_metrics(plans: PlanSource | None = None) -> tuple[ProbeMetrics, CollectorRegistry]:
@@ -23,12 +23,12 @@ def make_metrics(plans: PlanSource | None = None) -> tuple[ProbeMetrics, Collect
     return metrics, registry
 
 
-def test_latency_is_that_of_the_newest_run_and_failures_are_counted() -> None:
+def test_latency_comes_from_the_newest_run_and_failures_are_counted() -> None:
     metrics, registry = make_metrics()
     latency = "netaware_probe_latency_seconds"
-    metrics.add_outcome(make_outcome(THERE[0], make_measurement(**RUN, transactions=20)))
+    metrics.add_outcome(make_outcome(THERE[0], make_measurement(**PERCENTILES, transactions=20)))
     assert registry.get_sample_value(latency, {**PAIR, "quantile": "0.99"}) is None, "too few for a p99"
-    metrics.add_outcome(make_outcome(THERE[0], make_measurement(**RUN)))
+    metrics.add_outcome(make_outcome(THERE[0], make_measurement(**PERCENTILES)))
     metrics.add_outcome(make_outcome(THERE[0], make_measurement(9e5), pair_index=1))  # an additional node pair
     for _ in range(2):
         metrics.add_outcome(make_outcome(THERE[0], result="timeout"))
@@ -46,7 +46,7 @@ def test_the_histogram_doubles_from_50_microseconds_and_counts_medians() -> None
     assert BUCKETS_S[0] == 50e-6
     assert all(later == 2 * earlier for earlier, later in pairwise(BUCKETS_S))
     for p50_us in (50.0, 51.0, 3_000_000.0):
-        metrics.add_outcome(make_outcome(THERE[0], make_measurement(**RUN | {"p50_us": p50_us})))
+        metrics.add_outcome(make_outcome(THERE[0], make_measurement(**PERCENTILES | {"p50_us": p50_us})))
     bucket = "netaware_probe_rtt_seconds_bucket"
     assert registry.get_sample_value(bucket, {**PAIR, "le": "5e-05"}) == 1
     assert registry.get_sample_value(bucket, {**PAIR, "le": "0.0001"}) == 2
@@ -58,9 +58,9 @@ def test_series_disappear_with_their_pair_also_after_late_outcomes() -> None:
     plans = PlanSource("n1")
     metrics, registry = make_metrics(plans)
     for peer in THERE[:2]:
-        metrics.add_outcome(make_outcome(peer, make_measurement(**RUN)))
+        metrics.add_outcome(make_outcome(peer, make_measurement(**PERCENTILES)))
     plans.set_plan(make_plan(THERE[1]))
-    metrics.add_outcome(make_outcome(THERE[0], make_measurement(**RUN)))
+    metrics.add_outcome(make_outcome(THERE[0], make_measurement(**PERCENTILES)))
     text = generate_latest(registry).decode()
     assert 'destination_zone="z2"' not in text
     assert 'destination_zone="z3"' in text
@@ -70,7 +70,7 @@ def test_series_disappear_with_their_pair_also_after_late_outcomes() -> None:
 
 def test_datagrams_give_jitter_loss_and_the_percentiles_that_they_support() -> None:
     metrics, registry = make_metrics()
-    run = make_outcome(THERE[0], make_measurement(**RUN))
+    run = make_outcome(THERE[0], make_measurement(**PERCENTILES))
     values = {"p50_us": 410.0, "p90_us": 500.0, "p99_us": 510.0, "loss_ratio": 0.02, "jitter_us": 30.0}
     datagrams = make_measurement(prober="datagrams", test="UDP_RR", transactions=85, **values)
     assert run.sample is not None
@@ -86,9 +86,9 @@ def test_datagrams_give_jitter_loss_and_the_percentiles_that_they_support() -> N
 def test_retransmissions_are_no_lost_datagrams() -> None:
     metrics, registry = make_metrics()
     for run, expected in (
-        (make_measurement(**RUN, loss_ratio=0.1, retransmits=10), None),
-        (make_measurement(**RUN, loss_ratio=0.2, prober="datagrams"), 0.2),
-        (make_measurement(**RUN, loss_ratio=0.3, test="UDP_RR"), 0.3),
+        (make_measurement(**PERCENTILES, loss_ratio=0.1, retransmits=10), None),
+        (make_measurement(**PERCENTILES, loss_ratio=0.2, prober="datagrams"), 0.2),
+        (make_measurement(**PERCENTILES, loss_ratio=0.3, test="UDP_RR"), 0.3),
     ):
         outcome = make_outcome(THERE[0], run)
         metrics.add_outcome(msgspec.structs.replace(outcome, test="TCP_RR"))
@@ -98,8 +98,8 @@ def test_retransmissions_are_no_lost_datagrams() -> None:
 
 def test_a_flagged_run_gives_no_percentile_that_datagrams_lack() -> None:
     metrics, registry = make_metrics()
-    outcome = make_outcome(THERE[0], make_measurement(**RUN, throttled_us=500_000.0))
-    datagrams = make_measurement(prober="datagrams", test="UDP_RR", transactions=85, **RUN)
+    outcome = make_outcome(THERE[0], make_measurement(**PERCENTILES, throttled_us=500_000.0))
+    datagrams = make_measurement(prober="datagrams", test="UDP_RR", transactions=85, **PERCENTILES)
     assert outcome.sample is not None
     sample = msgspec.structs.replace(outcome.sample, datagrams=datagrams, cost_source="datagrams")
     metrics.add_outcome(msgspec.structs.replace(outcome, sample=sample))

@@ -1,4 +1,4 @@
-"""Slots and outcomes of the probing loop, in virtual time with a prober that needs no network."""
+"""Probes run in their slots, one at a time, and each gives one outcome; in virtual time, without a network."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ async def test_a_new_plan_is_followed_at_once_and_without_a_plan_no_probe_runs()
         plans.set_plan(make_plan(THERE[0]))
         await asyncio.sleep(130)
         assert set(prober.addresses) == {THERE[0].address}
-        for following, addresses in ((make_plan(THERE[1], epoch=2), {THERE[1].address}), (None, set())):
-            plans.set_plan(following)
+        for next_plan, addresses in ((make_plan(THERE[1], epoch=2), {THERE[1].address}), (None, set())):
+            plans.set_plan(next_plan)
             await asyncio.sleep(2)
             prober.addresses.clear()
             await asyncio.sleep(300)
@@ -96,13 +96,13 @@ class SimulatedBackground(BackgroundProber):
     def __init__(self) -> None:
         self.measurement: Measurement | None = None
         self.answers = 0
-        self.paused: list[bool] = []
+        self.pauses: list[bool] = []
 
     def close_window(self, probe: Probe) -> WindowResult:
         return WindowResult(self.measurement, self.answers)
 
     def set_paused(self, *, is_paused: bool) -> None:
-        self.paused.append(is_paused)
+        self.pauses.append(is_paused)
 
     async def have_datagrams_returned(self, probe: Probe) -> bool:
         return self.answers > 0
@@ -131,7 +131,7 @@ async def test_datagrams_give_the_cost_if_they_are_enough_and_agree_with_netperf
     outcome = outcomes[-1]
     assert outcome.sample is not None
     assert (outcome.sample.cost_source, outcome.sample.measurement.prober) == (cost_source, "netperf")
-    assert set(background.paused) == {True, False}
+    assert set(background.pauses) == {True, False}
 
 
 async def test_failed_runs_give_the_datagrams_sample_and_are_counted_until_one_succeeds() -> None:
@@ -183,7 +183,7 @@ async def test_failures_in_a_row_are_counted_and_say_whether_the_host_answers() 
 
 
 class HangingProber(SimulatedProber):
-    """Hangs for ever with one destination."""
+    """Never finishes a run to one destination."""
 
     async def probe(self, address: str, settings: ProbeSettings) -> Measurement:
         if address == THERE[0].address:
@@ -198,5 +198,5 @@ async def test_a_peer_that_drops_packets_costs_only_its_own_slot() -> None:
         await asyncio.sleep(240)
     results = [(outcome.probe.destination.node, outcome.result) for outcome in outcomes]
     assert results.count(("n2", "timeout")) >= 9
-    for healthy in ("n3", "n4"):
-        assert results.count((healthy, "ok")) >= 9
+    for healthy_node in ("n3", "n4"):
+        assert results.count((healthy_node, "ok")) >= 9

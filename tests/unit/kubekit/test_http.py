@@ -13,25 +13,25 @@ from kubekit.http import HealthChecks, Server, parse_listen
 
 
 async def fetch(address: str, path: str, **headers: str) -> tuple[int, str, str]:
-    async with aiohttp.ClientSession() as session, session.get(f"http://{address}{path}", headers=headers) as answer:
-        return answer.status, await answer.text(), answer.headers["Content-Type"]
+    async with aiohttp.ClientSession() as session, session.get(f"http://{address}{path}", headers=headers) as response:
+        return response.status, await response.text(), response.headers["Content-Type"]
 
 
-async def test_metrics_in_text_and_openmetrics() -> None:
+async def test_metrics_are_served_as_text_and_as_openmetrics() -> None:
     registry = CollectorRegistry()
     Gauge("netaware_test_seconds", "A gauge.", registry=registry).set(1.5)
     async with Server("127.0.0.1:0", registry=registry).running() as address:
-        status, text, kind = await fetch(address, "/metrics")
+        status, text, content_type = await fetch(address, "/metrics")
         assert status == 200
         assert "netaware_test_seconds 1.5" in text
-        assert kind.startswith("text/plain")
-        _, text, kind = await fetch(address, "/metrics", Accept="application/openmetrics-text")
-        assert kind.startswith("application/openmetrics-text")
+        assert content_type.startswith("text/plain")
+        _, text, content_type = await fetch(address, "/metrics", Accept="application/openmetrics-text")
+        assert content_type.startswith("application/openmetrics-text")
         assert text.endswith("# EOF\n")
         assert (await fetch(address, "/metrics?name[]=other"))[1] == ""
 
 
-async def test_health_names_each_failing_check() -> None:
+async def test_health_responses_name_each_failing_check() -> None:
     checks = HealthChecks()
     checks.ready["caches"] = lambda: "nodes not listed yet"
     checks.live["loop"] = lambda: ""
@@ -56,8 +56,8 @@ async def test_without_a_host_all_ipv4_and_ipv6_addresses_are_served() -> None:
         port = address.rpartition(":")[2]
         hosts = ["127.0.0.1", *(["[::1]"] if socket.has_dualstack_ipv6() else [])]
         for host in hosts:
-            async with session.get(f"http://{host}:{port}/healthz") as answer:
-                assert answer.status == 200
+            async with session.get(f"http://{host}:{port}/healthz") as response:
+                assert response.status == 200
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ async def test_without_a_host_all_ipv4_and_ipv6_addresses_are_served() -> None:
         ("127.0.0.1:80", ("127.0.0.1", 80)),
         ("[::1]:0", ("::1", 0)),
         (":9850", ("::", 9850)),
-        *((wrong, None) for wrong in ("", "9850", "host:9850", "127.0.0.1:http", "1.2.3.4:70000")),
+        *((invalid, None) for invalid in ("", "9850", "host:9850", "127.0.0.1:http", "1.2.3.4:70000")),
     ],
 )
 def test_listen_addresses_are_parsed_and_errors_name_the_flag(text: str, expected: tuple[str, int] | None) -> None:

@@ -48,9 +48,9 @@ def test_the_level_also_limits_the_logs_of_libraries(stream: io.StringIO) -> Non
 def test_a_state_is_logged_when_it_begins_changes_and_ends(stream: io.StringIO) -> None:
     logs.configure(stream=stream)
     log = logs.get("x")
-    logged = [log.log_change("plan", state, "m", n=i) for i, state in enumerate(["", "bad", "bad", "worse", "", ""])]
+    is_logged = [log.log_change("plan", state, "m", n=i) for i, state in enumerate(["", "bad", "bad", "worse", "", ""])]
     log.debug("detail")
-    assert logged == [False, True, False, True, True, False]
+    assert is_logged == [False, True, False, True, True, False]
     assert [line.split(" ")[1] for line in stream.getvalue().splitlines()] == ["warning", "warning", "info"]
     for i in range(10_050):
         log.log_change(f"pod-{i}", "bad", "m")

@@ -30,11 +30,11 @@ class RunningReflector:
     @property
     def data(self) -> dict[str, str]:
         """Name -> value of each stored object."""
-        return {key: (found.data or {}).get("v", "") for key, found in self.reflector.items.items()}
+        return {key: (item.data or {}).get("v", "") for key, item in self.reflector.items.items()}
 
 
 @asynccontextmanager
-async def reflecting(api: SimulatedApi, **selectors: str) -> AsyncIterator[RunningReflector]:
+async def running_reflector(api: SimulatedApi, **selectors: str) -> AsyncIterator[RunningReflector]:
     async with api.running() as config, Client(config) as client:
         reflector: Reflector[ConfigMap] = Reflector(client, THINGS, ConfigMap, namespace="ns", **selectors)
         store = RunningReflector(api, reflector)
@@ -48,9 +48,9 @@ async def reflecting(api: SimulatedApi, **selectors: str) -> AsyncIterator[Runni
 
 
 @asynccontextmanager
-async def watching(api: SimulatedApi) -> AsyncIterator[RunningReflector]:
+async def running_watch(api: SimulatedApi) -> AsyncIterator[RunningReflector]:
     """A reflector with an open watch."""
-    async with reflecting(api) as store:
+    async with running_reflector(api) as store:
         await wait_until(lambda: api.watching == 1)
         yield store
 
@@ -60,11 +60,11 @@ def api() -> SimulatedApi:
     return SimulatedApi(THINGS)
 
 
-async def test_lists_all_pages_and_then_applies_changes(api: SimulatedApi) -> None:
+async def test_a_reflector_lists_all_pages_and_then_applies_changes(api: SimulatedApi) -> None:
     api.page_size = 2
     for i in range(5):
         api.put(f"c{i}", data={"v": str(i)})
-    async with reflecting(api) as store:
+    async with running_reflector(api) as store:
         await wait_until(store.reflector.synced.is_set)
         assert store.data == {f"c{i}": str(i) for i in range(5)}
         assert api.count("continue=") == 2
@@ -81,7 +81,7 @@ async def test_lists_all_pages_and_then_applies_changes(api: SimulatedApi) -> No
 async def test_an_expired_version_causes_a_relist_that_reports_deletions(api: SimulatedApi, in_the_watch: bool) -> None:
     for name in ("kept", "changed", "deleted"):
         api.put(name, data={"v": "1"})
-    async with watching(api) as store:
+    async with running_watch(api) as store:
         store.changes.clear()
         api.drop("deleted", event=False)
         api.put("changed", event=False, data={"v": "2"})
@@ -103,7 +103,7 @@ async def test_lists_are_streamed_if_supported_and_one_malformed_object_is_left_
     api.streams_lists = streams
     api.put("good", data={"v": "1"})
     api.put("bad", data=["not", "a", "map"])
-    async with reflecting(api) as store:
+    async with running_reflector(api) as store:
         await wait_until(lambda: store.reflector.synced.is_set() and api.watching)
         assert store.data == {"good": "1"}
         assert list(store.reflector.malformed) == ["bad"]
@@ -116,8 +116,8 @@ async def test_lists_are_streamed_if_supported_and_one_malformed_object_is_left_
         await wait_until(lambda: store.data == {"new": "2"})
 
 
-async def test_staleness_has_the_age_and_the_failure(api: SimulatedApi) -> None:
-    async with reflecting(api) as store:
+async def test_staleness_names_the_age_and_the_failure(api: SimulatedApi) -> None:
+    async with running_reflector(api) as store:
         await wait_until(store.reflector.synced.is_set)
         store.reflector.last_contact_at_s -= 60
         assert store.reflector.staleness == "", "a quiet minute is normal"
@@ -126,36 +126,36 @@ async def test_staleness_has_the_age_and_the_failure(api: SimulatedApi) -> None:
 
 
 @pytest.mark.parametrize(
-    ("selector", "cached"),
+    ("selector", "is_cached"),
     [("metadata.name=n", True), ("spec.nodeName=n", True), ("spec.nodeName!=", False), ("", False)],
 )
 async def test_lists_of_one_name_or_node_come_from_the_watch_cache(
-    api: SimulatedApi, selector: str, cached: bool
+    api: SimulatedApi, selector: str, is_cached: bool
 ) -> None:
-    async with reflecting(api, field_selector=selector) as store:
+    async with running_reflector(api, field_selector=selector) as store:
         await wait_until(store.reflector.synced.is_set)
-        assert api.count("resourceVersion=0") == cached
+        assert api.count("resourceVersion=0") == is_cached
 
 
-@pytest.mark.parametrize(("event", "left"), [("MODIFIED", {"a": "1"}), ("DELETED", {})])
+@pytest.mark.parametrize(("event", "data"), [("MODIFIED", {"a": "1"}), ("DELETED", {})])
 async def test_an_object_repaired_or_deleted_during_a_streamed_list_is_not_malformed(
-    api: SimulatedApi, event: str, left: dict[str, str]
+    api: SimulatedApi, event: str, data: dict[str, str]
 ) -> None:
     api.put("a", data=7)
     api.streams_lists = True
     api.during_lists = [
         {"type": event, "object": {"metadata": {"name": "a", "resourceVersion": "9"}, "data": {"v": "1"}}}
     ]
-    async with reflecting(api) as store:
+    async with running_reflector(api) as store:
         await wait_until(store.reflector.synced.is_set)
-        assert (store.data, store.reflector.malformed) == (left, {})
+        assert (store.data, store.reflector.malformed) == (data, {})
 
 
 async def test_an_object_that_becomes_malformed_keeps_its_last_good_state_until_it_is_repaired_or_deleted(
     api: SimulatedApi,
 ) -> None:
     api.put("a", data={"v": "1"})
-    async with watching(api) as store:
+    async with running_watch(api) as store:
         api.put("a", data=7)
         await wait_until(lambda: "a" in store.reflector.malformed)
         assert store.data == {"a": "1"}
@@ -175,7 +175,7 @@ async def test_an_object_that_becomes_malformed_keeps_its_last_good_state_until_
 
 
 async def test_a_bookmark_moves_the_version_without_an_object(api: SimulatedApi) -> None:
-    async with watching(api) as store:
+    async with running_watch(api) as store:
         api.send_event("BOOKMARK", {"metadata": {"resourceVersion": "4711"}})
         api.end_watches()
         await wait_until(lambda: api.count("resourceVersion=4711") == 1)
@@ -184,7 +184,7 @@ async def test_a_bookmark_moves_the_version_without_an_object(api: SimulatedApi)
 
 
 async def test_a_broken_watch_continues_from_the_last_event(api: SimulatedApi) -> None:
-    async with watching(api) as store:
+    async with running_watch(api) as store:
         version = api.put("a", data={"v": "1"})["metadata"]["resourceVersion"]
         await wait_until(lambda: store.data == {"a": "1"})
         api.fail_watches.append(500)
@@ -195,7 +195,7 @@ async def test_a_broken_watch_continues_from_the_last_event(api: SimulatedApi) -
 
 async def test_failed_lists_back_off(api: SimulatedApi) -> None:
     api.fail_lists += [403] * 50
-    async with reflecting(api) as store:
+    async with running_reflector(api) as store:
         await wait_until(lambda: api.count("GET") >= 1)
         await asyncio.sleep(1.0)
         assert not store.reflector.synced.is_set()
@@ -204,7 +204,7 @@ async def test_failed_lists_back_off(api: SimulatedApi) -> None:
 
 async def test_watches_that_end_at_once_back_off(api: SimulatedApi) -> None:
     clock = asyncio.get_running_loop().time
-    async with reflecting(api):
+    async with running_reflector(api):
         end = clock() + 1.0
         while clock() < end:
             api.end_watches()
@@ -215,7 +215,7 @@ async def test_watches_that_end_at_once_back_off(api: SimulatedApi) -> None:
 async def test_a_store_of_a_missing_crd_is_ready_and_listed_after_the_crd_is_created(api: SimulatedApi) -> None:
     api.fail_lists.append(404)
     api.put("a", data={"v": "1"})
-    async with reflecting(api) as store:
+    async with running_reflector(api) as store:
         async with asyncio.timeout(60):
             await store.reflector.ready.wait()
         assert not store.reflector.synced.is_set()
@@ -225,7 +225,7 @@ async def test_a_store_of_a_missing_crd_is_ready_and_listed_after_the_crd_is_cre
 
 async def test_a_store_of_a_deleted_crd_is_empty(api: SimulatedApi) -> None:
     api.put("a", data={"v": "1"})
-    async with watching(api) as store:
+    async with running_watch(api) as store:
         api.drop("a", event=False)
         api.fail_watches.append(404)
         api.fail_lists += [404] * 3
@@ -236,14 +236,14 @@ async def test_a_store_of_a_deleted_crd_is_empty(api: SimulatedApi) -> None:
 
 
 async def test_lines_longer_than_128_kilobytes_are_read(api: SimulatedApi) -> None:
-    async with watching(api) as store:
+    async with running_watch(api) as store:
         api.put("big", data={"v": "x" * 900_000})
         await wait_until(lambda: len(store.data.get("big", "")) == 900_000)
 
 
 async def test_a_silent_watch_is_opened_again(api: SimulatedApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(Client.watch.__wrapped__.__kwdefaults__, "max_silence_s", 0.1)  # type: ignore[attr-defined]
-    async with reflecting(api) as store:
+    async with running_reflector(api) as store:
         version = api.put("a", data={"v": "1"})["metadata"]["resourceVersion"]
         await wait_until(lambda: store.data == {"a": "1"})
         await wait_until(lambda: api.count(f"watch=true&resourceVersion={version}") >= 2)
@@ -251,14 +251,14 @@ async def test_a_silent_watch_is_opened_again(api: SimulatedApi, monkeypatch: py
 
 
 async def test_a_malformed_bookmark_is_ignored(api: SimulatedApi) -> None:
-    async with watching(api) as store:
+    async with running_watch(api) as store:
         api.send_event("BOOKMARK", {"metadata": {"resourceVersion": 7}})
         api.put("a", data={"v": "1"})
         await wait_until(lambda: store.data == {"a": "1"})
 
 
 async def test_half_a_line_ends_the_watch_and_the_store_continues(api: SimulatedApi) -> None:
-    async with watching(api) as store:
+    async with running_watch(api) as store:
         api._watches[0].put_nowait(b'{"type": "ADDED", "obj\n')
         await wait_until(lambda: api.count("watch=true") == 2 and api.watching == 2)
         api.put("a", data={"v": "1"})
@@ -266,7 +266,7 @@ async def test_half_a_line_ends_the_watch_and_the_store_continues(api: Simulated
 
 
 async def test_selectors_are_sent_with_list_and_watch(api: SimulatedApi) -> None:
-    async with reflecting(api, label_selector="app=web", field_selector="metadata.name=a"):
+    async with running_reflector(api, label_selector="app=web", field_selector="metadata.name=a"):
         await wait_until(lambda: api.watching == 1)
         assert (
             api.count("labelSelector=app%3Dweb&fieldSelector=metadata.name%3Da")
@@ -280,25 +280,25 @@ async def test_a_transform_reduces_objects_and_equal_results_call_no_handler(api
         api.put(name, data={"v": value, "note": "a"})
     changes: list[tuple[str, str | None, str | None]] = []
     async with api.running() as config, Client(config) as client:
-        lengths: Reflector[str] = Reflector(
-            client, THINGS, ConfigMap, namespace="ns", transform=lambda found: (found.data or {}).get("v") or None
+        values: Reflector[str] = Reflector(
+            client, THINGS, ConfigMap, namespace="ns", transform=lambda item: (item.data or {}).get("v") or None
         )
-        lengths.subscribe(lambda *change: changes.append(change))
-        part: FilteredStore[int] = FilteredStore(lengths, lambda value: int(value) if value.isdigit() else None)
-        task = asyncio.create_task(lengths.run())
+        values.subscribe(lambda *change: changes.append(change))
+        numbers: FilteredStore[int] = FilteredStore(values, lambda value: int(value) if value.isdigit() else None)
+        task = asyncio.create_task(values.run())
         try:
-            await wait_until(lengths.synced.is_set)
-            assert (dict(lengths.items), dict(part.items)) == ({"kept": "1"}, {"kept": 1})
+            await wait_until(values.synced.is_set)
+            assert (dict(values.items), dict(numbers.items)) == ({"kept": "1"}, {"kept": 1})
             await wait_until(lambda: api.watching == 1)
             api.put("kept", data={"v": "1", "note": "b"})
             api.put("unread", data={"v": "x"})
-            await wait_until(lambda: "unread" in lengths.items)
+            await wait_until(lambda: "unread" in values.items)
             api.put("kept", data={"v": ""})
-            await wait_until(lambda: "kept" not in lengths.items)
+            await wait_until(lambda: "kept" not in values.items)
             assert changes == [("kept", None, "1"), ("unread", None, "x"), ("kept", "1", None)]
-            assert (dict(part.items), part.synced.is_set()) == ({}, True)
-            late: FilteredStore[str] = FilteredStore(lengths, lambda value: value)
-            assert (dict(late.items), late.synced.is_set()) == ({"unread": "x"}, True)
+            assert (dict(numbers.items), numbers.synced.is_set()) == ({}, True)
+            late_store: FilteredStore[str] = FilteredStore(values, lambda value: value)
+            assert (dict(late_store.items), late_store.synced.is_set()) == ({"unread": "x"}, True)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

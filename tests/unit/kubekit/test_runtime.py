@@ -17,11 +17,11 @@ from kubekit.errors import ConfigError, UnreachableError
 from kubekit.runtime import compact_memory, run_memory_compaction, run_program, supervise
 
 
-async def forever() -> None:
+async def wait_forever() -> None:
     await asyncio.Event().wait()
 
 
-async def fails(error: Exception) -> None:
+async def fail(error: Exception) -> None:
     raise error
 
 
@@ -29,7 +29,7 @@ async def fails(error: Exception) -> None:
 def test_a_signal_stops_the_program_with_exit_code_0(number: signal.Signals, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         asyncio.get_running_loop().call_soon(os.kill, os.getpid(), number)
-        await supervise({"work": forever()})
+        await supervise({"work": wait_forever()})
 
     assert run_program(main) == 0
     assert not [record for record in caplog.records if record.exc_info]
@@ -37,20 +37,20 @@ def test_a_signal_stops_the_program_with_exit_code_0(number: signal.Signals, cap
 
 def test_a_configuration_error_gives_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     async def main() -> None:
-        await supervise({"a": forever(), "b": fails(ConfigError("--reserve", "is 110%", "write 0% to 100%"))})
+        await supervise({"a": wait_forever(), "b": fail(ConfigError("--reserve", "is 110%", "write 0% to 100%"))})
 
     assert run_program(main) == 2
     assert capsys.readouterr().err == "error: --reserve: is 110% (write 0% to 100%)\n"
 
 
 def test_an_unreachable_cluster_or_a_defect_gives_exit_code_1() -> None:
-    assert run_program(lambda: fails(UnreachableError("gone"))) == 1
-    assert run_program(lambda: fails(ZeroDivisionError("defect"))) == 1
+    assert run_program(lambda: fail(UnreachableError("gone"))) == 1
+    assert run_program(lambda: fail(ZeroDivisionError("defect"))) == 1
 
 
 def test_a_task_that_ends_by_itself_ends_the_program() -> None:
     async def main() -> None:
-        await supervise({"a": forever(), "b": asyncio.sleep(0)})
+        await supervise({"a": wait_forever(), "b": asyncio.sleep(0)})
 
     assert run_program(main) == 1
 
@@ -70,11 +70,11 @@ def collector() -> Iterator[None]:
             gc.disable()
 
 
-def count_full_collections(objects: int) -> int:
+def count_full_collections(object_count: int) -> int:
     """Number of full collections while this many objects are created and kept."""
     before: int = gc.get_stats()[2]["collections"]
-    kept = [[number] for number in range(objects)]
-    assert len(kept) == objects
+    objects_kept_alive = [[number] for number in range(object_count)]
+    assert len(objects_kept_alive) == object_count
     after: int = gc.get_stats()[2]["collections"]
     return after - before
 
@@ -98,19 +98,19 @@ class ReferenceCycle:
 def test_compact_memory_frees_cycles_that_an_earlier_call_froze() -> None:
     gc.disable()
     first = ReferenceCycle()
-    gone = weakref.ref(first)
+    reference = weakref.ref(first)
     compact_memory()
     assert gc.get_freeze_count() > 0, "later collections exclude these objects"
     del first
     compact_memory(everything=False)
-    assert gone() is not None
+    assert reference() is not None
     compact_memory()
-    assert gone() is None
+    assert reference() is None
     second = ReferenceCycle()
-    gone = weakref.ref(second)
+    reference = weakref.ref(second)
     del second
     compact_memory(everything=False)
-    assert gone() is None
+    assert reference() is None
 
 
 @pytest.mark.usefixtures("collector")
@@ -128,6 +128,6 @@ async def test_memory_is_compacted_again_after_it_grew_by_ten_percent(monkeypatc
     # The threshold is the memory after the last compaction, not before it.
     for memory[0], garbage[0] in ((1000, 0), (1100, 0), (1101, 1), (1200, 0), (1211, 111), (1211, 100)):
         for _ in range(5):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # lets the task check the memory
     task.cancel()
     assert compacted_at == [1000, 1101, 1211, 1211]

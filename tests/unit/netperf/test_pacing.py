@@ -1,4 +1,4 @@
-"""Runs start in their slots and rounds, and the bandwidth of streams is limited."""
+"""A probe runs in its slot of each round, and the mean bandwidth of streams is limited."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_the_next_run_is_within_two_rounds(now_s: float) -> None:
 
 @given(st.integers(0, 10**8))
 def test_probes_that_touch_the_same_node_never_overlap(round_number: int) -> None:
-    busy: dict[str, list[tuple[float, float]]] = {}
+    spans_by_node: dict[str, list[tuple[float, float]]] = {}
     for plan in PLAN.zones.values():
         for probe in plan.probes:
             begin = probe_start_s(plan, probe, round_number)
             for node in (probe.origin.node, probe.destination.node):
-                busy.setdefault(node, []).append((begin, begin + plan.settings.duration_s))
-    for spans in busy.values():
+                spans_by_node.setdefault(node, []).append((begin, begin + plan.settings.duration_s))
+    for spans in spans_by_node.values():
         spans.sort()
         assert all(first[1] <= second[0] for first, second in itertools.pairwise(spans))
 
@@ -57,26 +57,26 @@ def test_jitter_differs_from_round_to_round() -> None:
 
 
 @pytest.mark.parametrize(
-    ("past", "allowed"),
+    ("past_runs", "is_allowed"),
     [([], True), ([StreamRun(990, 7.4e8)], True), ([StreamRun(990, 7.6e8)], False), ([StreamRun(300, 7.6e8)], True)],
 )
-def test_streams_stop_at_their_mean_bandwidth(past: list[StreamRun], allowed: bool) -> None:
-    assert may_stream(past, 1000.0, 10e6) is allowed
+def test_streams_stop_at_their_mean_bandwidth(past_runs: list[StreamRun], is_allowed: bool) -> None:
+    assert may_stream(past_runs, 1000.0, 10e6) is is_allowed
 
 
 @given(st.integers(0, 10**8), st.integers(2, 50))
 def test_extra_tests_take_every_nth_round_one_after_the_other(first: int, every: int) -> None:
     settings = ProbeSettings(extra_tests=("UDP_RR", "TCP_STREAM"), rounds_per_extra_test=every)
-    chosen = [choose_test(settings, BUSIEST.probes[0], n) for n in range(first, first + 4 * every)]
-    extras = [test for test in chosen if test != "TCP_RR"]
+    tests = [choose_test(settings, BUSIEST.probes[0], n) for n in range(first, first + 4 * every)]
+    extras = [test for test in tests if test != "TCP_RR"]
     assert len(extras) == 4
     assert all(one != other for one, other in itertools.pairwise(extras))
-    assert all(chosen[i] == "TCP_RR" or chosen[i + 1] == "TCP_RR" for i in range(len(chosen) - 1))
+    assert all(tests[i] == "TCP_RR" or tests[i + 1] == "TCP_RR" for i in range(len(tests) - 1))
 
 
 def test_streams_of_different_pairs_are_spread_over_the_rounds() -> None:
     settings = ProbeSettings(extra_tests=("TCP_STREAM",))
     probes = [probe for plan in PLAN.zones.values() for probe in plan.probes]
-    streams = [sum(choose_test(settings, probe, n) == "TCP_STREAM" for probe in probes) for n in range(10)]
-    assert sum(streams) == len(probes) == 36
-    assert max(streams) <= 12
+    streams_by_round = [sum(choose_test(settings, probe, n) == "TCP_STREAM" for probe in probes) for n in range(10)]
+    assert sum(streams_by_round) == len(probes) == 36
+    assert max(streams_by_round) <= 12

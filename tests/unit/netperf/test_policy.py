@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 from kubekit.errors import ConfigError
 from netperf.policy import MAX_NETWORK_COST, CostPolicy, cost_with_hysteresis, latency_to_cost, parse_policy
 
-latencies = st.floats(min_value=0.01, max_value=1e8)
-costs = st.one_of(st.none(), st.integers(2, MAX_NETWORK_COST))
+LATENCIES_US = st.floats(min_value=0.01, max_value=1e8)
+COSTS = st.one_of(st.none(), st.integers(2, MAX_NETWORK_COST))
 
 
-@given(costs, latencies, latencies, st.floats(0, 1e6), st.floats(0, 1))
+@given(COSTS, LATENCIES_US, LATENCIES_US, st.floats(0, 1e6), st.floats(0, 1))
 def test_a_cost_never_decreases_with_the_latency(
-    current_cost: int | None, one: float, other: float, noise_us: float, hysteresis: float
+    current_cost: int | None, one_us: float, other_us: float, noise_us: float, hysteresis: float
 ) -> None:
     policy = CostPolicy(hysteresis=hysteresis)
-    low, high = sorted((one, other))
-    low_cost, high_cost = (cost_with_hysteresis(current_cost, us, noise_us, policy) for us in (low, high))
+    low_us, high_us = sorted((one_us, other_us))
+    low_cost, high_cost = (cost_with_hysteresis(current_cost, us, noise_us, policy) for us in (low_us, high_us))
     assert 2 <= low_cost <= high_cost <= MAX_NETWORK_COST
 
 
@@ -46,7 +46,7 @@ def test_fields_of_a_policy_override_the_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "named"),
+    ("fields", "field"),
     [
         ({"unitUs": 0}, "unitUs"),
         ({"unitUs": "1ms"}, "unitUs"),
@@ -56,6 +56,6 @@ def test_fields_of_a_policy_override_the_defaults() -> None:
         ({"unitUs": float("nan")}, "unitUs"),
     ],
 )
-def test_errors_of_an_invalid_policy_name_the_field(fields: dict[str, object], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
+def test_errors_of_an_invalid_policy_name_the_field(fields: dict[str, object], field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
         parse_policy(fields)

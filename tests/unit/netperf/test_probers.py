@@ -1,4 +1,4 @@
-"""netperf's output, hourly passphrases, delays of the prober, and datagrams, without starting netperf."""
+"""Output of netperf, passphrases, throttling and datagrams are read strictly: an invalid value is missing, or an error."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ REMOTE_TRANSPORT_RETRANS=0
 """
 
 
-def with_values(**values: str) -> str:
+def replace_values(**values: str) -> str:
     lines = dict(line.split("=", 1) for line in TCP_RR.splitlines())
     return "\n".join(f"{key}={value}" for key, value in {**lines, **values}.items())
 
@@ -70,13 +70,13 @@ def test_a_missing_selector_in_the_output_is_an_error(key: str) -> None:
 
 def test_percentiles_of_zero_are_too_few_samples() -> None:
     with pytest.raises(ProbeFailedError) as caught:
-        parse_output(with_values(P50_LATENCY="0", P90_LATENCY="0", P99_LATENCY="0", LOCAL_RECV_CALLS="1"), "TCP_RR")
+        parse_output(replace_values(P50_LATENCY="0", P90_LATENCY="0", P99_LATENCY="0", LOCAL_RECV_CALLS="1"), "TCP_RR")
     assert caught.value.reason == "too-few-samples"
 
 
 @pytest.mark.parametrize("value", ["0", "nan", "-nan", "inf", "-1", "-1.00", "", "12ms", "1e300"])
 def test_invalid_values_are_missing_and_not_zero(value: str) -> None:
-    measurement = parse_output(with_values(P99_LATENCY=value, MIN_LATENCY=value), "TCP_RR")
+    measurement = parse_output(replace_values(P99_LATENCY=value, MIN_LATENCY=value), "TCP_RR")
     assert (measurement.p99_us, measurement.min_us) == (None, None)
     assert measurement.p50_us == 17
 
@@ -89,12 +89,14 @@ def test_retransmitted_segments_and_requests_without_reply_are_loss(
     test: Test, local: str, remote: str, received: str, retransmits: int | None, loss_ratio: float
 ) -> None:
     retransmitted = {"LOCAL_TRANSPORT_RETRANS": local, "REMOTE_TRANSPORT_RETRANS": remote}
-    measurement = parse_output(with_values(**retransmitted, LOCAL_SEND_CALLS="1000", LOCAL_RECV_CALLS=received), test)
+    measurement = parse_output(
+        replace_values(**retransmitted, LOCAL_SEND_CALLS="1000", LOCAL_RECV_CALLS=received), test
+    )
     assert (measurement.retransmits, measurement.loss_ratio) == (retransmits, loss_ratio)
 
 
 def test_a_streams_throughput_is_in_bits_per_second_and_its_send_times_are_no_latency() -> None:
-    text = with_values(THROUGHPUT="40754.25", THROUGHPUT_UNITS="10^6bits/s")
+    text = replace_values(THROUGHPUT="40754.25", THROUGHPUT_UNITS="10^6bits/s")
     measurement = parse_output(text, "TCP_STREAM")
     assert measurement.throughput_bps == 40754.25e6
     assert measurement.p50_us is None
@@ -105,8 +107,8 @@ def test_the_command_line_has_the_options_of_each_test() -> None:
     tcp, udp, stream = (build_command("netperf", "10.0.0.1", settings[test], "hourly", 40) for test in TESTS)
     assert tcp[tcp.index("-l") + 1] == udp[udp.index("-l") + 1] == "-40"
     assert stream[stream.index("-l") + 1] == "2"
-    timed = build_command("netperf", "10.0.0.1", settings["TCP_RR"], "hourly")
-    assert timed[timed.index("-l") + 1] == "2"
+    timed_command = build_command("netperf", "10.0.0.1", settings["TCP_RR"], "hourly")
+    assert timed_command[timed_command.index("-l") + 1] == "2"
     assert "-D" in tcp[tcp.index("--") :]
     assert udp[udp.index("--") :][1:3] == ["-e", "1"]
     assert "P50_LATENCY" not in stream[-1]
@@ -125,7 +127,7 @@ def test_a_run_makes_enough_round_trips_for_a_p90_however_slow_the_path(
 
 def test_percentiles_are_clamped_to_minimum_and_maximum() -> None:
     # As netperf 2.7.0 prints it for a constant 100.5 ms: its histogram has steps of 10 ms there.
-    text = with_values(
+    text = replace_values(
         MIN_LATENCY="100512", MAX_LATENCY="100600", P50_LATENCY="105000", P90_LATENCY="108999", P99_LATENCY="109900"
     )
     measurement = parse_output(text, "TCP_RR")
@@ -143,8 +145,8 @@ def test_hourly_passphrases_differ_by_epoch_and_do_not_show_the_probing_passphra
 def test_peers_whose_clocks_differ_by_less_than_half_an_epoch_share_an_hourly_passphrase(
     now_s: float, skew_s: float
 ) -> None:
-    theirs = epoch_at(max(0.0, now_s + skew_s))
-    assert theirs in epochs_to_try(now_s)
+    peers_epoch = epoch_at(max(0.0, now_s + skew_s))
+    assert peers_epoch in epochs_to_try(now_s)
 
 
 def test_a_passphrase_that_is_too_short_is_refused() -> None:
@@ -190,7 +192,7 @@ def test_an_unknown_reading_gives_no_difference(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("membership", "where"),
+    ("membership", "stat_path"),
     [
         ("0::/kubepods/pod1\n", "kubepods/pod1/cpu.stat"),
         ("0::/\n", "cpu.stat"),
@@ -201,9 +203,9 @@ def test_an_unknown_reading_gives_no_difference(tmp_path: Path) -> None:
     ],
 )
 def test_the_cgroups_cpu_stat_is_found_inside_and_outside_containers(
-    tmp_path: Path, membership: str, where: str
+    tmp_path: Path, membership: str, stat_path: str
 ) -> None:
-    stat = tmp_path / "cgroup" / where
+    stat = tmp_path / "cgroup" / stat_path
     stat.parent.mkdir(parents=True)
     stat.write_text("throttled_usec 1\n")
     assert find_cpu_stat(membership, tmp_path / "cgroup") == stat
@@ -247,14 +249,14 @@ def test_a_p99_uses_several_rounds_if_one_has_too_few_datagrams() -> None:
 
 async def test_each_rejected_sender_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     responder = DatagramResponder("127.0.0.1", 0, b"passphrase" * 8)
-    serving = asyncio.create_task(responder.run())
+    task = asyncio.create_task(responder.run())
     await responder.listening.wait()
     for host in ("127.0.0.1", "127.0.0.2", "127.0.0.1"):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             sender.bind((host, 0))
             sender.sendto(b"no tag", ("127.0.0.1", responder.port))
             await asyncio.sleep(0.05)
-    serving.cancel()
+    task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
-        await serving
+        await task
     assert [record.message for record in caplog.records] == ["datagram without a valid tag"] * 2
