@@ -1,4 +1,4 @@
-"""Runs agents as programs, and creates pods for them."""
+"""Runs agents as programs, and creates the pods that they limit."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ AGENT = (sys.executable, "-m", "agent")
 
 @dataclass
 class Agent:
-    """A running agent; ``url`` is that of its metrics and health server."""
+    """A running agent; its metrics and health checks are served at ``url``."""
 
     process: asyncio.subprocess.Process
     url: str
-    _log: Path
+    _log_path: Path
 
     @property
     def log(self) -> str:
         """The text of its log so far."""
-        return self._log.read_text()
+        return self._log_path.read_text()
 
     async def get(self, path: str) -> tuple[int, str]:
         """Status and body of a path; status 0 while it does not listen."""
         try:
-            async with aiohttp.ClientSession() as session, session.get(self.url + path) as answer:
-                return answer.status, await answer.text()
+            async with aiohttp.ClientSession() as session, session.get(self.url + path) as response:
+                return response.status, await response.text()
         except aiohttp.ClientError:
             return 0, ""
 
@@ -47,7 +47,7 @@ class Agent:
         return {series: float(value) for series, value in lines}
 
     async def stop(self) -> int:
-        """Send SIGTERM; returns the exit code, or raises TimeoutError after half a minute."""
+        """Send SIGTERM; return the exit code, or raise TimeoutError after 30 s."""
         self.process.terminate()
         async with asyncio.timeout(30):
             return await self.process.wait()
@@ -58,8 +58,8 @@ async def running_agent(
     tmp_path: Path, port: int, *flags: str, env: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
 ) -> AsyncIterator[Agent]:
     """Run an agent that listens on this port of the loopback; it is killed at the end of the block."""
-    log = tmp_path / f"agent-{port}.log"
-    with log.open("wb") as output:
+    log_path = tmp_path / f"agent-{port}.log"
+    with log_path.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *prefix,
             *AGENT,
@@ -71,7 +71,7 @@ async def running_agent(
             stderr=output,
             env={**os.environ, **(env or {})},
         )
-    agent = Agent(process, f"http://127.0.0.1:{port}", log)
+    agent = Agent(process, f"http://127.0.0.1:{port}", log_path)
     try:
         yield agent
     finally:

@@ -18,17 +18,17 @@ from agent.traffic.edges import WorkloadReference
 
 
 async def main() -> None:
-    pods = {
+    workload_by_address = {
         ipaddress.ip_address(address).packed: WorkloadReference("shop", "Deployment", name)
         for address, name in json.loads(sys.argv[1]).items()
     }
     collector = TrafficCollector(lambda: "z1", Path("/proc"))
     async with asyncio.TaskGroup() as tasks:
-        ends = tasks.create_task(listen_for_ends(collector.add_events))
+        event_listener = tasks.create_task(listen_for_ends(collector.add_events))
         while await asyncio.to_thread(sys.stdin.readline):
-            await collector.read_table(pods, time.monotonic(), time.time())
+            await collector.read_table(workload_by_address, time.monotonic(), time.time())
             totals = [[e.client.name, e.server, e.port, up, down] for e, up, down in collector.edges.exported.totals]
-            answer = {
+            round_result = {
                 "totals": totals,
                 "servers": sorted(
                     str(ipaddress.ip_address(address)) for address in collector.edges.responding_addresses
@@ -36,8 +36,8 @@ async def main() -> None:
                 "uncounted": collector.edges.uncounted_connections,
                 "problem": collector.state.problem,
             }
-            print(json.dumps(answer), flush=True)
-        ends.cancel()
+            print(json.dumps(round_result), flush=True)
+        event_listener.cancel()
 
 
 if __name__ == "__main__":

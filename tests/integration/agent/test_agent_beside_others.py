@@ -24,9 +24,9 @@ REPAIR = RepairPolicy(enforce=True, repair_burst=True)
 
 def read_tc(device: str) -> str:
     """Qdiscs and filters of a device, as ``tc`` prints them."""
-    shown = [run(f"tc qdisc show dev {device}")]
-    shown += [run(f"tc filter show dev {device} {hook}") for hook in ("ingress", "egress")]
-    return "".join(shown)
+    outputs = [run(f"tc qdisc show dev {device}")]
+    outputs += [run(f"tc filter show dev {device} {hook}") for hook in ("ingress", "egress")]
+    return "".join(outputs)
 
 
 def attach_bpf_filter(device: str, program: bytes) -> None:
@@ -86,8 +86,8 @@ def test_a_drop_filter_that_is_added_later_still_drops() -> None:
         assert datagram_arrives(pod)
         attach_bpf_filter(pod.host_device, program_dropping_udp())
         assert not datagram_arrives(pod)
-        found = statuses_of_pod(enforce(spec, policy=REPAIR), pod)["egress"]
-        assert (found.verdict, "pref" in found.detail) == ("enforced", True)
+        status = statuses_of_pod(enforce(spec, policy=REPAIR), pod)["egress"]
+        assert (status.verdict, "pref" in status.detail) == ("enforced", True)
         assert not datagram_arrives(pod)
 
 

@@ -1,4 +1,4 @@
-"""A limit that packets bypass is reported as exceeded."""
+"""A limit that packets bypass is reported as exceeded, and a limit that drops all packets as lost."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
     pytest.mark.alone,  # traffic is measured
 ]
-RATE = 5_000_000
+RATE_BPS = 5_000_000
 CONTAINERD_BURST = 536_870_911
 
 
 def set_limit(pod: NodePod, direction: str) -> None:
-    for action in plan(pod.spec(**{direction: str(RATE)})).actions:
+    for action in plan(pod.spec(**{direction: str(RATE_BPS)})).actions:
         if action.device_name == pod.host_device:
             execute(action)
 
@@ -54,7 +54,7 @@ def meter_traffic(statuses: Sequence[LimitStatus], readings: int) -> TrafficMete
 def delete_ifb_of_plugin(pod: NodePod, monkeypatch: pytest.MonkeyPatch) -> None:
     """Delete the ifb: the plugin's filter then passes packets, because its action is OK and not STOLEN."""
     name = plugin_ifb_name(NETWORK, pod.container)
-    params = plugin_params(RATE, 100_000)
+    params = plugin_params(RATE_BPS, 100_000)
     execute(SetEgressLimit(if_nametoindex(pod.host_device), pod.host_device, name, 1500, params, "", add_filter=False))
     run(f"tc qdisc add dev {pod.host_device} ingress")
     with monkeypatch.context() as patched, IPRoute() as netlink:
@@ -74,51 +74,52 @@ def delete_ifb_of_plugin(pod: NodePod, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_limit_that_packets_bypass_is_exceeded_within_two_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as stack:
-        overflowed, peer, stray, deleted, kept, kept_out, source = (
+        overflowed, peer, stray, deleted, limited_ingress, limited_egress, source = (
             stack.enter_context(node_pod(number)) for number in range(50, 57)
         )
-        params = plugin_params(RATE, CONTAINERD_BURST)
+        params = plugin_params(RATE_BPS, CONTAINERD_BURST)
         with IPRoute() as netlink:
             netlink.tc(
                 "replace", "tbf", index=if_nametoindex(overflowed.host_device), handle=PLUGIN_HANDLE, params=params
             )
-        for pod, direction in ((peer, "ingress"), (kept, "ingress"), (kept_out, "egress")):
+        for pod, direction in ((peer, "ingress"), (limited_ingress, "ingress"), (limited_egress, "egress")):
             set_limit(pod, direction)
         # Around the qdisc: another pod's packets are put straight into this one, as with bpf_redirect_peer in Cilium.
         with loaded_program(program_redirecting_to_peer(if_nametoindex(peer.host_device)), "around") as program:
             attach_tcx(program, if_nametoindex(source.host_device))
-        # It answers no ARP any more.
+        # The source's packets to the host are redirected too, so no ARP reply comes: its neighbour is set by hand.
         run(f"ip -n {source.namespace} neigh replace {source.host_address} lladdr 02:00:00:00:00:01 dev eth0")
         # On the wrong device: the bucket is on the other pod's.
         execute(SetIngressLimit(if_nametoindex(source.host_device), source.host_device, params))
         delete_ifb_of_plugin(deleted, monkeypatch)
 
-        limits = [pod.spec(ingress=str(RATE)) for pod in (overflowed, peer, stray, kept)]
-        limits += [pod.spec(egress=str(RATE)) for pod in (deleted, kept_out)]
-        found = plan(*limits, policy=RepairPolicy())
-        set_up = {status.pod.name: status.verdict for status in found.statuses}
-        assert set_up == {
+        limits = [pod.spec(ingress=str(RATE_BPS)) for pod in (overflowed, peer, stray, limited_ingress)]
+        limits += [pod.spec(egress=str(RATE_BPS)) for pod in (deleted, limited_egress)]
+        limit_plan = plan(*limits, policy=RepairPolicy())
+        verdict_by_pod = {status.pod.name: status.verdict for status in limit_plan.statuses}
+        assert verdict_by_pod == {
             overflowed.name: "burst-overflow",
             peer.name: "enforced",
             stray.name: "missing",
             deleted.name: "filter-missing",
-            kept.name: "enforced",
-            kept_out.name: "enforced",
+            limited_ingress.name: "enforced",
+            limited_egress.name: "enforced",
         }
         seconds = 4 * DEVICE_COUNTERS_INTERVAL_S
-        floods: list[tuple[NodePod, Direction]] = [(pod, "ingress") for pod in (overflowed, stray, kept)]
-        floods += [(pod, "egress") for pod in (source, deleted, kept_out)]
+        floods: list[tuple[NodePod, Direction]] = [(pod, "ingress") for pod in (overflowed, stray, limited_ingress)]
+        floods += [(pod, "egress") for pod in (source, deleted, limited_egress)]
         for pod, direction in floods:
             flood = stack.enter_context(start_traffic(pod, direction, "flood", seconds))
             stack.callback(flood.kill)
-        meters = meter_traffic(found.statuses, 3)
-        exceeded = {status.pod.name: meters.excess_by_key.get(status.key, "") for status in found.statuses}
-        assert {name for name, what in exceeded.items() if not what} == {kept.name, kept_out.name}, exceeded
+        meters = meter_traffic(limit_plan.statuses, 3)
+        excess_by_pod = {status.pod.name: meters.excess_by_key.get(status.key, "") for status in limit_plan.statuses}
+        pods_without_excess = {name for name, excess in excess_by_pod.items() if not excess}
+        assert pods_without_excess == {limited_ingress.name, limited_egress.name}, excess_by_pod
 
 
 def test_a_deleted_ifb_behind_our_filter_drops_all_packets_and_is_reported() -> None:
     with node_pod(57) as pod:
         set_limit(pod, "egress")
         run(f"ip link del {plugin_ifb_name(NETWORK, pod.container)}")
-        (status,) = plan(pod.spec(egress=str(RATE)), policy=RepairPolicy()).statuses
+        (status,) = plan(pod.spec(egress=str(RATE_BPS)), policy=RepairPolicy()).statuses
         assert (status.verdict, "is lost" in status.detail) == ("filter-missing", True)

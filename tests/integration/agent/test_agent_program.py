@@ -1,4 +1,4 @@
-"""The agent runs as a program on a real API server: start, capacity, limits of pods, outages and stop."""
+"""The agent, run as a program, publishes capacity and limits pods on a real API server, also after outages."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ async def node(make_node: MakeNode, node_name: str) -> str:
     return node_name
 
 
-async def amounts(client: Client, name: str) -> tuple[str | None, str | None]:
+async def read_bandwidth(client: Client, name: str) -> tuple[str | None, str | None]:
     status = (await client.get(NODES, name, OwnNode)).status
     return (status.capacity or {}).get(BANDWIDTH), (status.allocatable or {}).get(BANDWIDTH)
 
 
 def has_capacity(client: Client, name: str, value: str | None) -> Callable[[], Any]:
     async def check() -> bool:
-        return await amounts(client, name) == (value, value)
+        return await read_bandwidth(client, name) == (value, value)
 
     return check
 
@@ -81,15 +81,15 @@ async def test_a_zeroed_or_removed_capacity_is_published_again_and_cleaned_up(
     async with running_agent(tmp_path, port, *flags) as agent:
         await eventually(has_capacity(client, node, "10G"))
         path = "/status/capacity/network.aware.com~1bandwidth"
-        for harm in ({"op": "replace", "path": path, "value": "0"}, {"op": "remove", "path": path}):
-            await client.patch(NODES, node, [harm], OwnNode, patch_type=JSON_PATCH, subresource="status")
+        for interference in ({"op": "replace", "path": path, "value": "0"}, {"op": "remove", "path": path}):
+            await client.patch(NODES, node, [interference], OwnNode, patch_type=JSON_PATCH, subresource="status")
             await eventually(has_capacity(client, node, "10G"), 5.0)
         # The node's annotation wins over the flag.
         note = {"metadata": {"annotations": {"netaware.io/bandwidth-capacity": "4G"}}}
         await client.patch(NODES, node, note, OwnNode)
         await eventually(has_capacity(client, node, "4G"), 5.0)
         assert await agent.stop() == 0
-    assert await amounts(client, node) == ("4G", "4G")
+    assert await read_bandwidth(client, node) == ("4G", "4G")
     # An agent that cleans up stays ready, so that a rollout reaches every node.
     async with running_agent(tmp_path, port, *flags, "--cleanup") as agent:
         await eventually(has_capacity(client, node, None))
@@ -99,7 +99,7 @@ async def test_a_zeroed_or_removed_capacity_is_published_again_and_cleaned_up(
 
         await eventually(is_ready)
     code, _, stderr = await call_agent("run", *flags[:2], "--cleanup=once")
-    assert (code, await amounts(client, node)) == (0, (None, None)), stderr
+    assert (code, await read_bandwidth(client, node)) == (0, (None, None)), stderr
     left = await client.get(NODES, node, OwnNode)
     assert [name for name in left.metadata.annotations or {} if name.startswith("netaware.io/")] == [
         "netaware.io/bandwidth-capacity"

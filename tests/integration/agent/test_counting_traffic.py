@@ -102,27 +102,27 @@ def running_collector(node_name: str, pods: Mapping[str, str]) -> Iterator[Calla
 
 def read_device_bytes(pod: NodePod) -> tuple[int, int]:
     """Bytes that the pod's device sent and received, with IP headers."""
-    found = json.loads(run(f"ip -n {pod.namespace} -j -s link show dev eth0"))[0]["stats64"]
-    sent, received = found["tx"], found["rx"]
+    stats = json.loads(run(f"ip -n {pod.namespace} -j -s link show dev eth0"))[0]["stats64"]
+    sent, received = stats["tx"], stats["rx"]
     return (
         sent["bytes"] - ETHERNET_BYTES * sent["packets"],
         received["bytes"] - ETHERNET_BYTES * received["packets"],
     )
 
 
-def pod_on(stack: ExitStack, number: int, node_name: str) -> NodePod:
+def start_pod(stack: ExitStack, number: int, node_name: str) -> NodePod:
     pod = stack.enter_context(node_pod(number, node_namespace=node_name))
     run(f"ip -n {pod.namespace} route add default via {pod.host_address}")
     return pod
 
 
-def read_until(read: Callable[[], dict[str, Any]], enough: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+def read_until(read: Callable[[], dict[str, Any]], is_complete: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """Read until a condition holds, because events of ended connections arrive late."""
-    ends = time.monotonic() + 30
-    while not enough(found := read()):
-        assert time.monotonic() < ends, found
+    deadline_s = time.monotonic() + 30
+    while not is_complete(totals := read()):
+        assert time.monotonic() < deadline_s, totals
         time.sleep(0.1)
-    return found
+    return totals
 
 
 def test_a_call_through_a_service_is_counted_once_with_the_pod_that_answers() -> None:
@@ -130,7 +130,7 @@ def test_a_call_through_a_service_is_counted_once_with_the_pod_that_answers() ->
         first = stack.enter_context(node(f"ip daddr {SERVICE} tcp dport 80 dnat to 10.251.202.2:7000"))
         second = stack.enter_context(node())
         connect_nodes(first, second, {first: "10.251.202.0/24", second: "10.251.201.0/24"})
-        web, cart = pod_on(stack, 201, first), pod_on(stack, 202, second)
+        web, cart = start_pod(stack, 201, first), start_pod(stack, 202, second)
         stack.enter_context(running_generators(cart))
         client_collector = stack.enter_context(running_collector(first, {web.address: "web"}))
         server_collector = stack.enter_context(running_collector(second, {cart.address: "cart"}))
@@ -152,7 +152,7 @@ def test_a_call_through_a_service_is_counted_once_with_the_pod_that_answers() ->
 def test_without_accounting_nothing_is_counted_which_is_reported() -> None:
     with ExitStack() as stack:
         only = stack.enter_context(node(accounting=False))
-        web, cart = pod_on(stack, 205, only), pod_on(stack, 206, only)
+        web, cart = start_pod(stack, 205, only), start_pod(stack, 206, only)
         stack.enter_context(running_generators(cart))
         read = stack.enter_context(running_collector(only, {web.address: "web"}))
         with start_traffic(web, "egress", "rr", 4, cart.address) as open_connection:

@@ -1,4 +1,4 @@
-"""Generates traffic: ``traffic.py serve|bulk|rr|flood ADDRESS PORT [SECONDS]``; the receiver counts."""
+"""Sends traffic to a server of this file, which counts or echoes it: ``traffic.py serve|bulk|rr|flood ADDRESS PORT [SECONDS]``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-CHUNK = 65536
+CHUNK_BYTES = 65536
 
 
 def serve(address: str, port: int) -> None:
@@ -27,10 +27,10 @@ def _answer(connection: socket.socket) -> None:
             while data := connection.recv(64):
                 connection.sendall(data)
             return
-        total = 0
-        while data := connection.recv(CHUNK):
-            total += len(data)
-        connection.sendall(json.dumps(total).encode())
+        received_bytes = 0
+        while data := connection.recv(CHUNK_BYTES):
+            received_bytes += len(data)
+        connection.sendall(json.dumps(received_bytes).encode())
 
 
 def bulk(address: str, port: int, seconds: float) -> None:
@@ -38,11 +38,11 @@ def bulk(address: str, port: int, seconds: float) -> None:
     with socket.create_connection((address, port), timeout=30) as connection:
         connection.sendall(b"B")
         end = time.monotonic() + seconds
-        block = b"x" * CHUNK
+        block = b"x" * CHUNK_BYTES
         while time.monotonic() < end:
             connection.sendall(block)
         connection.shutdown(socket.SHUT_WR)
-        print(b"".join(iter(lambda: connection.recv(CHUNK), b"")).decode())
+        print(b"".join(iter(lambda: connection.recv(CHUNK_BYTES), b"")).decode())
 
 
 def rr(address: str, port: int, seconds: float) -> None:
@@ -51,17 +51,17 @@ def rr(address: str, port: int, seconds: float) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(b"E")
         end = time.monotonic() + seconds
-        trips: list[float] = []
+        round_trips_s: list[float] = []
         while time.monotonic() < end:
             started = time.monotonic()
             connection.sendall(b"p")
             connection.recv(1)
-            trips.append(time.monotonic() - started)
-        print(json.dumps(trips))
+            round_trips_s.append(time.monotonic() - started)
+        print(json.dumps(round_trips_s))
 
 
 def flood(address: str, port: int, seconds: float) -> None:
-    """Send datagrams at about 5 MB/s."""
+    """Send datagrams at about 5 MB/s: 35 of 1400 bytes every 10 ms."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         end = time.monotonic() + seconds
         while time.monotonic() < end:

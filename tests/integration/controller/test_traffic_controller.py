@@ -31,13 +31,13 @@ CALLS = {("web", "cart"): 4000.0, ("cart", "db"): 1000.0, ("web", "ads"): 3000.0
 def make_series(namespace: str) -> list[Series]:
     series: list[Series] = []
     for (client, server), bytes_per_s in CALLS.items():
-        ends = {"source_workload_namespace": namespace, "source_workload": client, "reporter": "source"}
-        ends |= {"destination_workload_namespace": namespace, "destination_workload": server}
-        series.append(("istio_request_bytes_sum", ends, bytes_per_s))
+        labels = {"source_workload_namespace": namespace, "source_workload": client, "reporter": "source"}
+        labels |= {"destination_workload_namespace": namespace, "destination_workload": server}
+        series.append(("istio_request_bytes_sum", labels, bytes_per_s))
     return series
 
 
-def group(calls: Mapping[str, str]) -> dict[str, Any]:
+def make_group(calls: Mapping[str, str]) -> dict[str, Any]:
     """An AppGroup whose selectors are the names of its workloads in capitals."""
     limits = {"minBandwidth": "1M"}
     upper = {name.upper(): dict.fromkeys(callees.upper().split(), limits) for name, callees in calls.items()}
@@ -74,7 +74,7 @@ async def test_measured_weights_are_written_once_and_drift_sets_the_condition(
     await make_node(second, zone="z2", region="r1")
     await create_deployments(client, namespace, {"web": first, "cart": second, "db": second, "ads": first})
     await client.create(
-        APPGROUPS, group({"web": "cart", "cart": "db", "db": "", "ads": "db"}), Object, namespace=namespace
+        APPGROUPS, make_group({"web": "cart", "cart": "db", "db": "", "ads": "db"}), Object, namespace=namespace
     )
     async with run_prometheus(prometheus_programs, tmp_path, format_exposition(make_series(namespace))) as prometheus:
         traffic = {
@@ -106,7 +106,7 @@ async def test_propose_apply_writes_the_appgroup_and_labels_pod_templates(
 
     await eventually(have_pods)
     async with run_prometheus(prometheus_programs, tmp_path, format_exposition(make_series(namespace))) as prometheus:
-        words = [
+        arguments = [
             "propose",
             "-n",
             namespace,
@@ -114,7 +114,7 @@ async def test_propose_apply_writes_the_appgroup_and_labels_pod_templates(
             f"--kubeconfig={control_plane.kubeconfig}",
         ]
         code = "import sys; from controller.cli import main; sys.exit(main())"
-        await run_command([sys.executable, "-c", code, *words, "--apply"], "propose", 60)
+        await run_command([sys.executable, "-c", code, *arguments, "--apply"], "propose", 60)
     (group,) = await client.list(APPGROUPS, AppGroup, namespace=namespace)
     edges = {(w.workload.name, d.workload.name) for w in group.spec.workloads or () for d in w.dependencies or ()}
     assert edges == set(CALLS)
@@ -124,8 +124,8 @@ async def test_propose_apply_writes_the_appgroup_and_labels_pod_templates(
 
 async def _has_condition(client: Client, namespace: str, status: str, text: str = "") -> bool:
     group = await client.get(APPGROUPS, "shop", AppGroup, namespace=namespace)
-    found = find_condition(group.status.conditions, "AsDescribed")
-    return found is not None and found.status == status and text in f"{found.reason} {found.message}"
+    condition = find_condition(group.status.conditions, "AsDescribed")
+    return condition is not None and condition.status == status and text in f"{condition.reason} {condition.message}"
 
 
 async def _check_group(client: Client, namespace: str, replica: Replica) -> None:
@@ -154,6 +154,6 @@ async def _check_group(client: Client, namespace: str, replica: Replica) -> None
     before = (await read()).metadata.resource_version
     await asyncio.sleep(4)
     assert (await read()).metadata.resource_version == before
-    body = group({"web": "cart ads", "cart": "db", "db": "", "ads": ""})
+    body = make_group({"web": "cart ads", "cart": "db", "db": "", "ads": ""})
     await client.patch(APPGROUPS, "shop", {"spec": body["spec"]}, Object, patch_type=MERGE_PATCH, namespace=namespace)
     await eventually(partial(_has_condition, client, namespace, "True"))

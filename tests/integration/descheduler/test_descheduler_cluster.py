@@ -34,7 +34,7 @@ async def stock_scheduler(scheduler: StartScheduler) -> None:
     await scheduler()
 
 
-def move_of(pod: Pod, uid: str = "") -> Move:
+def make_move(pod: Pod, uid: str = "") -> Move:
     return Move(pod.metadata.key, uid or pod.metadata.uid, "", pod.spec.node_name, "", "LowNodeLoad", "")
 
 
@@ -98,12 +98,12 @@ async def test_a_budget_with_zero_disruptions_keeps_its_pods_and_the_dry_run_say
     await wait_for_rounds(replica, 15)
     assert await count_evictions(replica) == 0
     assert (await replica.metrics())['netaware_descheduler_skipped_pods{condition="disruption-budget"}'] == 6
-    shown = (await run_dry_run(harness))["plan"]
-    assert shown["moves"] == []
+    plan = (await run_dry_run(harness))["plan"]
+    assert plan["moves"] == []
     why = f"PodDisruptionBudget {harness.namespace}/never allows no disruption now"
-    assert {(skip["condition"], skip["why"]) for skip in shown["skips"]} == {("disruption-budget", why)}
+    assert {(skip["condition"], skip["why"]) for skip in plan["skips"]} == {("disruption-budget", why)}
     (pod, *_) = harness.usage.running_pods()[names[0]]
-    result = await evict(harness.client, move_of(pod))
+    result = await evict(harness.client, make_move(pod))
     assert result.kind == "disruption-budget", "the API server says the same"
 
 
@@ -149,8 +149,8 @@ async def test_an_eviction_does_not_evict_another_pod_of_the_same_name(
     await create_bound_replica_set(client, harness.namespace, "one", 0.1, [name])
     await harness.wait_for_running_pods(1)
     ((pod,),) = harness.usage.running_pods().values()
-    assert (await evict(client, move_of(pod, uid="another"))).kind == "gone"
+    assert (await evict(client, make_move(pod, uid="another"))).kind == "gone"
     assert (
         await client.get(PODS, pod.metadata.name, Pod, namespace=harness.namespace)
     ).metadata.uid == pod.metadata.uid
-    assert (await evict(client, move_of(pod))).kind == "evicted"
+    assert (await evict(client, make_move(pod))).kind == "evicted"

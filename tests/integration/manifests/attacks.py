@@ -11,7 +11,7 @@ import msgspec
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
 
-AT_ONCE = 24
+MAX_CONCURRENT_REQUESTS = 24
 Json = dict[str, Any]
 
 
@@ -35,10 +35,10 @@ async def dry_run(
 
 
 class Schemas:
-    """Types of the API, from the API server's OpenAPI documents."""
+    """Types of one API group and version, from the API server's OpenAPI document."""
 
     def __init__(self, document: Json) -> None:
-        self._known: Json = document["components"]["schemas"]
+        self._schema_by_type: Json = document["components"]["schemas"]
 
     @classmethod
     async def read(cls, admin: Client, prefix: str) -> Schemas:
@@ -47,23 +47,23 @@ class Schemas:
 
     def fields(self, name: str) -> Mapping[str, Json]:
         """Schemas of a type's fields; ``name`` is its full name."""
-        found: Mapping[str, Json] = self._known[name]["properties"]
-        return found
+        fields: Mapping[str, Json] = self._schema_by_type[name]["properties"]
+        return fields
 
-    def other_value(self, schema: Json, old: Any, depth: int = 0) -> Any:
-        """A value of a schema that differs from the old one."""
+    def make_other_value(self, schema: Json, old: Any, depth: int = 0) -> Any:
+        """Return a value that a schema allows and that differs from ``old``."""
         for part in schema.get("allOf", ()):
             schema = {**part, **schema}
         if "$ref" in schema:
-            schema = self._known[schema["$ref"].rpartition("/")[2]]
+            schema = self._schema_by_type[schema["$ref"].rpartition("/")[2]]
         kind = schema.get("type")
         if kind == "array":
-            return [self.other_value(schema["items"], None, depth + 1)]
+            return [self.make_other_value(schema["items"], None, depth + 1)]
         if kind == "object":
             if "additionalProperties" in schema:
-                return {"attack": self.other_value(schema["additionalProperties"], None, depth + 1)}
-            wanted = schema.get("required") or list(schema.get("properties", {}))[: 2 if depth < 4 else 0]
-            return {key: self.other_value(schema["properties"][key], None, depth + 1) for key in wanted}
+                return {"attack": self.make_other_value(schema["additionalProperties"], None, depth + 1)}
+            required = schema.get("required") or list(schema.get("properties", {}))[: 2 if depth < 4 else 0]
+            return {key: self.make_other_value(schema["properties"][key], None, depth + 1) for key in required}
         if kind == "boolean":
             return not old
         if kind in {"integer", "number"}:
@@ -85,26 +85,26 @@ async def find_patchable_fields(
         schemas: of its API group.
         types: full name of the type of a section: ``metadata``, ``spec``, ``status``, or "" for the object.
     """
-    limit, changed = asyncio.Semaphore(AT_ONCE), set()
+    limiter, changed_fields = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS), set()
 
     async def try_field(section: str, name: str, schema: Json) -> None:
         old = (before.get(section, {}) if section else before).get(name)
-        other_value = schemas.other_value(schema, old)
+        other_value = schemas.make_other_value(schema, old)
         patch = {section: {name: other_value}} if section else {name: other_value}
-        async with limit:
-            refusal, answer = await dry_run(client, "PATCH", path, patch)
+        async with limiter:
+            refusal, response = await dry_run(client, "PATCH", path, patch)
         if not refusal:
-            after: Json = msgspec.json.decode(answer)
+            after: Json = msgspec.json.decode(response)
             if (after.get(section, {}) if section else after).get(name) != old:
-                changed.add(f"{section}.{name}".lstrip("."))
+                changed_fields.add(f"{section}.{name}".lstrip("."))
 
     # The API server sets these itself, or they are the sections.
     skipped = {"managedFields", "resourceVersion", "generation", "metadata", "spec", "status", "apiVersion", "kind"}
-    jobs = [
+    attempts = [
         try_field(section, name, schema)
         for section, type_name in types.items()
         for name, schema in schemas.fields(type_name).items()
         if name not in skipped
     ]
-    await asyncio.gather(*jobs)
-    return changed
+    await asyncio.gather(*attempts)
+    return changed_fields

@@ -54,22 +54,22 @@ def token_for(plane: ControlPlane, admin: Client) -> TokenFor:
     """``await token_for(service_account, node)``: connection with a token of the account, bound to a pod on the node if one is given."""
 
     async def make(service_account: str, node: str) -> ClusterConfig:
-        bound = None
+        bound_pod = None
         if node:
             name = f"{service_account}-on-{node}"
             spec = {
                 "serviceAccountName": service_account,
                 "nodeName": node,
-                # No kubelet confirms the termination.
+                # No kubelet confirms a termination, so the API server must delete the pod at once.
                 "terminationGracePeriodSeconds": 0,
                 "containers": [{"name": "main", "image": "none"}],
             }
             body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
             pod = await admin.apply(PODS, name, body, Object, field_manager="tests", namespace=NAMESPACE)
-            bound = (name, pod.metadata.uid)
+            bound_pod = (name, pod.metadata.uid)
         file_name = f"{service_account}-{node}"
         kubeconfig = await plane.write_token_kubeconfig(
-            NAMESPACE, service_account, file_name=file_name, bound_pod=bound
+            NAMESPACE, service_account, file_name=file_name, bound_pod=bound_pod
         )
         return load_cluster_config(credentials_of(kubeconfig))
 

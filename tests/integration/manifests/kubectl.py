@@ -20,7 +20,7 @@ NAMESPACE = "netaware-system"
 KUBECTL_TIMEOUT_S = 180.0
 
 Documents = list[dict[str, Any]]
-_BUILT: dict[Path, str] = {}
+_OUTPUT_BY_FOLDER: dict[Path, str] = {}
 
 
 class KubectlError(Exception):
@@ -54,24 +54,24 @@ class Kubectl:
 
     async def build(self, folder: Path) -> Documents:
         """Objects of a kustomization, which is built once per session."""
-        if folder not in _BUILT:
-            _BUILT[folder] = await self("kustomize", str(folder))
-        return [document for document in yaml.load_all(_BUILT[folder], Loader=yaml.CSafeLoader) if document]
+        if folder not in _OUTPUT_BY_FOLDER:
+            _OUTPUT_BY_FOLDER[folder] = await self("kustomize", str(folder))
+        return [document for document in yaml.load_all(_OUTPUT_BY_FOLDER[folder], Loader=yaml.CSafeLoader) if document]
 
 
 def write_kustomization(overlay: str, *components: str, folder: Path, **more: Any) -> Path:
     """Write a kustomization of a shipped overlay, components and other fields into a folder; returns its path."""
-    mine = folder / "-".join((overlay, *components, *more))
-    mine.mkdir()
-    up = Path(*[".."] * len(mine.resolve().parts[1:])) / MANIFESTS.relative_to("/")
+    kustomization = folder / "-".join((overlay, *components, *more))
+    kustomization.mkdir()
+    relative_manifests = Path(*[".."] * len(kustomization.resolve().parts[1:])) / MANIFESTS.relative_to("/")
     body = {
         "kind": "Kustomization",
-        "resources": [str(up / "overlays" / overlay)],
-        "components": [str(up / "components" / name) for name in components],
+        "resources": [str(relative_manifests / "overlays" / overlay)],
+        "components": [str(relative_manifests / "components" / name) for name in components],
         **more,
     }
-    (mine / "kustomization.yaml").write_text(yaml.safe_dump(body))
-    return mine
+    (kustomization / "kustomization.yaml").write_text(yaml.safe_dump(body))
+    return kustomization
 
 
 def pod_templates(documents: Documents) -> Mapping[str, dict[str, Any]]:

@@ -54,7 +54,7 @@ asyncio.run(main(int(sys.argv[1]), sys.argv[2]))
 """
 
 
-def capabilities() -> list[str]:
+def read_granted_capabilities() -> list[str]:
     daemon_set = yaml.safe_load((MANIFESTS / "base" / "agent" / "daemonset.yaml").read_text())
     container = daemon_set["spec"]["template"]["spec"]["containers"][0]
     return [str(name).lower() for name in container["securityContext"]["capabilities"]["add"]]
@@ -64,28 +64,28 @@ def capabilities() -> list[str]:
 def pod() -> Iterator[NodePod]:
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")
-    with node_pod(240) as made:
-        yield made
+    with node_pod(240) as pod_on_node:
+        yield pod_on_node
     subprocess.run(["ip", "link", "del", "nawcapifb0"], check=False, capture_output=True)
 
 
 def run_with(names: list[str], pod: NodePod) -> subprocess.CompletedProcess[str]:
     bounding = ",".join(["-all", *(f"+{name}" for name in names)])
-    drop = ["setpriv", f"--bounding-set={bounding}", f"--inh-caps={bounding}", "--no-new-privs"]
-    command = [*drop, sys.executable, "-c", SCRIPT, str(pod.pid), pod.host_device]
+    setpriv = ["setpriv", f"--bounding-set={bounding}", f"--inh-caps={bounding}", "--no-new-privs"]
+    command = [*setpriv, sys.executable, "-c", SCRIPT, str(pod.pid), pod.host_device]
     return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=60)
 
 
 def test_granted_capabilities_suffice_to_read_set_and_remove_limits(pod: NodePod) -> None:
-    done = run_with(capabilities(), pod)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == dict.fromkeys(
+    result = run_with(read_granted_capabilities(), pod)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout) == dict.fromkeys(
         ("same namespace", "own index", "ingress", "egress", "redirect"), True
     )
 
 
 def test_each_granted_capability_is_needed(pod: NodePod) -> None:
-    for name in capabilities():
-        done = run_with([other for other in capabilities() if other != name], pod)
-        assert done.returncode != 0, f"{name} is granted in vain"
-        assert "not permitted" in done.stderr
+    for name in read_granted_capabilities():
+        result = run_with([other for other in read_granted_capabilities() if other != name], pod)
+        assert result.returncode != 0, f"{name} is granted and not needed"
+        assert "not permitted" in result.stderr

@@ -19,15 +19,15 @@ from kubekit.wire import NAMESPACES, SECRETS, ConfigMap, Object
 from tests.integration.conftest import eventually, remove_crds
 from tests.integration.manifests.kubectl import Kubectl
 
-SPACE = "bootstrap"
+NAMESPACE = "bootstrap"
 
 
 @pytest_asyncio.fixture
 async def definitions_and_namespace(kubectl: Kubectl, admin: Client, crds: list[str]) -> AsyncIterator[None]:
-    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}}
-    await admin.apply(NAMESPACES, SPACE, body, Object, field_manager="tests")
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    await admin.apply(NAMESPACES, NAMESPACE, body, Object, field_manager="tests")
     yield
-    await kubectl("delete", "--wait=false", "namespace", SPACE)
+    await kubectl("delete", "--wait=false", "namespace", NAMESPACE)
     await remove_crds(admin)
 
 
@@ -35,26 +35,26 @@ async def definitions_and_namespace(kubectl: Kubectl, admin: Client, crds: list[
 async def running_bootstrap(admin: Client, config: BootstrapConfig) -> AsyncIterator[Reflector[NetworkTopology]]:
     """Run the leader's bootstrap."""
     store: Reflector[NetworkTopology] = Reflector(admin, NETWORK_TOPOLOGIES, NetworkTopology)
-    following = asyncio.create_task(store.run())
+    reflector_task = asyncio.create_task(store.run())
     await store.synced.wait()
-    work = asyncio.create_task(Bootstrap(admin, store, config, namespace=SPACE).run())
+    bootstrap_task = asyncio.create_task(Bootstrap(admin, store, config, namespace=NAMESPACE).run())
     try:
         yield store
-        assert not work.done()
+        assert not bootstrap_task.done()
     finally:
-        for task in (work, following):
+        for task in (bootstrap_task, reflector_task):
             task.cancel()
-        await asyncio.gather(work, following, return_exceptions=True)
+        await asyncio.gather(bootstrap_task, reflector_task, return_exceptions=True)
 
 
-async def passphrase(admin: Client) -> str:
+async def read_passphrase(admin: Client) -> str:
     try:
-        found = await admin.get(SECRETS, "netaware-probe", ConfigMap, namespace=SPACE)
+        secret = await admin.get(SECRETS, "netaware-probe", ConfigMap, namespace=NAMESPACE)
     except ApiError as error:
         if error.is_not_found:
             return ""
         raise
-    return base64.b64decode((found.data or {})["passphrase"]).decode()
+    return base64.b64decode((secret.data or {})["passphrase"]).decode()
 
 
 @pytest.mark.usefixtures("definitions_and_namespace")
@@ -62,26 +62,27 @@ async def test_leader_creates_missing_objects_if_configured(admin: Client) -> No
     async with running_bootstrap(admin, BootstrapConfig()) as store:
         await asyncio.sleep(0.5)
         assert not store.items
-        assert await passphrase(admin) == ""
+        assert await read_passphrase(admin) == ""
     config = BootstrapConfig(network_topology="nt-default", probe_secret=True)
     async with running_bootstrap(admin, config) as store:
 
         async def is_created() -> bool:
-            return list(store.items) == [f"{SPACE}/nt-default"] and len(bytes.fromhex(await passphrase(admin))) == 32
+            passphrase_bytes = bytes.fromhex(await read_passphrase(admin))
+            return list(store.items) == [f"{NAMESPACE}/nt-default"] and len(passphrase_bytes) == 32
 
         await eventually(is_created)
-        assert store.items[f"{SPACE}/nt-default"].spec.configmap_name == "netperf-metrics"
+        assert store.items[f"{NAMESPACE}/nt-default"].spec.configmap_name == "netperf-metrics"
     # What exists is left alone, also a topology of another name in another namespace.
-    chosen = {"stringData": {"passphrase": "chosen by a person"}}
-    await admin.patch(SECRETS, "netaware-probe", chosen, Object, patch_type=MERGE_PATCH, namespace=SPACE)
+    edited_secret = {"stringData": {"passphrase": "chosen by a person"}}
+    await admin.patch(SECRETS, "netaware-probe", edited_secret, Object, patch_type=MERGE_PATCH, namespace=NAMESPACE)
     head = {"apiVersion": NETWORK_TOPOLOGIES.api_version, "kind": "NetworkTopology", "metadata": {"name": "theirs"}}
     theirs = {**head, "spec": {"configmapName": "somewhere"}}
     await admin.create(NETWORK_TOPOLOGIES, theirs, Object, namespace="default")
-    await admin.delete(NETWORK_TOPOLOGIES, "nt-default", namespace=SPACE)
+    await admin.delete(NETWORK_TOPOLOGIES, "nt-default", namespace=NAMESPACE)
     async with running_bootstrap(admin, config) as store:
         await asyncio.sleep(0.5)
         assert list(store.items) == ["default/theirs"]
-        assert await passphrase(admin) == "chosen by a person"
+        assert await read_passphrase(admin) == "chosen by a person"
 
 
 def test_an_invalid_object_name_is_refused_at_start() -> None:

@@ -31,16 +31,16 @@ def object_of(kind: str, name: str, api: str = "v1", **more: Any) -> Json:
 
 
 def resource_claim(name: str, **annotations: str) -> Json:
-    made = object_of("ResourceClaim", name, "resource.k8s.io/v1", spec=CLAIM_SPEC)
-    return {**made, "metadata": {"name": name, "annotations": annotations}}
+    claim = object_of("ResourceClaim", name, "resource.k8s.io/v1", spec=CLAIM_SPEC)
+    return {**claim, "metadata": {"name": name, "annotations": annotations}}
 
 
 def pod(**labels: str) -> Json:
     """A gated pod with these labels; without labels a privileged pod on a node."""
     spec: Json = {"containers": [{"name": "c", "image": "good"}], "terminationGracePeriodSeconds": 0}
     if labels:
-        ours = [{"name": GATE}] if LABEL in labels else []
-        spec["schedulingGates"] = [*ours, {"name": "foreign.example/gate"}]
+        our_gates = [{"name": GATE}] if LABEL in labels else []
+        spec["schedulingGates"] = [*our_gates, {"name": "foreign.example/gate"}]
     else:
         spec |= {"nodeName": "node-b", "priority": 2_000_001_000, "priorityClassName": "system-node-critical"}
         spec["containers"][0]["securityContext"] = {"privileged": True}
@@ -73,13 +73,13 @@ VICTIMS: tuple[tuple[str, Json], ...] = (
     ("/api/v1/persistentvolumes", object_of("PersistentVolume", "victim", spec=VOLUME_SPEC)),
 )
 FOREIGN_ANNOTATION = {"metadata": {"annotations": {"a": "b"}}}
-# Requests that RBAC allows and a policy refuses, by program.
-REFUSED = {
+REFUSED_BY_PROGRAM = {
     "agent": ("/api/v1/nodes/node-b/status", FOREIGN_ANNOTATION),
     "controller": (GROUP_POD, FOREIGN_ANNOTATION),
     "scheduler": (f"{SYSTEM_POD}/status", FOREIGN_ANNOTATION),
     "gate-opener": (GROUP_POD, FOREIGN_ANNOTATION),
 }
+"""Program -> path and patch of a request that RBAC allows and a policy refuses."""
 
 
 @asynccontextmanager
@@ -87,7 +87,7 @@ async def installed_with_victims(plane: ControlPlane) -> AsyncIterator[None]:
     """Install the overlay, and create the namespaces and `VICTIMS`, during the block."""
     async with installed_overlay(plane, OVERLAY) as (kubectl, admin):
 
-        async def is_made(path: str, body: Json) -> bool:
+        async def is_created(path: str, body: Json) -> bool:
             refusal, _ = await dry_run(admin, "POST", path, body)
             if not refusal:
                 await admin.request("POST", path, body=body)
@@ -96,7 +96,7 @@ async def installed_with_victims(plane: ControlPlane) -> AsyncIterator[None]:
         for name in POD_NAMESPACES:
             await admin.request("POST", "/api/v1/namespaces", body=object_of("Namespace", name))
         for path, body in VICTIMS:
-            await eventually(partial(is_made, path, body))
+            await eventually(partial(is_created, path, body))
         yield
         for path, body in reversed(VICTIMS):
             await admin.request("DELETE", f"{path}/{body['metadata']['name']}", params={"gracePeriodSeconds": "0"})
@@ -111,7 +111,7 @@ async def stolen_tokens(token_for: Any) -> AsyncIterator[dict[str, Client]]:
             program: await stack.enter_async_context(Client(await token_for(f"netaware-{program}", "node-a")))
             for program in PROGRAMS
         }
-        for program, (path, body) in REFUSED.items():
+        for program, (path, body) in REFUSED_BY_PROGRAM.items():
 
             async def is_in_force(client: Client = clients[program], path: str = path, body: Json = body) -> bool:
                 return "ValidatingAdmissionPolicy" in (await dry_run(client, "PATCH", path, body))[0]

@@ -22,11 +22,11 @@ ALERTS = {
     for group in yaml.safe_load((FOLDER / "alerts.rules.yaml").read_text())["groups"]
     for rule in group["rules"]
 }
-PATIENCE_S = 800
-pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(PATIENCE_S + 40)]
+PROMTOOL_TIMEOUT_S = 800
+pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(PROMTOOL_TIMEOUT_S + 40)]
 
 Series = Mapping[str, str | None]
-"""What is shown: series to promtool's notation of an hour of values, one a minute; None for a series that is not there."""
+"""Series -> an hour of values, one a minute, in promtool's notation; None removes a series of `HEALTHY`."""
 
 AGENTS = {f"n{i}": f"z{i % 2}" for i in range(4)}
 PAIRS = (("z0", "z1"), ("z1", "z0"))
@@ -275,6 +275,6 @@ def test_each_alert_fires_for_its_situation_and_for_no_other(
         check=False,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=PROMTOOL_TIMEOUT_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr

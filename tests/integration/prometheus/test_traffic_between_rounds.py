@@ -31,10 +31,10 @@ WINDOW_S = 180
 pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(120)]
 
 
-def scrape_agent(folder: Path, began_s: int, round_s: float) -> Iterator[str]:
+def scrape_agent(folder: Path, started_at_s: int, round_s: float) -> Iterator[str]:
     """OpenMetrics lines of the scraped samples of an agent with this interval, until ten minutes from now, since the test takes time."""
-    now = [float(began_s)]
-    collector = TrafficCollector(lambda: "z1", folder, lambda: now[0])
+    now_s = [float(started_at_s)]
+    collector = TrafficCollector(lambda: "z1", folder, lambda: now_s[0])
     collector.round_cpu_s = round_s * MAX_TRAFFIC_CPU_SHARE
     collector.edges.set_workloads({CLIENT: WEB, SERVER: CART}, 0)
     registry = CollectorRegistry()
@@ -45,17 +45,17 @@ def scrape_agent(folder: Path, began_s: int, round_s: float) -> Iterator[str]:
         at_s = scrape * SCRAPE_S + 7.0
         while rounds_done * round_s <= at_s:
             read_s = rounds_done * round_s
-            collector.edges.begin_round(read_s, began_s + read_s)
+            collector.edges.begin_round(read_s, started_at_s + read_s)
             collector.edges.add_live(Connection(CLIENT, SERVER, 80, round(UP * read_s), round(DOWN * read_s)))
             collector.edges.end_round()
             rounds_done += 1
-        now[0] = began_s + at_s
+        now_s[0] = started_at_s + at_s
         for family in text_string_to_metric_families(generate_latest(registry).decode()):
             for sample in family.samples:
                 series = samples_by_name.setdefault(sample.name, {}).setdefault(
                     tuple(sorted(sample.labels.items())), {}
                 )
-                series[float(sample.timestamp or now[0])] = sample.value
+                series[float(sample.timestamp or now_s[0])] = sample.value
     for name, by_labels in samples_by_name.items():
         yield f"# TYPE {name} unknown\n"
         for labels, values in by_labels.items():
@@ -70,7 +70,7 @@ async def test_rates_over_three_minutes_are_right_for_every_interval_of_rounds(
 ) -> None:
     lines = scrape_agent(tmp_path, int(time.time()) - PAST_S, round_s)
     async with run_prometheus(prometheus_programs, tmp_path, lines) as client:
-        _, window_s, (found,), _ = await read_flows(client, "", WINDOW_S)
+        _, window_s, (flow,), _ = await read_flows(client, "", WINDOW_S)
         assert window_s == (WINDOW_S if round_s < 60 else 280)
-    assert (found.client.name, found.server.name) == ("web", "cart")
-    assert (found.bytes_per_s, found.peak_bytes_per_s) == pytest.approx((UP + DOWN, UP + DOWN), rel=0.01)
+    assert (flow.client.name, flow.server.name) == ("web", "cart")
+    assert (flow.bytes_per_s, flow.peak_bytes_per_s) == pytest.approx((UP + DOWN, UP + DOWN), rel=0.01)

@@ -124,12 +124,12 @@ async def gate_policy(client: Client, namespace: str) -> AsyncIterator[None]:
             ADMISSION[document["kind"]], document["metadata"]["name"], document, Object, field_manager="tests"
         )
 
-    async def gated() -> bool:
-        made = await create_pod(client, namespace, "policy-probe", group="none", workload="none")
-        await client.delete(PODS, made.metadata.name, namespace=namespace, grace_period_s=0)
-        return made.is_gated
+    async def is_in_force() -> bool:
+        pod = await create_pod(client, namespace, "policy-probe", group="none", workload="none")
+        await client.delete(PODS, pod.metadata.name, namespace=namespace, grace_period_s=0)
+        return pod.is_gated
 
-    await wait_until(gated)
+    await wait_until(is_in_force)
     yield
     for document in reversed(documents):
         await client.delete(ADMISSION[document["kind"]], document["metadata"]["name"])

@@ -45,14 +45,14 @@ async def create_members(
     return {name: await create_pod(client, namespace, name, group="a1", workload=workload, **spec) for name in names}
 
 
-async def pods_of(client: Client, namespace: str) -> list[Pod]:
+async def list_pods(client: Client, namespace: str) -> list[Pod]:
     return await client.list(PODS, Pod, namespace=namespace)
 
 
-async def tried(client: Client, namespace: str) -> Condition | None:
-    """Whether the scheduler has set the PodGroup's condition."""
-    found = await client.get(PODGROUPS, "gang", AppGroup, namespace=namespace)
-    return conditions.find_condition(found.status.conditions, "PodGroupInitiallyScheduled")
+async def find_condition(client: Client, namespace: str) -> Condition | None:
+    """The condition that the scheduler sets on a PodGroup that it has tried; None before."""
+    pod_group = await client.get(PODGROUPS, "gang", AppGroup, namespace=namespace)
+    return conditions.find_condition(pod_group.status.conditions, "PodGroupInitiallyScheduled")
 
 
 @pytest.mark.parametrize("placement", ["extender", "affinity"])
@@ -70,7 +70,7 @@ async def test_gates_of_one_pod_group_open_together(
         await create_members(client, namespace, ("b1",), "B", requests={"cpu": "1"})
         await create_members(client, namespace, ("a1", "a2"), "A", requests={"cpu": "1"})
         placed = await wait_until_bound(client, namespace, "a1", "a2", "b1")
-        pods = {pod.metadata.name: target_of(pod) for pod in await pods_of(client, namespace)}
+        pods = {pod.metadata.name: target_of(pod) for pod in await list_pods(client, namespace)}
     assert len(set(placed.values())) == 1, placed
     assert {name: target.node for name, target in pods.items() if target is not None} == placed
 
@@ -116,12 +116,12 @@ async def test_a_pod_group_that_does_not_fit_reserves_nothing(
         await create_members(client, namespace, members, "A", requests={"cpu": "1"})
 
         async def refused() -> bool:
-            condition, pods = await tried(client, namespace), await pods_of(client, namespace)
+            condition, pods = await find_condition(client, namespace), await list_pods(client, namespace)
             has_failed = condition is not None and condition.status == "False"
             return has_failed and all(pod.status.scheduling_failed for pod in pods)
 
         await wait_until(refused)
-        left = await pods_of(client, namespace)
+        left = await list_pods(client, namespace)
         assert [
             (p.metadata.name, p.spec.node_name, target_of(p)) for p in left if p.spec.node_name or target_of(p)
         ] == []

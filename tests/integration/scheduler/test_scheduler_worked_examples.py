@@ -32,31 +32,31 @@ ZONES = {("z1", "z2"): 5, ("z2", "z1"): 5, ("z3", "z4"): 10, ("z4", "z3"): 10}
 REGIONS = {("us-west-1", "us-east-1"): 20, ("us-east-1", "us-west-1"): 20}
 
 
-async def create_eight_nodes(ready_node: MakeNode, client: Client, namespace: str, most: int = 15) -> None:
+async def create_eight_nodes(ready_node: MakeNode, client: Client, namespace: str, max_network_cost: int = 15) -> None:
     """Create eight nodes in four zones of two regions; P1 depends on P2 (example 001)."""
     for i in range(1, 9):
         region = "us-west-1" if i <= 4 else "us-east-1"
         await ready_node(f"n{i}", zone=f"z{(i + 1) // 2}", region=region, capacity={"cpu": "2"})
     await set_costs(client, namespace, ZONES, REGIONS)
-    await create_group(client, namespace, {"P1": {"P2": most}, "P2": {}})
+    await create_group(client, namespace, {"P1": {"P2": max_network_cost}, "P2": {}})
 
 
 async def pin(client: Client, namespace: str, name: str, workload: str, node: str) -> None:
     await create_pod(client, namespace, name, group="a1", workload=workload, nodeName=node)
 
 
-async def wait_until_passed(url: str, namespace: str, nodes: set[str]) -> None:
+async def wait_until_filter_passes(url: str, namespace: str, nodes: set[str]) -> None:
     """Wait until the extender passes only these nodes for a pod of P1."""
     labels = {APPGROUP_LABEL: "a1", WORKLOAD_LABEL: "P1"}
     pod = {"metadata": {"name": "asked", "namespace": namespace, "uid": "asked", "labels": labels}, "spec": {}}
     body = {"Pod": pod, "NodeNames": [f"n{i}" for i in range(1, 9)]}
 
-    async def passed() -> bool:
-        async with session.post(f"{url}/filter", json=body) as answer:
-            return set((await answer.json(content_type=None))["nodenames"] or ()) == nodes
+    async def passes_nodes() -> bool:
+        async with session.post(f"{url}/filter", json=body) as response:
+            return set((await response.json(content_type=None))["nodenames"] or ()) == nodes
 
     async with aiohttp.ClientSession() as session:
-        await wait_until(passed)
+        await wait_until(passes_nodes)
 
 
 async def test_a_pod_is_bound_beside_its_dependency_then_near_it_and_otherwise_pending_with_a_reason(
@@ -67,7 +67,7 @@ async def test_a_pod_is_bound_beside_its_dependency_then_near_it_and_otherwise_p
     async with extender() as url:
         await scheduler(extender_url=url)
         await pin(client, namespace, "p2-one", "P2", "n1")
-        await wait_until_passed(url, namespace, {"n1", "n2", "n3", "n4"})
+        await wait_until_filter_passes(url, namespace, {"n1", "n2", "n3", "n4"})
         await create_pod(client, namespace, "with-it", group="a1", workload="P1")
         assert await wait_until_bound(client, namespace, "with-it") == {"with-it": "n1"}
         await pin(client, namespace, "p3-one", "P3", "n4")

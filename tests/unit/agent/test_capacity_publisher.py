@@ -130,11 +130,8 @@ async def test_a_thousand_quiet_minutes_cause_no_writes() -> None:
             await asyncio.sleep(300)  # the kubelet's heartbeat changes the node, as it does every five minutes
             heartbeat = Condition("Ready", "True", last_transition_time=str(running.node.writes))
             other_conditions = [c for c in running.node.state.status.conditions or () if c.type != "Ready"]
-            running.node.change(
-                lambda t, h=heartbeat, o=other_conditions: t["status"].__setitem__(
-                    "conditions", msgspec.to_builtins([*o, h])
-                )  # type: ignore[misc]
-            )
+            conditions = msgspec.to_builtins([*other_conditions, heartbeat])
+            running.node.change(lambda t, c=conditions: t["status"].__setitem__("conditions", c))  # type: ignore[misc]
         assert writes_after_start <= 3
         assert running.node.writes == writes_after_start
         assert 900 <= running.links.reads <= 1100

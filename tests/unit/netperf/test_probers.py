@@ -38,7 +38,7 @@ REMOTE_TRANSPORT_RETRANS=0
 """
 
 
-def replace_values(**values: str) -> str:
+def make_output(**values: str) -> str:
     lines = dict(line.split("=", 1) for line in TCP_RR.splitlines())
     return "\n".join(f"{key}={value}" for key, value in {**lines, **values}.items())
 
@@ -70,13 +70,13 @@ def test_a_missing_selector_in_the_output_is_an_error(key: str) -> None:
 
 def test_percentiles_of_zero_are_too_few_samples() -> None:
     with pytest.raises(ProbeFailedError) as caught:
-        parse_output(replace_values(P50_LATENCY="0", P90_LATENCY="0", P99_LATENCY="0", LOCAL_RECV_CALLS="1"), "TCP_RR")
+        parse_output(make_output(P50_LATENCY="0", P90_LATENCY="0", P99_LATENCY="0", LOCAL_RECV_CALLS="1"), "TCP_RR")
     assert caught.value.reason == "too-few-samples"
 
 
 @pytest.mark.parametrize("value", ["0", "nan", "-nan", "inf", "-1", "-1.00", "", "12ms", "1e300"])
 def test_invalid_values_are_missing_and_not_zero(value: str) -> None:
-    measurement = parse_output(replace_values(P99_LATENCY=value, MIN_LATENCY=value), "TCP_RR")
+    measurement = parse_output(make_output(P99_LATENCY=value, MIN_LATENCY=value), "TCP_RR")
     assert (measurement.p99_us, measurement.min_us) == (None, None)
     assert measurement.p50_us == 17
 
@@ -89,14 +89,12 @@ def test_retransmitted_segments_and_requests_without_reply_are_loss(
     test: Test, local: str, remote: str, received: str, retransmits: int | None, loss_ratio: float
 ) -> None:
     retransmitted = {"LOCAL_TRANSPORT_RETRANS": local, "REMOTE_TRANSPORT_RETRANS": remote}
-    measurement = parse_output(
-        replace_values(**retransmitted, LOCAL_SEND_CALLS="1000", LOCAL_RECV_CALLS=received), test
-    )
+    measurement = parse_output(make_output(**retransmitted, LOCAL_SEND_CALLS="1000", LOCAL_RECV_CALLS=received), test)
     assert (measurement.retransmits, measurement.loss_ratio) == (retransmits, loss_ratio)
 
 
 def test_a_streams_throughput_is_in_bits_per_second_and_its_send_times_are_no_latency() -> None:
-    text = replace_values(THROUGHPUT="40754.25", THROUGHPUT_UNITS="10^6bits/s")
+    text = make_output(THROUGHPUT="40754.25", THROUGHPUT_UNITS="10^6bits/s")
     measurement = parse_output(text, "TCP_STREAM")
     assert measurement.throughput_bps == 40754.25e6
     assert measurement.p50_us is None
@@ -127,7 +125,7 @@ def test_a_run_makes_enough_round_trips_for_a_p90_however_slow_the_path(
 
 def test_percentiles_are_clamped_to_minimum_and_maximum() -> None:
     # As netperf 2.7.0 prints it for a constant 100.5 ms: its histogram has steps of 10 ms there.
-    text = replace_values(
+    text = make_output(
         MIN_LATENCY="100512", MAX_LATENCY="100600", P50_LATENCY="105000", P90_LATENCY="108999", P99_LATENCY="109900"
     )
     measurement = parse_output(text, "TCP_RR")
