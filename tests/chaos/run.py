@@ -166,7 +166,7 @@ async def _run_faults(run: ChaosRun, seed: int, minutes: float, audit_log: Path)
     async with running({"health": run.health.run(), "restarts": run.injector.restart_dead()}):
         if not await run.wait_until_healthy(_HEALTHY_DEADLINE_S):
             raise BootError(
-                f"not healthy before the first fault: {'; '.join(run.health.problems) or 'read_costs are missing'}"
+                f"not healthy before the first fault: {'; '.join(run.health.problems) or 'costs are missing'}"
             )
         async with running({"workload": run.workload.run()}):
             await asyncio.sleep(STABLE_S)

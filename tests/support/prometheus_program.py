@@ -59,7 +59,7 @@ async def run_prometheus(
     (folder / "prometheus.yaml").write_text(json.dumps({"global": every, "scrape_configs": list(jobs)}))
     (port,) = find_free_ports(1)
     url = f"http://127.0.0.1:{port}"
-    argv = [f"--config.file={folder / 'run_backfilled_prometheus.yaml'}", f"--storage.tsdb.path={folder / 'tsdb'}"]
+    argv = [f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'tsdb'}"]
     argv += ["--log.level=error", f"--web.listen-address=127.0.0.1:{port}"]
     program = await asyncio.create_subprocess_exec(programs["prometheus"], *argv)
     try:

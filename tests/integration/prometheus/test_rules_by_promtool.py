@@ -30,6 +30,8 @@ def test_promtool_accepts_all_rules(prometheus_programs: Mapping[str, Path]) -> 
 def test_promtool_accepts_names_and_types_of_all_metrics(prometheus_programs: Mapping[str, Path]) -> None:
     reference = (FOLDER.parents[1] / "docs" / "metrics.md").read_text()
     families = re.findall(r"^\| `(netaware_\w+)` \| (\w+) \| [^|]* \| (.*) \|$", reference, re.MULTILINE)
+    # Both programs export some metrics.
+    families = sorted(set(families))
     assert len(families) > 40
     text = "".join(
         f"# HELP {name} {help_text}\n# TYPE {name} {kind}\n"
