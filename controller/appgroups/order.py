@@ -63,16 +63,16 @@ def _sort_by_kahn(callees: Adjacency) -> list[int]:
     for own_callees in callees:
         for callee in own_callees:
             in_degrees[callee] += 1
-    ready = [workload for workload, count in enumerate(in_degrees) if count == 0]
+    stack = [workload for workload, count in enumerate(in_degrees) if count == 0]
     sequence: dict[int, None] = {}
     in_spec_order = iter(range(len(callees)))
     while len(sequence) < len(callees):
-        workload = ready.pop() if ready else next(workload for workload in in_spec_order if workload not in sequence)
+        workload = stack.pop() if stack else next(workload for workload in in_spec_order if workload not in sequence)
         sequence[workload] = None
         for callee in callees[workload]:
             in_degrees[callee] -= 1
             if in_degrees[callee] == 0 and callee not in sequence:
-                ready.append(callee)
+                stack.append(callee)
     return list(sequence)
 
 
@@ -80,12 +80,12 @@ def _sort_depth_first(callees: Adjacency) -> tuple[list[int], tuple[int, ...]]:
     """Workloads in reverse postorder of a depth-first search from each in spec order, and the first cycle found; empty without one."""
     cycle: tuple[int, ...] = ()
     postorder: list[int] = []
-    seen: set[int] = set()
+    visited: set[int] = set()
     for start in range(len(callees)):
-        path = {} if start in seen else {start: iter(callees[start])}
+        path = {} if start in visited else {start: iter(callees[start])}
         while path:  # A stack instead of recursion: a chain may be longer than Python's recursion limit.
             workload = next(reversed(path))
-            seen.add(workload)
+            visited.add(workload)
             callee = next(path[workload], None)
             if callee is None:
                 postorder.append(workload)
@@ -93,6 +93,6 @@ def _sort_depth_first(callees: Adjacency) -> tuple[list[int], tuple[int, ...]]:
             elif callee in path and not cycle:
                 positions = list(path)
                 cycle = (*positions[positions.index(callee) :], callee)
-            elif callee not in seen:
+            elif callee not in visited:
                 path[callee] = iter(callees[callee])
     return postorder[::-1], cycle

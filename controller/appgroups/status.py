@@ -89,19 +89,19 @@ def compute_group_state(
     positions = {selector: i for i, selector in enumerate(graph.selectors)}
     placed_by_node: list[Counter[str]] = [Counter() for _ in graph.workloads]
     group_pods = [pod for pod in pods if membership.group_key_of(pod.metadata.namespace, pod.group) == key]
-    active = [pod for pod in group_pods if pod.is_active]
-    placed = [pod for pod in active if pod.workload in positions and pod.spec.node_name in locations]
-    for pod in placed:
+    active_pods = [pod for pod in group_pods if pod.is_active]
+    placed_pods = [pod for pod in active_pods if pod.workload in positions and pod.spec.node_name in locations]
+    for pod in placed_pods:
         placed_by_node[positions[pod.workload]][pod.spec.node_name] += 1
-    routings = services.routings_of(placed) if services is not None else {}
-    nodes = [_nodes_by_location(counts, locations) for counts in placed_by_node]
-    routing_to = [routings.get(selector, Routing.ANY) for selector in graph.selectors]
+    routing_by_selector = services.routings_of(placed_pods) if services is not None else {}
+    node_sets = [_nodes_by_location(counts, locations) for counts in placed_by_node]
+    routings = [routing_by_selector.get(selector, Routing.ANY) for selector in graph.selectors]
     checks = [
-        _check_dependency(edge, nodes[edge.caller], nodes[edge.callee], costs, routing_to[edge.callee])
+        _check_dependency(edge, node_sets[edge.caller], node_sets[edge.callee], costs, routings[edge.callee])
         for edge in graph.edges
     ]
     order = sort_workloads(graph.callees_by_caller(), group.spec.topology_sorting_algorithm)
-    running_count = sum(pod.status.phase == "Running" for pod in active)
+    running_count = sum(pod.status.phase == "Running" for pod in active_pods)
     created_at = filter(None, (pod.metadata.creation_timestamp for pod in group_pods))
     started_at = min(created_at, key=parse_time, default=None)
     return GroupState(graph, order, tuple(placed_by_node), tuple(checks), running_count, started_at)
@@ -154,8 +154,10 @@ def plan_status(
         extra_conditions: `consent_condition`, and the scheduler's.
     """
     before, generation = group.status, group.metadata.generation
-    rank = {position: number for number, position in enumerate(state.order.sequence, start=1)}
-    ordered_workloads = [OrderedWorkload(workload, rank[i]) for i, workload in enumerate(state.graph.workloads)]
+    rank_by_position = {position: number for number, position in enumerate(state.order.sequence, start=1)}
+    ordered_workloads = [
+        OrderedWorkload(workload, rank_by_position[i]) for i, workload in enumerate(state.graph.workloads)
+    ]
     # Upstream's plugin finds a workload in this list by binary search on the selector.
     ordered_workloads.sort(key=lambda entry: entry.workload.selector)
     calculated_at = before.topology_calculation_time
@@ -209,26 +211,26 @@ def _conditions_of(group: AppGroup, state: GroupState) -> list[Condition]:
 
 
 def _complete_state(group: AppGroup, state: GroupState) -> ConditionState:
-    wanted = group.spec.num_members
-    is_complete = state.running_count >= wanted
+    wanted_count = group.spec.num_members
+    is_complete = state.running_count >= wanted_count
     reason = "AllRunning" if is_complete else "PodsMissing"
-    return ConditionState(reason, f"{state.running_count} of {wanted} pods run", holds=is_complete)
+    return ConditionState(reason, f"{state.running_count} of {wanted_count} pods run", holds=is_complete)
 
 
 def _costs_met_state(state: GroupState) -> ConditionState:
     counts = Counter(check.verdict for check in state.checks)
-    placed = len(state.checks) - counts["idle"]
-    if not placed:
+    placed_count = len(state.checks) - counts["idle"]
+    if not placed_count:
         message = f"{len(state.checks)} dependencies, none with a placed caller and a placed callee"
         return ConditionState("NothingPlaced", message, holds=None)
-    summary = f"{counts['met']} of {placed} placed dependencies within their maxNetworkCost"
+    summary = f"{counts['met']} of {placed_count} placed dependencies within their maxNetworkCost"
     in_spec_order = sorted(state.checks, key=lambda check: (check.edge.caller, check.edge.callee))
     worst_first = sorted(in_spec_order, key=_severity, reverse=True)
     unmet = [check for check in worst_first if check.verdict in {"violated", "unknown"}]
     if not unmet:
         return ConditionState("AllWithin", summary, holds=True)
-    worst = join_first([_describe_check(check, state.graph) for check in unmet], MAX_SHOWN, "; ")
-    message = f"{summary}; worst: {worst}"
+    worst_checks = join_first([_describe_check(check, state.graph) for check in unmet], MAX_SHOWN, "; ")
+    message = f"{summary}; worst: {worst_checks}"
     if counts["violated"]:
         return ConditionState("CostsExceeded", message, holds=False)
     return ConditionState("CostsUnknown", message, holds=None)

@@ -59,9 +59,9 @@ def count_by_location(counts_by_node: Mapping[str, int], locations: Mapping[str,
 def cost_entries_of(weight: WeightInfo | None, level: str = ZONE_LABEL) -> dict[ZonePair, CostInfo]:
     """Entries of a weight by directed pair of zones (or of regions, by ``level``). The first entry of a pair counts."""
     entries: dict[ZonePair, CostInfo] = {}
-    for topology in weight.topology_list if weight is not None else ():
-        if topology.topology_key == level:
-            for origin in topology.origin_list:
+    for topology_info in weight.topology_list if weight is not None else ():
+        if topology_info.topology_key == level:
+            for origin in topology_info.origin_list:
                 for entry in origin.cost_list:
                     entries.setdefault((origin.origin, entry.destination), entry)
     return entries

@@ -45,13 +45,13 @@ class DeclaredReplicas:
 
     def replicas_by_selector(self, namespace: str, workloads: Iterable[WorkloadRef]) -> dict[str, int]:
         """Declared replicas of a group's workloads that exist, by workload selector; ``namespace`` is the group's."""
-        replicas: dict[str, int] = {}
+        declared_replicas: dict[str, int] = {}
         for workload in workloads:
             store = self._store_by_kind.get(workload.kind)
             scalable = store.get(f"{workload.namespace or namespace}/{workload.name}") if store else None
             if scalable is not None:
-                replicas[workload.selector] = scalable.spec.replicas
-        return replicas
+                declared_replicas[workload.selector] = scalable.spec.replicas
+        return declared_replicas
 
 
 def limit_replicas(
@@ -64,12 +64,12 @@ def limit_replicas(
         existing: replicas that have not finished, by workload.
         max_missing: how many replicas to plan that do not exist yet, of all workloads together.
     """
-    limited: dict[str, int] = {}
-    left_out = 0
+    limited_replicas: dict[str, int] = {}
+    left_out_count = 0
     for workload, replicas in declared.items():
-        missing = max(replicas - existing.get(workload, 0), 0)
-        planned_missing = min(missing, max_missing)
-        max_missing -= planned_missing
-        left_out += missing - planned_missing
-        limited[workload] = replicas - (missing - planned_missing)
-    return limited, left_out
+        missing_count = max(replicas - existing.get(workload, 0), 0)
+        planned_missing_count = min(missing_count, max_missing)
+        max_missing -= planned_missing_count
+        left_out_count += missing_count - planned_missing_count
+        limited_replicas[workload] = replicas - (missing_count - planned_missing_count)
+    return limited_replicas, left_out_count

@@ -187,19 +187,19 @@ class PodReader:
         )
 
     def _constraints_of(self, spec: PodSpec) -> Constraints:
-        constraining = PodSpec(
+        constraining_spec = PodSpec(
             node_selector=spec.node_selector,
             affinity=spec.affinity,
             tolerations=spec.tolerations,
             topology_spread_constraints=spec.topology_spread_constraints,
         )
-        return self._constraints.get(constraining, lambda: Constraints(constraining))
+        return self._constraints.get(constraining_spec, lambda: Constraints(constraining_spec))
 
     def _requests_of(self, spec: PodSpec, status: PodStatus) -> Mapping[str, int]:
         containers = [(c.name, c.resources.requests) for c in spec.containers or ()]
-        init = [(c.name, c.resources.requests, c.restart_policy) for c in spec.init_containers or ()]
+        init_containers = [(c.name, c.resources.requests, c.restart_policy) for c in spec.init_containers or ()]
         resizes = (status.container_statuses, status.init_container_statuses, has_infeasible_resize(status))
-        content = (containers, init, spec.overhead, spec.resources.requests, resizes)
+        content = (containers, init_containers, spec.overhead, spec.resources.requests, resizes)
         return self._requests.get(content, lambda: requests_of(spec, status))
 
 

@@ -131,12 +131,12 @@ class ServiceIndex(Index):
     def on_change(self, key: str, old: Service | None, new: Service | None) -> bool:
         """Update a Service; returns whether routing may have changed."""
         namespace = key.rpartition("/")[0]
-        stored = self._services.pop(key, None)
-        if stored is not None and stored.spec.selector:
-            label = namespace, *min(stored.spec.selector.items())
-            self._services_by_label[label].pop(key, None)
-            if not self._services_by_label[label]:
-                del self._services_by_label[label]
+        stored_service = self._services.pop(key, None)
+        if stored_service is not None and stored_service.spec.selector:
+            index_key = namespace, *min(stored_service.spec.selector.items())
+            self._services_by_label[index_key].pop(key, None)
+            if not self._services_by_label[index_key]:
+                del self._services_by_label[index_key]
         if new is not None:
             self._services[key] = new
             if new.spec.selector:
@@ -148,8 +148,10 @@ class ServiceIndex(Index):
         candidates: dict[str, Service] = {}
         for name, value in labels.items():
             candidates.update(self._services_by_label.get((namespace, name, value), {}))
-        matching = [candidates[key] for key in sorted(candidates) if candidates[key].selects(namespace, labels)]
-        return [service for service in matching if not service.is_headless] or matching
+        matching_services = [
+            candidates[key] for key in sorted(candidates) if candidates[key].selects(namespace, labels)
+        ]
+        return [service for service in matching_services if not service.is_headless] or matching_services
 
     def routing_to(self, pods: Iterable[ObjectMeta]) -> Routing:
         """Routing of calls to a workload, of which ``pods`` has one pod for each of its namespaces.
@@ -161,9 +163,11 @@ class ServiceIndex(Index):
 
     def routings_of(self, pods: Iterable[Pod]) -> dict[str, Routing]:
         """Routing of calls to each workload of these pods, by workload selector."""
-        first_pods: dict[str, dict[str, ObjectMeta]] = defaultdict(dict)
+        first_pods_by_workload: dict[str, dict[str, ObjectMeta]] = defaultdict(dict)
         for pod in pods:
-            by_namespace, meta = first_pods[pod.workload], pod.metadata
-            if pod.is_active and (meta.namespace not in by_namespace or meta.name < by_namespace[meta.namespace].name):
-                by_namespace[meta.namespace] = meta
-        return {workload: self.routing_to(by_namespace.values()) for workload, by_namespace in first_pods.items()}
+            first_pods, meta = first_pods_by_workload[pod.workload], pod.metadata
+            if pod.is_active and (meta.namespace not in first_pods or meta.name < first_pods[meta.namespace].name):
+                first_pods[meta.namespace] = meta
+        return {
+            workload: self.routing_to(first_pods.values()) for workload, first_pods in first_pods_by_workload.items()
+        }

@@ -125,7 +125,7 @@ class Volumes(Index):
         self._claims: dict[str, PersistentVolumeClaim] = {}
         self._storage_classes: dict[str, StorageClass] = {}
         self._volume_name_by_claim: dict[str, str] = {}
-        self._available: dict[str, PersistentVolume] = {}
+        self._available_volumes: dict[str, PersistentVolume] = {}
         self._selectors_by_claim_spec: dict[bytes, tuple[NodeSelector, ...]] = {}
 
     @classmethod
@@ -161,12 +161,12 @@ class Volumes(Index):
         claim_key = _claim_key_of(self._volumes.get(name))
         if claim_key and self._volume_name_by_claim.get(claim_key) == name:
             del self._volume_name_by_claim[claim_key]
-        self._available.pop(name, None)
+        self._available_volumes.pop(name, None)
         self._replace_object(self._volumes, name, new)
         if claim_key := _claim_key_of(new):
             self._volume_name_by_claim[claim_key] = name
         elif new is not None and new.metadata.deletion_timestamp is None and new.status.phase in _AVAILABLE_PHASES:
-            self._available[name] = new
+            self._available_volumes[name] = new
 
     def on_claim_change(self, key: str, _: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None) -> None:
         """Update a claim."""
@@ -201,7 +201,7 @@ class Volumes(Index):
                 selectors += self.node_selectors_of_claims(pod.metadata.namespace, [name])
             else:
                 spec = msgspec.structs.replace(claim.spec, volume_name="")
-                selectors += self._selectors_of_unbound(PersistentVolumeClaim(spec=spec))
+                selectors += self._selectors_of_unbound_claim(PersistentVolumeClaim(spec=spec))
         return tuple(selectors)
 
     def node_selectors_of_claims(self, namespace: str, claim_names: Iterable[str]) -> tuple[NodeSelector, ...]:
@@ -216,12 +216,12 @@ class Volumes(Index):
             volume_name = claim.spec.volume_name if claim is not None else ""
             volume = self._volumes.get(volume_name or self._volume_name_by_claim.get(key, ""))
             if volume is not None and _is_bound_to(volume, claim):
-                selectors += _combine([_terms_of_volume(volume)])
+                selectors += _combine_alternatives([_terms_of_volume(volume)])
             elif claim is not None and not volume_name:
-                selectors += self._selectors_of_unbound(claim)
+                selectors += self._selectors_of_unbound_claim(claim)
         return tuple(selectors)
 
-    def _selectors_of_unbound(self, claim: PersistentVolumeClaim) -> tuple[NodeSelector, ...]:
+    def _selectors_of_unbound_claim(self, claim: PersistentVolumeClaim) -> tuple[NodeSelector, ...]:
         """The node selector of an unbound claim; none without WaitForFirstConsumer, because the claim is bound before its pod is placed."""
         storage_class = self._storage_classes.get(claim.spec.storage_class_name)
         if storage_class is None or storage_class.volume_binding_mode != "WaitForFirstConsumer":
@@ -231,10 +231,10 @@ class Volumes(Index):
             return (NodeSelector([NodeSelectorTerm(match_fields=[MatchExpression("metadata.name", "In", [node])])]),)
         key = msgspec.json.encode(claim.spec)
         if key not in self._selectors_by_claim_spec:
-            alternatives = [_terms_of_volume(v) for v in self._available.values() if _matches_claim(v, claim)]
+            alternatives = [_terms_of_volume(v) for v in self._available_volumes.values() if _matches_claim(v, claim)]
             if storage_class.provisioner not in _STATIC_PROVISIONERS:
                 alternatives.append(_terms_of_class(storage_class))
-            self._selectors_by_claim_spec[key] = _combine(alternatives)
+            self._selectors_by_claim_spec[key] = _combine_alternatives(alternatives)
         return self._selectors_by_claim_spec[key]
 
 
@@ -268,13 +268,13 @@ def _is_bound_to(volume: PersistentVolume, claim: PersistentVolumeClaim | None) 
 
 def _matches_claim(volume: PersistentVolume, claim: PersistentVolumeClaim) -> bool:
     """Whether a claim may be bound to an available volume (component-helpers/storage/volume, FindMatchingVolume)."""
-    offered, requested = volume.spec, claim.spec
+    volume_spec, claim_spec = volume.spec, claim.spec
     return (
-        offered.storage_class_name == requested.storage_class_name
-        and _size_bytes(offered.capacity) >= _size_bytes(requested.resources.requests)
-        and offered.volume_mode == requested.volume_mode
-        and set(requested.access_modes or ()) <= set(offered.access_modes or ())
-        and (requested.selector is None or selects(requested.selector, volume.metadata.labels or {}))
+        volume_spec.storage_class_name == claim_spec.storage_class_name
+        and _size_bytes(volume_spec.capacity) >= _size_bytes(claim_spec.resources.requests)
+        and volume_spec.volume_mode == claim_spec.volume_mode
+        and set(claim_spec.access_modes or ()) <= set(volume_spec.access_modes or ())
+        and (claim_spec.selector is None or selects(claim_spec.selector, volume.metadata.labels or {}))
     )
 
 
@@ -285,23 +285,23 @@ def _size_bytes(quantities: Mapping[str, str] | None) -> int:
 def _terms_of_volume(volume: PersistentVolume) -> Sequence[NodeSelectorTerm] | None:
     """Terms of which a node must match one to reach the volume; None if every node reaches the volume."""
     # A label may name several zones, joined by two underscores.
-    labels = [
+    label_expressions = [
         MatchExpression(label, "In", [part.strip() for part in value.split("__")])
         for label, beta_label in _LABELS_AND_BETA_LABELS
         if (value := volume.metadata.label(label) or volume.metadata.label(beta_label))
     ]
     affinity = volume.spec.node_affinity
     if affinity is None or affinity.required is None:
-        return [NodeSelectorTerm(labels)] if labels else None
+        return [NodeSelectorTerm(label_expressions)] if label_expressions else None
     return [
-        NodeSelectorTerm([*(term.match_expressions or ()), *labels], term.match_fields)
+        NodeSelectorTerm([*(term.match_expressions or ()), *label_expressions], term.match_fields)
         for term in affinity.required.node_selector_terms or ()
         if term.match_expressions or term.match_fields
     ]
 
 
 def _terms_of_class(storage_class: StorageClass) -> Sequence[NodeSelectorTerm] | None:
-    """Terms of which a node must match one, so that the class provisions a volume for it; None if the class allows every node."""
+    """Terms of which a node must match one, so that the class provisions volumes there; None if it allows every node."""
     if not storage_class.allowed_topologies:
         return None
     return [
@@ -310,7 +310,7 @@ def _terms_of_class(storage_class: StorageClass) -> Sequence[NodeSelectorTerm] |
     ]
 
 
-def _combine(alternatives: Iterable[Sequence[NodeSelectorTerm] | None]) -> tuple[NodeSelector, ...]:
+def _combine_alternatives(alternatives: Iterable[Sequence[NodeSelectorTerm] | None]) -> tuple[NodeSelector, ...]:
     """One node selector that matches if any alternative does; no selector if an alternative is None, which every node matches.
 
     Without alternatives the selector has no terms, so it matches no node. Terms on one label are merged, because there may be a
@@ -327,5 +327,5 @@ def _combine(alternatives: Iterable[Sequence[NodeSelectorTerm] | None]) -> tuple
                     values.setdefault(expression.key, []).extend(expression.values or ())
                 case _:
                     terms.append(term)
-    merged = [NodeSelectorTerm([MatchExpression(key, "In", list(dict.fromkeys(v)))]) for key, v in values.items()]
-    return (NodeSelector([*merged, *terms]),)
+    merged_terms = [NodeSelectorTerm([MatchExpression(key, "In", list(dict.fromkeys(v)))]) for key, v in values.items()]
+    return (NodeSelector([*merged_terms, *terms]),)

@@ -122,11 +122,11 @@ def _region_bandwidths_of(snapshot: TopologySnapshot) -> Bandwidths:
 
 def _faults_of(snapshot: TopologySnapshot, results: Results, policy_error: str) -> status.InputFaults:
     samples = results.samples.values()
-    sizes = {name: measure_size(data) for name, data in snapshot.data_by_configmap.items()}
+    size_by_configmap = {name: measure_size(data) for name, data in snapshot.data_by_configmap.items()}
     return status.InputFaults(
         policy_error=policy_error,
         missing_configmaps=snapshot.missing_configmaps,
-        large_configmaps={name: size for name, size in sizes.items() if size > SIZE_WARNING_BYTES},
+        large_configmaps={name: size for name, size in size_by_configmap.items() if size > SIZE_WARNING_BYTES},
         refusal_counts=results.refusal_counts,
         writers_by_reason=_writers_by_reason(results),
         failures={(f.origin.zone, f.destination.zone): f.failure for f in results.failures.values()},
@@ -151,8 +151,8 @@ def resolve_policy(topology: NetworkTopology, defaults: CostPolicy) -> tuple[Cos
 
 def _writers_by_reason(results: Results) -> dict[str, tuple[str, ...]]:
     """Names of the nodes that wrote refused keys, sorted, by the reason of the refusal."""
-    writers: dict[str, set[str]] = defaultdict(set)
+    nodes_by_reason: dict[str, set[str]] = defaultdict(set)
     for refusal in results.refusals:
         if refusal.writer:
-            writers[refusal.reason].add(refusal.writer)
-    return {reason: tuple(sorted(nodes)) for reason, nodes in writers.items()}
+            nodes_by_reason[refusal.reason].add(refusal.writer)
+    return {reason: tuple(sorted(nodes)) for reason, nodes in nodes_by_reason.items()}

@@ -21,12 +21,12 @@ class AgentPods(NamedTuple):
 
 def agent_pods_by_node(pods: Iterable[PodInfo]) -> dict[str, AgentPods]:
     """The agent's pods by node name. A rolling update may have two on one node for a moment."""
-    by_node: dict[str, AgentPods] = {}
+    agent_pods: dict[str, AgentPods] = {}
     for pod in pods:
         if pod.node:
-            is_ready, ips = by_node.get(pod.node, AgentPods(is_ready=False))
-            by_node[pod.node] = AgentPods(is_ready or (pod.is_ready and not pod.is_terminating), (*ips, *pod.ips))
-    return by_node
+            is_ready, ips = agent_pods.get(pod.node, AgentPods(is_ready=False))
+            agent_pods[pod.node] = AgentPods(is_ready or (pod.is_ready and not pod.is_terminating), (*ips, *pod.ips))
+    return agent_pods
 
 
 def to_probe_node(node: Node, agent_pods: Mapping[str, AgentPods]) -> ProbeNode:

@@ -63,15 +63,17 @@ Mirrored costs, and stale costs at first, are ``measured``.
 def group_pairs_by_basis(costs: ZoneCosts, policy: CostPolicy, interval_s: float) -> PairsByBasis:
     """Group pairs. A stale cost counts as measured at first, because a pair misses a round when it moves to other nodes."""
     limit_s = max(policy.stale_after_s, MISSED_ROUNDS * interval_s)
-    pairs: dict[str, list[ZonePair]] = {b: [] for b in ("measured", "stale", "inferred", "absent", "unreachable")}
-    pairs["absent"] += costs.absent_pairs
+    pairs_by_basis: dict[str, list[ZonePair]] = {
+        basis: [] for basis in ("measured", "stale", "inferred", "absent", "unreachable")
+    }
+    pairs_by_basis["absent"] += costs.absent_pairs
     for pair, entry in costs.by_zone_pair.items():
         is_measured = entry.basis == "mirrored" or (entry.basis == "stale" and entry.age_s <= limit_s)
-        pairs["measured" if is_measured else entry.basis].append(pair)
-    pairs["stale"].sort(key=lambda p: (-costs.by_zone_pair[p].age_s, p))
+        pairs_by_basis["measured" if is_measured else entry.basis].append(pair)
+    pairs_by_basis["stale"].sort(key=lambda p: (-costs.by_zone_pair[p].age_s, p))
     for basis in ("measured", "inferred"):
-        pairs[basis].sort(key=lambda p: (-costs.by_zone_pair[p].cost, p))
-    return pairs | {basis: sorted(pairs[basis]) for basis in ("absent", "unreachable")}
+        pairs_by_basis[basis].sort(key=lambda p: (-costs.by_zone_pair[p].cost, p))
+    return pairs_by_basis | {basis: sorted(pairs_by_basis[basis]) for basis in ("absent", "unreachable")}
 
 
 def build_conditions(
@@ -88,11 +90,11 @@ def build_conditions(
 
 
 def _measured_state(pairs_by_basis: PairsByBasis, costs: ZoneCosts, faults: InputFaults) -> ConditionState:
-    total = sum(map(len, pairs_by_basis.values()))
-    if total == 0:
+    pair_count = sum(map(len, pairs_by_basis.values()))
+    if pair_count == 0:
         message = f"there is no pair of zones to measure, because there are {len(faults.zone_map.region_by_zone)} zones"
         return ConditionState("NoPairs", message, holds=True)
-    summary = f"{len(pairs_by_basis['measured'])} of {total} zone pairs measured"
+    summary = f"{len(pairs_by_basis['measured'])} of {pair_count} zone pairs measured"
     if pairs_by_basis["unreachable"]:
         summary += f", {len(pairs_by_basis['unreachable'])} unreachable"
     problems = {
@@ -116,10 +118,10 @@ def _unreachable_state(pairs_by_basis: PairsByBasis, costs: ZoneCosts, faults: I
     if not pairs:
         return ConditionState("AllReachable", "no path is known to be dead", holds=False)
     failures = {faults.failures[pair] for pair in pairs if pair in faults.failures}
-    shown = f" ({', '.join(sorted(failures))})" if failures else ""
+    reasons_text = f" ({', '.join(sorted(failures))})" if failures else ""
     message = (
-        f"{len(pairs)} of {sum(map(len, pairs_by_basis.values()))} zone pairs cannot be reached by any pair of nodes{shown} and cost "
-        f"{costs.by_zone_pair[pairs[0]].cost}: {_join_pairs(pairs)}"
+        f"{len(pairs)} of {sum(map(len, pairs_by_basis.values()))} zone pairs cannot be reached by any pair of nodes{reasons_text} "
+        f"and cost {costs.by_zone_pair[pairs[0]].cost}: {_join_pairs(pairs)}"
     )
     return ConditionState("PathsDead", message, holds=True)
 
@@ -229,9 +231,9 @@ def is_bad(condition: Condition) -> bool:
 
 def count_pairs_by_basis(pairs_by_basis: PairsByBasis, costs: ZoneCosts) -> dict[str, int]:
     """Number of pairs by basis, for metrics, where ``mirrored`` is apart from ``measured``."""
-    mirrored = sum(costs.by_zone_pair[p].basis == "mirrored" for p in pairs_by_basis["measured"])
+    mirrored_count = sum(costs.by_zone_pair[p].basis == "mirrored" for p in pairs_by_basis["measured"])
     counts = {basis: len(pairs) for basis, pairs in pairs_by_basis.items()}
-    return counts | {"measured": counts["measured"] - mirrored, "mirrored": mirrored}
+    return counts | {"measured": counts["measured"] - mirrored_count, "mirrored": mirrored_count}
 
 
 def _format_pair(pair: ZonePair) -> str:

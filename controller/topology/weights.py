@@ -39,15 +39,17 @@ def build_weight(costs: ZoneCosts, zone_bandwidths: Bandwidths, region_bandwidth
     return WeightInfo(NETPERF_COSTS, [regions, _build_topology_info(ZONE_LABEL, zone_costs, zone_bandwidths)])
 
 
-def _build_topology_info(topology_key: str, costs: Mapping[ZonePair, int], bandwidths: Bandwidths) -> TopologyInfo:
-    origins: dict[str, list[CostInfo]] = defaultdict(list)
+def _build_topology_info(
+    topology_key: str, cost_by_pair: Mapping[ZonePair, int], bandwidths: Bandwidths
+) -> TopologyInfo:
+    entries_by_origin: dict[str, list[CostInfo]] = defaultdict(list)
     # Python compares code points, which is the bytewise order of UTF-8.
-    for origin, destination in sorted(costs):
+    for origin, destination in sorted(cost_by_pair):
         pair = (origin, destination)
-        origins[origin].append(
+        entries_by_origin[origin].append(
             CostInfo(
                 destination=destination,
-                network_cost=costs[pair],
+                network_cost=cost_by_pair[pair],
                 bandwidth_capacity=bandwidths.capacities.get(pair),
                 # Omitted if 0, as for most pairs of a large cluster, to keep the object small.
                 bandwidth_allocated=str(allocated_bps)
@@ -55,7 +57,7 @@ def _build_topology_info(topology_key: str, costs: Mapping[ZonePair, int], bandw
                 else None,
             )
         )
-    return TopologyInfo(topology_key, [OriginInfo(origin, entries) for origin, entries in origins.items()])
+    return TopologyInfo(topology_key, [OriginInfo(origin, entries) for origin, entries in entries_by_origin.items()])
 
 
 def zone_costs_of(weight: WeightInfo | None) -> dict[ZonePair, int]:
@@ -93,7 +95,7 @@ def _plan_weight_patch(topology: NetworkTopology, weight: WeightInfo) -> list[Op
     if weight.name in names:
         if (weights or [])[names.index(weight.name)] == weight:
             return []
-    elif not any(level.origin_list for level in weight.topology_list):
+    elif not any(info.origin_list for info in weight.topology_list):
         return []
     value = _without_null(msgspec.to_builtins(weight))
     if weights is None:
