@@ -140,22 +140,22 @@ async def test_an_invalid_flag_is_named_in_one_line_with_exit_code_2() -> None:
 @pytest_asyncio.fixture
 async def make_pod(client: Client, namespace: str) -> AsyncIterator[Callable[..., Any]]:
     """Create the object of a pod of the kernel; its uid becomes that of the cgroup."""
-    made: list[str] = []
+    pod_names: list[str] = []
 
     async def make(name: str, node: str, annotations: dict[str, str], *, bandwidth: str = "") -> Pod:
-        made.append(name)
+        pod_names.append(name)
         return await create_pod(client, namespace, name, node, annotations, bandwidth=bandwidth)
 
     yield make
-    for name in made:
+    for name in pod_names:
         await client.delete(PODS, name, namespace=namespace, grace_period_s=0)
 
 
 def has_verdict(agent: Agent, kernel_pod: NodePod, verdict: str) -> Callable[[], Any]:
     async def check() -> bool:
         series = await agent.metrics("netaware_pod_bandwidth_verdict")
-        mine = [text for text in series if f'pod="{kernel_pod.name}"' in text]
-        return bool(mine) and all(f'verdict="{verdict}"' in text for text in mine)
+        series_of_pod = [text for text in series if f'pod="{kernel_pod.name}"' in text]
+        return bool(series_of_pod) and all(f'verdict="{verdict}"' in text for text in series_of_pod)
 
     return check
 
@@ -170,7 +170,7 @@ async def test_a_pod_is_limited_until_its_end_with_net_admin_alone_and_a_read_on
     port: int,
     tmp_path: Path,
 ) -> None:
-    confined = [
+    confine = [
         *("unshare", "--mount", "--", "sh", "-c", 'mount -o remount,bind,ro / && exec "$@"', "sh"),
         *("setpriv", "--bounding-set=-all,+net_admin", "--inh-caps=-all", "--"),
     ]
@@ -183,7 +183,7 @@ async def test_a_pod_is_limited_until_its_end_with_net_admin_alone_and_a_read_on
         annotations = {"kubernetes.io/ingress-bandwidth": "10M", "kubernetes.io/egress-bandwidth": "10M"}
         pod: Pod = await make_pod(kernel_pod.name, node, annotations, bandwidth="1M")
         kernel_pod.join_cgroup(pod.metadata.uid)
-        async with running_agent(tmp_path, port, *flags, f"--cni-network={NETWORK}", prefix=confined) as agent:
+        async with running_agent(tmp_path, port, *flags, f"--cni-network={NETWORK}", prefix=confine) as agent:
 
             async def is_waiting() -> bool:
                 return "the pod has no address yet" in agent.log
@@ -194,8 +194,8 @@ async def test_a_pod_is_limited_until_its_end_with_net_admin_alone_and_a_read_on
             await eventually(has_verdict(agent, kernel_pod, "enforced"))
             assert "rate 10Mbit" in run(f"tc qdisc show dev {kernel_pod.host_device} root")
             status = Path(f"/proc/{agent.process.pid}/status").read_text()
-            effective = next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff"))
-            assert int(effective, 16) == 1 << 12
+            capabilities = next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff"))
+            assert int(capabilities, 16) == 1 << 12  # CAP_NET_ADMIN, capabilities(7)
 
             change = {"metadata": {"annotations": {"kubernetes.io/ingress-bandwidth": "30M"}}}
             await client.patch(PODS, pod.metadata.name, change, Pod, namespace=namespace)
@@ -212,16 +212,16 @@ async def test_a_pod_is_limited_until_its_end_with_net_admin_alone_and_a_read_on
             assert (code, "limits removed count=" in stderr) == (0, True), stderr
             await eventually(has_new_limit)  # the running agent sets them again
 
-            broken = {"metadata": {"annotations": {"kubernetes.io/egress-bandwidth": "10m"}}}
-            await client.patch(PODS, pod.metadata.name, broken, Pod, namespace=namespace)
+            invalid_limit = {"metadata": {"annotations": {"kubernetes.io/egress-bandwidth": "10m"}}}
+            await client.patch(PODS, pod.metadata.name, invalid_limit, Pod, namespace=namespace)
 
             async def are_events_sent() -> bool:
                 notes = await client.list(EVENTS, EventNote, namespace=namespace)
-                found = {note.reason: note for note in notes}
+                event_by_reason = {note.reason: note for note in notes}
                 return (
-                    "unreasonably small (< 1kbit)" in found.get("BandwidthInvalid", EventNote()).note
-                    and "scheduled for 1000000 bit/s" in found.get("BandwidthMismatch", EventNote()).note
-                    and found["BandwidthMismatch"].type == "Warning"
+                    "unreasonably small (< 1kbit)" in event_by_reason.get("BandwidthInvalid", EventNote()).note
+                    and "scheduled for 1000000 bit/s" in event_by_reason.get("BandwidthMismatch", EventNote()).note
+                    and event_by_reason["BandwidthMismatch"].type == "Warning"
                 )
 
             await eventually(are_events_sent)
@@ -230,8 +230,8 @@ async def test_a_pod_is_limited_until_its_end_with_net_admin_alone_and_a_read_on
 
             async def is_removed() -> bool:
                 series = await agent.metrics("netaware_pod_bandwidth_")
-                gone = plugin_ifb_name(NETWORK, kernel_pod.container) not in run("ip -br link")
-                return gone and not any(kernel_pod.name in text for text in series)
+                is_ifb_deleted = plugin_ifb_name(NETWORK, kernel_pod.container) not in run("ip -br link")
+                return is_ifb_deleted and not any(kernel_pod.name in text for text in series)
 
             await eventually(is_removed)
             assert await agent.stop() == 0
@@ -259,6 +259,7 @@ async def test_observing_reports_the_verdict_and_changes_nothing(
 async def test_the_capacity_command_works_without_a_cluster() -> None:
     code, stdout, stderr = await call_agent("capacity", "--capacity=10G", "--reserve=10%")
     assert code == 0, stderr
-    shown = json.loads(stdout)
-    assert (shown["rate_bps"], shown["gross_bps"], shown["source"], shown["node"]) == (9 * 10**9, 10**10, "flag", None)
-    assert any(link["name"] == "lo" for link in shown["links"])
+    report = json.loads(stdout)
+    values = [report[key] for key in ("rate_bps", "gross_bps", "source", "node")]
+    assert values == [9 * 10**9, 10**10, "flag", None]
+    assert any(link["name"] == "lo" for link in report["links"])

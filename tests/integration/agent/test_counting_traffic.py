@@ -135,18 +135,18 @@ def test_a_call_through_a_service_is_counted_once_with_the_pod_that_answers() ->
         client_collector = stack.enter_context(running_collector(first, {web.address: "web"}))
         server_collector = stack.enter_context(running_collector(second, {cart.address: "cart"}))
         with start_traffic(web, "egress", "rr", 6, SERVICE, 80) as open_connection:
-            earlier = read_until(client_collector, lambda answer: bool(answer["totals"]))
-            more = read_until(client_collector, lambda answer: answer["totals"][0][3] > earlier["totals"][0][3])
+            round_1 = read_until(client_collector, lambda answer: bool(answer["totals"]))
+            round_2 = read_until(client_collector, lambda answer: answer["totals"][0][3] > round_1["totals"][0][3])
             assert open_connection.poll() is None, "a connection counts while it is open"
             finish_traffic(open_connection)
-        found = read_until(client_collector, lambda answer: answer["totals"][0][3] > more["totals"][0][3])
-        ((client, server, port, up, down),) = found["totals"]
+        round_3 = read_until(client_collector, lambda answer: answer["totals"][0][3] > round_2["totals"][0][3])
+        ((client, server, port, up, down),) = round_3["totals"]
         assert (client, server, port) == ("web", cart.address, PORT)
         assert (up, down) == pytest.approx(read_device_bytes(web), rel=0.05)
         # The server's node tracks the same connection, and names only the server.
-        other = server_collector()
-        assert (other["totals"], other["servers"]) == ([], [cart.address])
-        assert found["problem"] == ""
+        server_round = server_collector()
+        assert (server_round["totals"], server_round["servers"]) == ([], [cart.address])
+        assert round_3["problem"] == ""
 
 
 def test_without_accounting_nothing_is_counted_which_is_reported() -> None:
@@ -156,6 +156,6 @@ def test_without_accounting_nothing_is_counted_which_is_reported() -> None:
         stack.enter_context(running_generators(cart))
         read = stack.enter_context(running_collector(only, {web.address: "web"}))
         with start_traffic(web, "egress", "rr", 4, cart.address) as open_connection:
-            found = read_until(read, lambda answer: answer["uncounted"] > 0)
+            round_ = read_until(read, lambda answer: answer["uncounted"] > 0)
             finish_traffic(open_connection)
-        assert (found["totals"], "nf_conntrack_acct is 0" in found["problem"]) == ([], True)
+        assert (round_["totals"], "nf_conntrack_acct is 0" in round_["problem"]) == ([], True)

@@ -121,13 +121,13 @@ async def test_a_dry_run_evicts_no_pod_and_shows_the_moves_of_the_live_loop(
         return await count_evictions(dry_run) > 0
 
     await eventually(has_planned, 60)
-    found = await dry_run.metrics()
-    assert {name for name, count in found.items() if "evictions_total" in name and count} == {
+    metrics = await dry_run.metrics()
+    assert {name for name, count in metrics.items() if "evictions_total" in name and count} == {
         'netaware_descheduler_evictions_total{result="dry-run",strategy="LowNodeLoad"}'
     }
-    (planned,) = (await run_dry_run(harness))["plan"]["moves"]
-    assert planned["target"] in names[1:]
-    assert planned["nodeBefore"]["cpu"] > 50 > planned["nodeAfter"]["cpu"]
+    (planned_move,) = (await run_dry_run(harness))["plan"]["moves"]
+    assert planned_move["target"] in names[1:]
+    assert planned_move["nodeBefore"]["cpu"] > 50 > planned_move["nodeAfter"]["cpu"]
     assert len(harness.usage.running_pods()[names[0]]) == 6
     await dry_run.stop()
     live = harness.start_manager()
@@ -138,8 +138,8 @@ async def test_a_dry_run_evicts_no_pod_and_shows_the_moves_of_the_live_loop(
     await eventually(has_evicted, 60)
     await wait_for_rounds(live, 3)
     (event,) = await harness.list_events("Descheduled")
-    assert event.metadata.name.startswith(planned["pod"].partition("/")[2])
-    assert planned["pod"] not in harness.usage.pods.items
+    assert event.metadata.name.startswith(planned_move["pod"].partition("/")[2])
+    assert planned_move["pod"] not in harness.usage.pods.items
 
 
 async def test_an_eviction_does_not_evict_another_pod_of_the_same_name(

@@ -47,13 +47,13 @@ def kube_scheduler(pod: str) -> str:
     return f'kube_pod_container_status_ready{{container="kube-scheduler", pod="netaware-scheduler-{pod}"}}'
 
 
-def of_pair(metric: str, origin: str, destination: str, more: str = "") -> str:
+def pair_series(metric: str, origin: str, destination: str, more: str = "") -> str:
     zones = f'origin_zone="{origin}", destination_zone="{destination}", origin_region="r", destination_region="r"'
     return f"{metric}{{{zones}{more}}}"
 
 
 def runs(origin: str, destination: str, outcome: str) -> str:
-    return of_pair("netaware_probe_runs_total", origin, destination, f', outcome="{outcome}"')
+    return pair_series("netaware_probe_runs_total", origin, destination, f', outcome="{outcome}"')
 
 
 def basis(name: str) -> str:
@@ -76,8 +76,8 @@ AGENT_SERIES = {
     **{f'netaware_node_bandwidth_capacity_bytes_per_second{{node="{node}", source="flag"}}': "1x60" for node in AGENTS},
     **{f'netaware_node_network_{way}_bytes_total{{node="{node}"}}': "0+6x60" for node in AGENTS for way in WAYS},
     **{runs(*pair, "ok"): COUNTS for pair in PAIRS},
-    **{of_pair("netaware_probe_sample_trusted", *pair): WELL for pair in PAIRS},
-    **{of_pair("netaware_probe_latency_seconds", *pair, ', quantile="0.5"'): "0.002x60" for pair in PAIRS},
+    **{pair_series("netaware_probe_sample_trusted", *pair): WELL for pair in PAIRS},
+    **{pair_series("netaware_probe_latency_seconds", *pair, ', quantile="0.5"'): "0.002x60" for pair in PAIRS},
     'netaware_probe_results_writes_total{job="agent", instance="n0", outcome="ok"}': COUNTS,
     'netaware_pod_bandwidth_verdict{namespace="web", pod="p", direction="egress", verdict="enforced"}': WELL,
 }
@@ -160,7 +160,7 @@ NEW_VERSION_ROLLS: Series = {agent("n2"): "1x4 0x3 1x52"}
 # Pods that the gate releases by itself in its time.
 RELEASED: Series = {"netaware_gated_pods": "0x4 11x3 0x52"}
 
-SHOWN: Mapping[str, Series] = {
+SERIES_BY_SITUATION: Mapping[str, Series] = {
     "a cluster without netaware": dict.fromkeys(HEALTHY),
     "the controller is frozen": NO_LEADER,
     "the controller is gone": NO_POD,
@@ -196,15 +196,15 @@ SHOWN: Mapping[str, Series] = {
     },
     "no bandwidth left": {f'netaware_node_bandwidth_known{{node="{node}"}}': NEVER for node in AGENTS},
 }
-"""By a situation's name; one that is not here shows nothing in metrics."""
-ALSO: Mapping[str, set[str]] = {
-    # No program is there that an alert could tell from one that is down.
+"""Name of a situation -> the series that it changes; a situation that is not here changes none."""
+FURTHER_ALERTS: Mapping[str, set[str]] = {
+    # An alert cannot distinguish a program that is not installed from one that is down.
     "a cluster without netaware": {"NetawareNoLeader"},
     # The scheduler's words do not say whether bandwidth is used up or was never known; here it was never known.
     "no bandwidth left": {"NetawareCapacityUnknown"},
 }
 FAILING = 'netaware_probe_results_writes_total{job="agent", instance="n0", outcome="failed"}'
-OTHERS: Mapping[str, Series] = {
+SERIES_BY_ALERT: Mapping[str, Series] = {
     "NetawareMultipleLeaders": {'netaware_leader{instance="c2"}': BEGINS},
     "NetawareApiWritesFailing": {FAILING: COUNTS},
     "NetawareProbeSecretRefused": {'netaware_probe_secret_refused{instance="n0"}': BEGINS},
@@ -213,10 +213,10 @@ OTHERS: Mapping[str, Series] = {
         runs("z0", "z1", "ok"): "0+10x4 50x55",
         runs("z0", "z1", "too-few-samples"): "0x4 0+10x55",
     },
-    "NetawareProbesDoubted": {of_pair("netaware_probe_sample_trusted", "z0", "z1"): "1x4 0x55"},
-    "NetawarePathLossy": {of_pair("netaware_probe_loss_ratio", "z0", "z1"): "0x4 0.1x55"},
+    "NetawareProbesDoubted": {pair_series("netaware_probe_sample_trusted", "z0", "z1"): "1x4 0x55"},
+    "NetawarePathLossy": {pair_series("netaware_probe_loss_ratio", "z0", "z1"): "0x4 0.1x55"},
     "NetawareLatencyRegression": {
-        of_pair("netaware_probe_latency_seconds", "z0", "z1", ', quantile="0.5"'): "0.002x30 0.02x29"
+        pair_series("netaware_probe_latency_seconds", "z0", "z1", ', quantile="0.5"'): "0.002x30 0.02x29"
     },
     "NetawareLimitNotEnforced": {
         'netaware_pod_bandwidth_verdict{namespace="web", pod="p", direction="egress", verdict="enforced"}': ENDS,
@@ -236,17 +236,17 @@ OTHERS: Mapping[str, Series] = {
     "NetawareEvictionsFailing": {'netaware_descheduler_evictions_total{result="forbidden"}': COUNTS},
     "NetawareDeschedulerStopped": {'netaware_descheduler_stopped{strategy="LowNodeLoad"}': BEGINS},
 }
-"""Alerts for what no finding is about, as only time tells it."""
+"""Alert without a finding, because it needs a history -> series that make it fire."""
 EVER_FIRED = 'group by (alertname) (max_over_time(ALERTS{alertstate="firing"}[1h]))'
 
 
-def case(name: str, shown: Series, alerts: set[str]) -> dict[str, Any]:
-    series = {**HEALTHY, **shown}
+def make_case(name: str, series: Series, alerts: set[str]) -> dict[str, Any]:
+    all_series = {**HEALTHY, **series}
     expected = [{"labels": f'{{alertname="{alert}"}}', "value": 1} for alert in sorted(alerts)]
     return {
         "name": name,
         "interval": "1m",
-        "input_series": [{"series": key, "values": value} for key, value in series.items() if value is not None],
+        "input_series": [{"series": key, "values": value} for key, value in all_series.items() if value is not None],
         "promql_expr_test": [{"expr": EVER_FIRED, "eval_time": "59m", "exp_samples": expected}],
     }
 
@@ -255,14 +255,14 @@ def test_each_alert_fires_for_its_situation_and_for_no_other(
     prometheus_programs: Mapping[str, Path], tmp_path: Path
 ) -> None:
     names = {situation.name for situation in SITUATIONS}
-    assert SHOWN.keys() | ALSO.keys() <= names
-    expected = {
-        each.name: {f.alert for f in diagnose(each.facts)} - {""} | ALSO.get(each.name, set()) for each in SITUATIONS
+    assert SERIES_BY_SITUATION.keys() | FURTHER_ALERTS.keys() <= names
+    alerts_by_situation = {
+        s.name: {f.alert for f in diagnose(s.facts)} - {""} | FURTHER_ALERTS.get(s.name, set()) for s in SITUATIONS
     }
-    cases = [case("all is well", {}, set()), case("agents are upgraded", NEW_VERSION_ROLLS, set())]
-    cases += [case(name, SHOWN.get(name, {}), alerts) for name, alerts in expected.items()]
-    cases += [case(alert, shown, {alert}) for alert, shown in OTHERS.items()]
-    assert set().union(*expected.values()) | OTHERS.keys() == ALERTS
+    cases = [make_case("all is well", {}, set()), make_case("agents are upgraded", NEW_VERSION_ROLLS, set())]
+    cases += [make_case(n, SERIES_BY_SITUATION.get(n, {}), alerts) for n, alerts in alerts_by_situation.items()]
+    cases += [make_case(alert, series, {alert}) for alert, series in SERIES_BY_ALERT.items()]
+    assert set().union(*alerts_by_situation.values()) | SERIES_BY_ALERT.keys() == ALERTS
     document = {
         "rule_files": [str(path) for path in sorted(FOLDER.glob("*.rules.yaml"))],
         "evaluation_interval": "1m",
@@ -270,11 +270,11 @@ def test_each_alert_fires_for_its_situation_and_for_no_other(
     }
     file = tmp_path / "situations.yaml"
     file.write_text(yaml.safe_dump(document, width=1000))
-    done = subprocess.run(
+    result = subprocess.run(
         [prometheus_programs["promtool"], "test", "rules", file],
         check=False,
         capture_output=True,
         text=True,
         timeout=PROMTOOL_TIMEOUT_S,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -115,15 +115,15 @@ async def test_a_pod_group_that_does_not_fit_reserves_nothing(
     async with scheduling(config):
         await create_members(client, namespace, members, "A", requests={"cpu": "1"})
 
-        async def refused() -> bool:
+        async def is_refused() -> bool:
             condition, pods = await find_condition(client, namespace), await list_pods(client, namespace)
             has_failed = condition is not None and condition.status == "False"
             return has_failed and all(pod.status.scheduling_failed for pod in pods)
 
-        await wait_until(refused)
-        left = await list_pods(client, namespace)
+        await wait_until(is_refused)
+        pods = await list_pods(client, namespace)
         assert [
-            (p.metadata.name, p.spec.node_name, target_of(p)) for p in left if p.spec.node_name or target_of(p)
+            (p.metadata.name, p.spec.node_name, target_of(p)) for p in pods if p.spec.node_name or target_of(p)
         ] == []
         for name in others:
             await create_pod(client, namespace, name, group="a2", workload="B", requests={"cpu": "1"})
@@ -132,5 +132,5 @@ async def test_a_pod_group_that_does_not_fit_reserves_nothing(
         assert {name: target.node for name, target in target_by_pod.items() if target is not None} == placed
         for node in ("n-4", "n-5", "n-6", "n-7", "n-8"):
             await ready_node(node, zone="a", region="r", capacity={"cpu": "10"})
-        found = await wait_until_bound(client, namespace, *members)
-    assert set(found.values()) == {"n-4", "n-5", "n-6", "n-7", "n-8"}
+        node_by_pod = await wait_until_bound(client, namespace, *members)
+    assert set(node_by_pod.values()) == {"n-4", "n-5", "n-6", "n-7", "n-8"}

@@ -139,6 +139,6 @@ async def test_a_refused_pod_is_retried_after_costs_change(
         await wait_until_scheduler_sees_cordon(client, namespace, "near")
         await create_pod(client, namespace, "p1", group="a1", workload="P1")
         await wait_until_unschedulable(client, namespace, "p1")
-        await asyncio.sleep(3)  # every retry that the refusal itself brings is over
+        await asyncio.sleep(3)  # kube-scheduler's retries after the refusal itself are over
         await set_costs(client, namespace, {}, dict.fromkeys(REGIONS, 10))
         assert await wait_until_bound(client, namespace, "p1") == {"p1": "far"}

@@ -98,33 +98,33 @@ def plugin_qdisc(rate_bps: int = RATE, burst: int = CONTAINERD_BURST) -> Qdisc:
 
 
 TINY_BURST = bucket(VETH, TbfParams(rate_bytes_per_s=RATE // 8, buffer_ticks=5_000, limit_bytes=40_000))
-FAST = 100_000_000
+FAST_RATE = 100_000_000
 
 
 @pytest.mark.parametrize(
-    ("rate_bps", "qdisc", "verdict", "effective", "repair", "repair_burst"),
+    ("rate_bps", "qdisc", "verdict", "rate_bytes_per_s", "repair", "burst_repair"),
     [
         (RATE, root("noqueue", handle=0), "missing", None, set_ingress(), set_ingress()),
         (RATE, our_qdisc(VETH), "enforced", RATE // 8, None, None),
         # The annotation was changed.
         (5 * RATE, our_qdisc(VETH), "wrong-rate", RATE // 8, set_ingress(5 * RATE), set_ingress(5 * RATE)),
         (RATE, plugin_qdisc(), "burst-overflow", RATE // 8, None, set_ingress()),
-        (FAST, plugin_qdisc(FAST), "burst-too-large", FAST // 8, None, set_ingress(FAST)),
+        (FAST_RATE, plugin_qdisc(FAST_RATE), "burst-too-large", FAST_RATE // 8, None, set_ingress(FAST_RATE)),
         (RATE, TINY_BURST, "wrong-rate", 0, set_ingress(), set_ingress()),
     ],
 )
-def test_verdict_and_repair_of_a_root_qdisc(
+def test_a_root_qdisc_gives_the_verdict_and_the_repair(
     rate_bps: int,
     qdisc: Qdisc,
     verdict: str,
-    effective: int | None,
+    rate_bytes_per_s: int | None,
     repair: tc.Action | None,
-    repair_burst: tc.Action | None,
+    burst_repair: tc.Action | None,
 ) -> None:
-    for policy, action in ((rules.RepairPolicy(), None), (ENFORCE, repair), (REPAIR, repair_burst)):
+    for policy, action in ((rules.RepairPolicy(), None), (ENFORCE, repair), (REPAIR, burst_repair)):
         plan = plan_for(make_pod(rate_bps), qdiscs=(qdisc,), policy=policy)
         status = only_status(plan)
-        assert (status.verdict, status.device_name, status.rate_bytes_per_s) == (verdict, "veth12ab", effective)
+        assert (status.verdict, status.device_name, status.rate_bytes_per_s) == (verdict, "veth12ab", rate_bytes_per_s)
         assert plan.actions == ((action,) if action is not None else ())
 
 
@@ -134,7 +134,7 @@ def test_the_ifb_has_the_plugins_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "below", "verdict"),
+    ("kind", "child_kind", "verdict"),
     [
         ("prio", "tbf", "other-enforcer"),
         ("prio", "", "other-enforcer"),
@@ -143,9 +143,9 @@ def test_the_ifb_has_the_plugins_name() -> None:
         ("fq", "", "missing"),
     ],
 )
-def test_a_foreign_tree_of_qdiscs_is_not_replaced(kind: str, below: str, verdict: str) -> None:
-    inner = (Qdisc(device_index=VETH, kind=below, handle=0x60000, parent=0x50001),) if below else ()
-    plan = plan_for(make_pod(RATE), qdiscs=(root(kind), INGRESS_QDISC, *inner))
+def test_a_foreign_tree_of_qdiscs_is_not_replaced(kind: str, child_kind: str, verdict: str) -> None:
+    children = (Qdisc(device_index=VETH, kind=child_kind, handle=0x60000, parent=0x50001),) if child_kind else ()
+    plan = plan_for(make_pod(RATE), qdiscs=(root(kind), INGRESS_QDISC, *children))
     assert only_status(plan).verdict == verdict
     assert bool(plan.actions) is (verdict == "missing")
 
@@ -159,9 +159,9 @@ def test_devices_of_cilium_are_not_changed_and_their_limits_are_measured(device:
     plan = plan_for(make_pod(RATE, RATE), device=device, devices=(HOST,))
     assert ([status.verdict for status in plan.statuses], plan.actions) == (["other-enforcer"] * 2, ())
     assert all(f"Cilium on {device.name}" in status.detail for status in plan.statuses)
-    limited = only_status(plan_for(make_pod(RATE), device=device, devices=(HOST,), qdiscs=(our_qdisc(VETH),)))
-    assert (limited.verdict, limited.is_measurable) == ("enforced", True)
-    assert "packets may bypass it" in limited.detail
+    status = only_status(plan_for(make_pod(RATE), device=device, devices=(HOST,), qdiscs=(our_qdisc(VETH),)))
+    assert (status.verdict, status.is_measurable) == ("enforced", True)
+    assert "packets may bypass it" in status.detail
     # Device names alone prove nothing.
     assert only_status(plan_for(make_pod(RATE), device=LXC)).verdict == "missing"
 
@@ -191,28 +191,29 @@ def test_limits_of_other_programs_are_never_changed(
 
 
 def test_a_stricter_limit_of_another_program_stays() -> None:
-    strict = plugin_qdisc(RATE // 2, 100_000)
-    plan = plan_for(make_pod(RATE), qdiscs=(strict,))
+    strict_qdisc = plugin_qdisc(RATE // 2, 100_000)
+    plan = plan_for(make_pod(RATE), qdiscs=(strict_qdisc,))
     assert (only_status(plan).verdict, plan.actions) == ("wrong-rate", ())
     assert "stricter" in only_status(plan).detail
     # A limit that the runtime requested came from the annotation as it was, and follows it.
-    requested = make_attachment(plugins=("bandwidth",), requested_bandwidth={"ingressRate": RATE // 2})
-    sandbox = replace(POD_SANDBOX, attachment=requested)
-    assert len(plan_for(make_pod(RATE), qdiscs=(strict,), sandbox=sandbox).actions) == 1
-    assert len(plan_for(make_pod(RATE // 4), qdiscs=(strict,)).actions) == 1
+    attachment = make_attachment(plugins=("bandwidth",), requested_bandwidth={"ingressRate": RATE // 2})
+    sandbox = replace(POD_SANDBOX, attachment=attachment)
+    assert len(plan_for(make_pod(RATE), qdiscs=(strict_qdisc,), sandbox=sandbox).actions) == 1
+    assert len(plan_for(make_pod(RATE // 4), qdiscs=(strict_qdisc,)).actions) == 1
 
 
 def test_container_and_network_come_from_the_runtimes_cache() -> None:
-    delegate = make_attachment(container_id="b" * 64, network="delegate-net")
-    sandbox = replace(POD_SANDBOX, container_id="b" * 64, attachment=delegate)
+    attachment = make_attachment(container_id="b" * 64, network="delegate-net")
+    sandbox = replace(POD_SANDBOX, container_id="b" * 64, attachment=attachment)
     (action,) = plan_for(make_pod(egress=RATE), sandbox=sandbox).actions
     assert isinstance(action, tc.SetEgressLimit)
     assert action.ifb_name == rules.plugin_ifb_name("delegate-net", "b" * 64)
 
 
 def test_policing_filters_and_redirects_to_other_devices_are_foreign() -> None:
-    for other in (replace(REDIRECT, target_index=None, has_police_action=True), replace(REDIRECT, target_index=UPLINK)):
-        plan = plan_for(make_pod(egress=RATE), qdiscs=(INGRESS_QDISC,), filters=(other,))
+    policing_filter = replace(REDIRECT, target_index=None, has_police_action=True)
+    for foreign_filter in (policing_filter, replace(REDIRECT, target_index=UPLINK)):
+        plan = plan_for(make_pod(egress=RATE), qdiscs=(INGRESS_QDISC,), filters=(foreign_filter,))
         assert (only_status(plan).verdict, plan.actions) == ("other-enforcer", ())
 
 
@@ -262,27 +263,27 @@ def test_pods_that_cannot_be_limited_get_a_reason(
 def test_our_limits_are_removed_with_the_annotation_and_the_plugins_stay() -> None:
     plan = plan_for(make_pod(), **redirecting_to_ifb(our_qdisc(IFB_INDEX), our_qdisc(VETH)))
     assert plan.actions == (tc.RemoveLimit(VETH, "veth12ab", "ingress"), REMOVE_EGRESS)
-    theirs = bucket(IFB_INDEX, plugin_params(RATE, CONTAINERD_BURST))
-    assert plan_for(make_pod(), **redirecting_to_ifb(theirs)).actions == ()
+    plugin_bucket = bucket(IFB_INDEX, plugin_params(RATE, CONTAINERD_BURST))
+    assert plan_for(make_pod(), **redirecting_to_ifb(plugin_bucket)).actions == ()
 
 
 def test_a_cleanup_removes_our_limits_and_ifbs_of_all_pods_and_nothing_else() -> None:
-    unused = replace(IFB_DEVICE, index=32, name="bwp0000000000aa", alias="netaware:gone")
-    devices, ours = (NODE, POD_DEVICE, IFB_DEVICE, unused), (our_qdisc(IFB_INDEX), our_qdisc(VETH))
-    state = tc.TcState(devices=devices, qdiscs=(INGRESS_QDISC, root("fq", UPLINK), *ours), filters=(REDIRECT,))
+    unused_ifb = replace(IFB_DEVICE, index=32, name="bwp0000000000aa", alias="netaware:gone")
+    devices, our_qdiscs = (NODE, POD_DEVICE, IFB_DEVICE, unused_ifb), (our_qdisc(IFB_INDEX), our_qdisc(VETH))
+    state = tc.TcState(devices=devices, qdiscs=(INGRESS_QDISC, root("fq", UPLINK), *our_qdiscs), filters=(REDIRECT,))
     remove_ingress = tc.RemoveLimit(VETH, "veth12ab", "ingress")
     assert rules.plan_cleanup(state) == [remove_ingress, REMOVE_EGRESS, tc.DeleteIfb("bwp0000000000aa")]
-    theirs = tc.TcState(devices=devices[:3], qdiscs=(INGRESS_QDISC, plugin_qdisc()), filters=(REDIRECT,))
-    assert rules.plan_cleanup(theirs) == []
+    foreign_state = tc.TcState(devices=devices[:3], qdiscs=(INGRESS_QDISC, plugin_qdisc()), filters=(REDIRECT,))
+    assert rules.plan_cleanup(foreign_state) == []
 
 
 def test_our_ifbs_are_removed_with_their_pod_and_others_stay() -> None:
-    gone = replace(IFB_DEVICE, alias="netaware:gone")
-    theirs = tc.Device(index=31, name="bwp0000000000ff", kind="ifb")
-    used = replace(IFB_DEVICE, index=32, name="bwp0000000000aa", alias="netaware:here")
-    living = tc.Device(index=33, name="bwp0000000000bb", kind="ifb", alias=f"netaware:{UID}")
-    filters = (replace(REDIRECT, target_index=32),)
-    plan = plan_for(make_pod(), devices=(gone, theirs, used, living), filters=filters, qdiscs=(INGRESS_QDISC,))
+    ifb_of_deleted_pod = replace(IFB_DEVICE, alias="netaware:gone")
+    foreign_ifb = tc.Device(index=31, name="bwp0000000000ff", kind="ifb")
+    ifb_in_use = replace(IFB_DEVICE, index=32, name="bwp0000000000aa", alias="netaware:here")
+    unused_ifb = tc.Device(index=33, name="bwp0000000000bb", kind="ifb", alias=f"netaware:{UID}")
+    devices, filters = (ifb_of_deleted_pod, foreign_ifb, ifb_in_use, unused_ifb), (replace(REDIRECT, target_index=32),)
+    plan = plan_for(make_pod(), devices=devices, filters=filters, qdiscs=(INGRESS_QDISC,))
     assert plan.actions == (tc.DeleteIfb(IFB), tc.DeleteIfb("bwp0000000000bb"))
 
 
@@ -295,8 +296,8 @@ def test_an_ifb_that_the_next_repair_uses_stays() -> None:
 
 def test_the_device_of_eth0_counts_among_several_networks() -> None:
     first, second = (replace(POD_DEVICE, index=40 + i, peer_index=peer) for i, peer in enumerate((5, 3)))
-    elsewhere = replace(POD_DEVICE, index=42, namespace_id=8, peer_index=5)
-    devices = (first, second, elsewhere, replace(IFB_DEVICE, namespace_id=9))
-    index_of = TcIndex(tc.BandwidthSnapshot(pods=(), tc_state=tc.TcState(devices=devices)))
+    other_device = replace(POD_DEVICE, index=42, namespace_id=8, peer_index=5)
+    devices = (first, second, other_device, replace(IFB_DEVICE, namespace_id=9))
+    tc_index = TcIndex(tc.BandwidthSnapshot(pods=(), tc_state=tc.TcState(devices=devices)))
     for namespace, index, device in ((7, 5, first), (7, 3, second), (7, None, second), (9, None, None)):
-        assert index_of.pod_device(tc.PodSandbox(pid=1, namespace_id=namespace, pod_interface_index=index)) == device
+        assert tc_index.pod_device(tc.PodSandbox(pid=1, namespace_id=namespace, pod_interface_index=index)) == device
