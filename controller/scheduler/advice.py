@@ -2,9 +2,12 @@
 whether replicas and calls are spread.
 
 The routing rules are those of kube-proxy (pkg/proxy/topology.go) and of the EndpointSlice controller (endpointslice/trafficdist,
-endpointslice/reconciler.go), Kubernetes 1.36: a hint is the zone or node of the replica itself; one ready replica without a zone
-makes kube-proxy ignore the zones of all; a node without a replica in its zone calls any replica; automatic hints override
-``trafficDistribution``.
+endpointslice/reconciler.go), Kubernetes 1.36:
+
+- A hint is the zone or node of the replica itself.
+- One ready replica without a zone makes kube-proxy ignore the zones of all.
+- A node without a replica in its zone calls any replica.
+- Automatic hints override ``trafficDistribution``.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ MIN_GAIN_US, MIN_GAIN_RATIO = 20.0, 0.05
 """Another routing is advised if it gains at least so many microseconds, and this share of a call's latency."""
 MAX_MESSAGES_SHOWN = 3
 
-_DISTRIBUTION_BY_ROUTING = {Routing.ANY: "", Routing.ZONE: "PreferSameZone", Routing.NODE: "PreferSameNode"}
+_DISTRIBUTION_BY_ROUTING = {Routing.ZONE: "PreferSameZone", Routing.NODE: "PreferSameNode"}
 
 
 class PlacedGroup(msgspec.Struct, frozen=True, dict=True):
@@ -72,12 +75,14 @@ class PlacedGroup(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def problem(self) -> Problem:
         """A problem without replicas to place, for evaluations."""
+        locations = self.locations.items()
+        hosts = {node: Host(node, location, labels={}, taints=(), allocatable={}) for node, location in locations}
         snapshot = GroupSnapshot(
             graph=self.graph,
             pods=(),
             replicas={},
             costs=self.costs,
-            hosts={node: Host(node, location, {}, (), {}) for node, location in self.locations.items()},
+            hosts=hosts,
             used={},
             has_topology=self.has_topology,
         )
@@ -150,26 +155,27 @@ def _advise(placed: PlacedGroup, callee: int) -> _Advice | None:
     """Advice for the Service of a workload; None if nothing calls it by a Service, or no other routing is better."""
     edges = placed.edges_to(callee)
     services = [s for s in placed.services[callee] if not s.is_headless]
+    # With Local, only replicas on the caller's node answer, whatever trafficDistribution says.
     if not edges or not services or any(s.spec.internal_traffic_policy == "Local" for s in services):
         return None
+    # The least local Service, because it is unknown which of them callers use.
     service = min(services, key=lambda s: s.routing)
-    name, distribution = f"Service {service.metadata.key}", _DISTRIBUTION_BY_ROUTING[service.routing]
-    endpoints = endpoints_of(placed.problem, Routing.ZONE, placed.replica_counts[callee])
-    if distribution and not endpoints.has_zone_hints:
-        message = (
-            f"{name} has {distribution}, but kube-proxy ignores it, because a replica is on a node without a zone label"
-        )
-        return _Advice(0.0, "HintsIgnored", message)
+    name, distribution = f"Service {service.metadata.key}", service.spec.traffic_distribution
+    if service.routing is not Routing.ANY:
+        if endpoints_of(placed.problem, Routing.ZONE, placed.replica_counts[callee]).has_zone_hints:
+            return None
+        cause = "kube-proxy ignores zones, because a replica is on a node without a zone label"
+        return _Advice(0.0, "HintsIgnored", f"{name} has {distribution}, but {cause}")
     current = placed.evaluate(edges, service.routing)
-    routing = None if distribution else _find_better_routing(placed, edges, current)
+    routing = _find_better_routing(placed, edges, current)
     if routing is None:
         return None
     better = placed.evaluate(edges, routing)
     reason, cause = "NoTrafficDistribution", "has no trafficDistribution"
     if service.has_auto_hints:
         reason, cause = "HintsIgnored", "asks for automatic hints by annotation, which overrides trafficDistribution"
-    elif service.spec.traffic_distribution:
-        cause = f"has the unknown trafficDistribution {service.spec.traffic_distribution}"
+    elif distribution:
+        cause = f"has the unknown trafficDistribution {distribution}"
     latencies = f"{_format_latency(better)} instead of {_format_latency(current)}"
     message = f"{name} {cause}: with {_DISTRIBUTION_BY_ROUTING[routing]} a call would take {latencies}"
     return _Advice(current.latency - better.latency, reason, message)
@@ -198,11 +204,11 @@ def advice_conditions(placed: PlacedGroup) -> list[Condition]:
 
 
 def _routed_near_condition(placed: PlacedGroup) -> Condition:
-    advice = [item for callee in range(len(placed.pods_by_node)) if (item := _advise(placed, callee)) is not None]
-    advice.sort(key=lambda item: (-item.gain_us, item.message))
+    advice = [a for callee in range(len(placed.pods_by_node)) if (a := _advise(placed, callee)) is not None]
+    advice.sort(key=lambda a: (-a.gain_us, a.message))
     if advice:
         holds, reason = False, advice[0].reason
-        message = join_first([item.message for item in advice], MAX_MESSAGES_SHOWN, "; ")
+        message = join_first([a.message for a in advice], MAX_MESSAGES_SHOWN, "; ")
     elif any(placed.pods_by_node[edge.caller] and placed.pods_by_node[edge.callee] for edge in placed.graph.edges):
         holds, reason, message = True, "AsNearAsCanBe", "no trafficDistribution would bring calls nearer"
     else:
@@ -220,7 +226,7 @@ def _balanced_condition(placed: PlacedGroup) -> Condition:
             where = f"in {zone}" if zone else "on nodes without a zone"
             replicas = f"all {replicas_by_location.total()} replicas of {selectors[workload]}"
             messages.append(f"{replicas} are {where}, but its spread is zone")
-    reason = "OneZone" if messages else "HotReplica"
+    is_in_one_zone = bool(messages)
     for callee, selector in enumerate(selectors):
         edges = placed.edges_to(callee)
         routing = edges[0].routing if edges else Routing.ANY
@@ -234,7 +240,8 @@ def _balanced_condition(placed: PlacedGroup) -> Condition:
         holds, reason = True, "Balanced"
         message = "replicas are in as many zones as they should be, and none is overloaded"
     else:
-        holds, message = False, join_first(messages, MAX_MESSAGES_SHOWN, "; ")
+        holds, reason = False, "OneZone" if is_in_one_zone else "HotReplica"
+        message = join_first(messages, MAX_MESSAGES_SHOWN, "; ")
     generation = placed.group.metadata.generation
     return make_condition(BALANCED, holds=holds, reason=reason, message=message, generation=generation)
 

@@ -93,12 +93,15 @@ def test_an_overloaded_replica_is_reported() -> None:
     assert "takes 3.0 times its fair share" in state.message
 
 
-def test_a_replica_on_a_node_without_zone_disables_zone_hints() -> None:
-    found = make_placed_group((("a1", "b1"), ("a2", "b2", "-1")), groups.service("w1", "PreferSameZone"))
+@pytest.mark.parametrize("field", ["PreferClose", "PreferSameZone", "PreferSameNode"])
+def test_a_replica_on_a_node_without_zone_disables_zone_hints(field: str) -> None:
+    found = make_placed_group((("a1", "b1"), ("a2", "b2", "-1")), groups.service("w1", field))
     assert (advice(found) or [""])[0] == "HintsIgnored"
-    assert advice(make_placed_group((("a1", "b1"), ("a2", "b2", "-1")), groups.service("w1"))) is None, (
-        "the field would do nothing"
-    )
+    assert message(found).startswith(f"Service default/svc-w1 has {field}, but kube-proxy ignores zones")
+
+
+def test_zone_hints_that_would_be_ignored_are_not_advised() -> None:
+    assert advice(make_placed_group((("a1", "b1"), ("a2", "b2", "-1")), groups.service("w1"))) is None
 
 
 def statuses(current: PlacedGroup) -> list[tuple[str, str]]:
