@@ -264,10 +264,10 @@ def _select_fresh_node_pairs(
         limit_s = policy.external_stale_after_s if node_pair.prober == "external" else stale_s
         return limit_s is None or now_s - node_pair.sighting.first_seen_at_s <= limit_s
 
-    chosen: dict[tuple[str, str], NodePairState] = {}
+    state_by_nodes: dict[tuple[str, str], NodePairState] = {}
     for node_pair in sorted(filter(is_fresh, pair.node_pairs), key=prober_rank):
-        chosen.setdefault((node_pair.origin.node, node_pair.destination.node), node_pair)
-    return tuple(chosen.values())
+        state_by_nodes.setdefault((node_pair.origin.node, node_pair.destination.node), node_pair)
+    return tuple(state_by_nodes.values())
 
 
 def _is_unreachable(link: ZoneLink, state: CostState, fresh_node_pairs: _FreshNodePairs) -> bool:
@@ -278,14 +278,14 @@ def _is_unreachable(link: ZoneLink, state: CostState, fresh_node_pairs: _FreshNo
     directions = (link, link[::-1])
     failures = [failure for pair in directions for failure in state[pair].failures]
     failed_pairs = {(failure.origin.node, failure.destination.node) for failure in failures}
-    measured = (p for pair in directions for p in fresh_node_pairs[pair] if p.prober != "external")
-    if any((p.origin.node, p.destination.node) not in failed_pairs for p in measured):
+    measured_node_pairs = (p for pair in directions for p in fresh_node_pairs[pair] if p.prober != "external")
+    if any((p.origin.node, p.destination.node) not in failed_pairs for p in measured_node_pairs):
         return False
     if not failures:
         return any(state[pair].is_unreachable for pair in directions)
     has_several_reporters = len({failure.origin.node for failure in failures}) > 1
-    required = UNREACHABLE_FAILURES if has_several_reporters else UNREACHABLE_FAILURES_SINGLE_REPORTER
-    return all(not failure.has_answered and failure.failures_in_a_row >= required for failure in failures)
+    required_failures = UNREACHABLE_FAILURES if has_several_reporters else UNREACHABLE_FAILURES_SINGLE_REPORTER
+    return all(not failure.has_answered and failure.failures_in_a_row >= required_failures for failure in failures)
 
 
 def _find_consensus(fresh_node_pairs: _FreshNodePairs, state: CostState, unreachable: set[ZoneLink]) -> Consensus:

@@ -39,7 +39,7 @@ class ClusterCache:
         topologies: all NetworkTopologies.
         plans: the probe plans' ConfigMaps.
         results: the other ConfigMaps of netaware's namespace, among them those into which agents write.
-        namespaces: all namespaces, whose labels admit AppGroups of other namespaces.
+        namespaces: all namespaces, whose labels give consent to AppGroups of other namespaces.
         services: all Services, which decide the routing of calls.
         volumes, claims, storage_classes: all PersistentVolumes, PersistentVolumeClaims and StorageClasses, which decide the nodes of a volume.
     """
@@ -98,5 +98,5 @@ class ClusterCache:
     @property
     def _sync_events(self) -> dict[str, asyncio.Event]:
         # If a CRD is missing, `synced` is never set, but `ready` is.
-        optional = {"app-groups": self.app_groups.ready, "network-topologies": self.topologies.ready}
-        return {name: store.synced for name, store in self.stores_by_name.items()} | optional
+        crd_events = {"app-groups": self.app_groups.ready, "network-topologies": self.topologies.ready}
+        return {name: store.synced for name, store in self.stores_by_name.items()} | crd_events

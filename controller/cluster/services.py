@@ -158,8 +158,11 @@ class ServiceIndex(Index):
 
         If several Services select the pods, the least local routing counts, because it is unknown which Service callers use.
         """
-        services = (self.services_selecting(pod.namespace, pod.labels or {}) for pod in pods)
-        return min((min((s.routing for s in each), default=Routing.ANY) for each in services), default=Routing.ANY)
+        services_of_pods = (self.services_selecting(pod.namespace, pod.labels or {}) for pod in pods)
+        return min(
+            (min((s.routing for s in services), default=Routing.ANY) for services in services_of_pods),
+            default=Routing.ANY,
+        )
 
     def routings_of(self, pods: Iterable[Pod]) -> dict[str, Routing]:
         """Routing of calls to each workload of these pods, by workload selector."""

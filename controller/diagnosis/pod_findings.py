@@ -63,7 +63,7 @@ def _find_unknown_workloads(facts: Facts) -> Iterator[PodFinding]:
     for pod in facts.pods:
         needs_group = pod.is_active and (pod.group or (pod.is_waiting and pod.is_gated))
         problem = find_label_problem(pod, groups) if needs_group else ""
-        # The finding namespace-not-admitted covers pods of a namespace that refuses the group.
+        # The finding namespace-not-admitted covers pods of a namespace that does not consent to the group.
         is_refused = not pod.group_key and (pod.metadata.namespace, pod.group) in refusals
         if problem and not is_refused:
             mislabeled.append((pod, problem))

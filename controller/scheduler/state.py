@@ -204,9 +204,10 @@ class State(Index):
     def example_pods(self, group: str, workload: str) -> list[ObjectMeta]:
         """Metadata of the pod of the workload that was placed last, even if it is gone, in each namespace of the group."""
         name = self.groups[group].metadata.name
-        example_pods, admitted = self._example_pods.get((name, workload), {}), self.membership.pod_namespaces(group)
+        example_pods = self._example_pods.get((name, workload), {})
+        namespaces_of_group = self.membership.pod_namespaces(group)
         # A chart with hundreds of releases has hundreds of groups of one name, each in its own namespace.
-        namespaces = sorted(example_pods if admitted is None else example_pods.keys() & admitted)
+        namespaces = sorted(example_pods if namespaces_of_group is None else example_pods.keys() & namespaces_of_group)
         return [example_pods[namespace] for namespace in namespaces if self.group_key_of(namespace, name) == group]
 
     def services_of(self, group: str, workload: str) -> list[Service]:

@@ -197,9 +197,9 @@ class TopologyController:
         """Zones and locations of nodes; computed in a thread if nodes have changed."""
         if self._cached_zone_map is not None:
             return self._cached_zone_map
-        changes = self._node_change_count
+        change_count = self._node_change_count
         zone_map = await asyncio.to_thread(build_zone_map, tuple(self._cache.nodes))
-        if changes == self._node_change_count:
+        if change_count == self._node_change_count:
             self._cached_zone_map = zone_map
         return zone_map
 
@@ -207,14 +207,14 @@ class TopologyController:
         """Allocated bits per second by zone pair; computed in a thread if pods, nodes, AppGroups or namespaces have changed."""
         if self._cached_allocations is not None:
             return self._cached_allocations
-        changes, maybe_yield = self._placement_change_count, CooperativeYield()
+        change_count, maybe_yield = self._placement_change_count, CooperativeYield()
         for key in tuple(self._membership.groups):
             if key in self._membership.groups:
                 self._membership.graph(key)  # Builds the graph, which the copy shares.
             await maybe_yield()
         membership, pods = self._membership.copy(), tuple(self._cache.group_pods)
         allocations = await asyncio.to_thread(bandwidth.compute_allocations, membership, pods, locations)
-        if changes == self._placement_change_count:
+        if change_count == self._placement_change_count:
             self._cached_allocations = allocations
         return allocations
 

@@ -221,7 +221,7 @@ class GatingController:
 
     def _wake_all(self) -> None:
         self._debounce_timer = None
-        # Includes groups that are gone, or whose pods are no longer admitted, so that their reservations end.
+        # Includes groups that are gone, or whose pods' namespaces withdrew their consent, so that their reservations end.
         for group in {*self._group_pods.waiting_groups(), *self.plans.groups_with_plan_or_reservations()}:
             self._wake(group)
 
