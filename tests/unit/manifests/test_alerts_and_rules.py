@@ -16,7 +16,7 @@ RECORDED = read_rules("recording.rules.yaml")
 FOREIGN = {"up", "ALERTS", "kube_pod_container_status_ready"}
 
 
-def test_rules_query_exported_or_list_recorded_series() -> None:
+def test_rules_query_exported_or_recorded_series() -> None:
     known = list_exported_series() | list_recorded_series()
     for rule in (*RECORDED, *ALERTS):
         names = set(re.findall(r"(?:instance|netaware):[a-zA-Z0-9_:]+|netaware_[a-z0-9_]+", rule["expr"]))

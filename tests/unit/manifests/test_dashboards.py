@@ -26,12 +26,8 @@ PANELS = [
     if panel["type"] != "row"
 ]
 TARGETS = [(title, target) for title, panel in PANELS for target in panel["targets"]]
-# The last ones come from prometheus_client and Prometheus.
-METRICS = (
-    list_exported_series()
-    | list_recorded_series()
-    | {"up", "process_resident_memory_bytes", "process_cpu_seconds_total", "ALERTS"}
-)
+METRICS = list_exported_series() | list_recorded_series()
+METRICS |= {"up", "ALERTS", "process_resident_memory_bytes", "process_cpu_seconds_total"}  # not ours
 PROMQL_WORDS = {
     *("sum", "max", "min", "count", "avg", "rate", "increase", "by", "or", "and", "vector", "le"),
     *("histogram_quantile", "label_values", "quantile", "time"),
