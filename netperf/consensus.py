@@ -3,7 +3,7 @@
 A round trip includes delays of both nodes. A slow or lying node is contradicted by other nodes in all of its pairs. Its latencies are
 ignored, and the node is reported. Both directions of a link count. All latencies of one reporter (the node that measured) on a link count
 as one; otherwise the only node of a zone would have the majority. If two reporters contradict each other, the last agreed latency decides;
-without one, the triangle inequality with third zones; else the higher latency is ignored.
+without one, the triangle inequality with third zones; else the higher latency is ignored, or the lower one if both share a node.
 """
 
 from __future__ import annotations

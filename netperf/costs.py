@@ -160,15 +160,15 @@ def compute_costs(
 
 def _choose_latencies(
     pairs: Sequence[ZonePair],
-    measured: Mapping[ZonePair, _ZonePairLatency],
+    measured_latencies: Mapping[ZonePair, _ZonePairLatency],
     state: CostState,
     fresh_node_pairs: _FreshNodePairs,
     oldest_at_s: float,
 ) -> dict[ZonePair, _ZonePairLatency]:
-    """Choose a latency for each pair: measured, else last good, else inferred, else unverified."""
+    """Choose a latency for each pair: measured, else last good, else inferred, else the last resort of `_find_last_good_latency`."""
     latencies: dict[ZonePair, _ZonePairLatency] = {}
     for pair in pairs:
-        latency = measured.get(pair) or _find_last_good_latency(pair, state, fresh_node_pairs, oldest_at_s)
+        latency = measured_latencies.get(pair) or _find_last_good_latency(pair, state, fresh_node_pairs, oldest_at_s)
         if latency is not None:
             latencies[pair] = latency
     if len(latencies) < len(pairs):
@@ -196,7 +196,7 @@ def _unreachable_latency(old: ZonePairState, now_s: float) -> _ZonePairLatency:
 def _compute_entry(
     latency: _ZonePairLatency, measured: _ZonePairLatency | None, old: ZonePairState, policy: CostPolicy, now_s: float
 ) -> ZoneCost:
-    """The entry of a latency. A measured latency replaces an inferred cost, and one of the first few samples, without hysteresis."""
+    """The entry of a latency. Without hysteresis a measured one replaces an inferred cost, and one of a full window a cost from fewer."""
     is_more_reliable = measured is not None and measured.has_full_window and not old.has_full_window
     skips_hysteresis = is_more_reliable or (measured is not None and old.is_inferred)
     if latency.basis == "unreachable":
@@ -219,7 +219,6 @@ def _update_pair(
     """The pair's state with its cost and its measured latency."""
     basis = None if latency is None else latency.basis
     is_unreachable = basis == "unreachable"
-    is_inferred = basis == "inferred" or (old.is_inferred and measured is None)
     if measured is not None:
         old = msgspec.structs.replace(
             old,
@@ -233,7 +232,8 @@ def _update_pair(
         old,
         cost=old.cost if is_unreachable else cost,
         is_unreachable=is_unreachable,
-        is_inferred=is_inferred and basis not in {None, "unreachable"},
+        # A stale latency keeps an inferred cost inferred.
+        is_inferred=basis == "inferred" or (basis == "stale" and old.is_inferred),
     )
 
 
@@ -246,8 +246,8 @@ def _select_persistent_outliers(
     """
     ignored = [
         (link_between(*pair), {p.origin.node, p.destination.node})
-        for pair, entry in state.items()
-        for p in entry.node_pairs
+        for pair, pair_state in state.items()
+        for p in pair_state.node_pairs
         if p.ignored_since_s is not None and p.ignored_since_s < ignored_before_s
     ]
     nodes = {node for _, ends in ignored for node in ends}
@@ -273,7 +273,7 @@ def _select_fresh_node_pairs(
 def _is_unreachable(link: ZoneLink, state: CostState, fresh_node_pairs: _FreshNodePairs) -> bool:
     """Whether every pair of nodes has failed several times in a row, without an answer.
 
-    Without samples of our agents and failures a link stays as it was, because missing results are not a recovery.
+    With neither samples of our agents nor failures a link stays as it was, because missing results are not a recovery.
     """
     directions = (link, link[::-1])
     failures = [failure for pair in directions for failure in state[pair].failures]
@@ -320,25 +320,25 @@ def _find_measured_latency(
     latency_us = consensus.latency_us_by_link.get(link)
     if latency_us is None:
         return _find_external_latency(pair, fresh_node_pairs)
-    measured = [
+    counted = [
         p
         for p in (*fresh_node_pairs[pair], *fresh_node_pairs[pair[::-1]])
         if p.prober != "external" and (p.origin.node, p.destination.node) not in consensus.ignored_pairs
     ]
-    fewest_samples = min(p.smoothed.count for p in measured)
-    mad_us = min(p.smoothed.mad_us for p in measured)
+    fewest_samples = min(p.smoothed.count for p in counted)
+    mad_us = min(p.smoothed.mad_us for p in counted)
     noise_us = 2 * mad_us / math.sqrt(max(1, fewest_samples))
     spread_us = consensus.spread_us_by_link.get(link) or 0.0
-    error_us = max(noise_us, spread_us * 1.5 / math.sqrt(len(measured)), MIN_ERROR_US)
+    error_us = max(noise_us, spread_us * 1.5 / math.sqrt(len(counted)), MIN_ERROR_US)
     if link in consensus.disputed_links:
         error_us = max(error_us, INFERRED_ERROR_RATIO * latency_us)
     return _ZonePairLatency(
         latency_us=latency_us,
         mad_us=mad_us,
-        basis="measured" if any(p in measured for p in fresh_node_pairs[pair]) else "mirrored",
-        seen_at_s=max(p.sighting.first_seen_at_s for p in measured),
+        basis="measured" if any(p in counted for p in fresh_node_pairs[pair]) else "mirrored",
+        seen_at_s=max(p.sighting.first_seen_at_s for p in counted),
         error_us=error_us,
-        node_pair_count=len(measured),
+        node_pair_count=len(counted),
         has_full_window=fewest_samples >= WINDOW_SAMPLES,
     )
 
@@ -358,7 +358,7 @@ def _find_external_latency(pair: ZonePair, fresh_node_pairs: _FreshNodePairs) ->
 def _find_last_good_latency(
     pair: ZonePair, state: CostState, fresh_node_pairs: _FreshNodePairs, oldest_at_s: float, *, unverified: bool = False
 ) -> _ZonePairLatency | None:
-    """The newest of both directions' last good latencies and stale samples; None if there is none or it has expired.
+    """The newest of both directions' last good latencies and samples that are not fresh; None if there is none or it has expired.
 
     With ``unverified``, a last resort: the newest of the latencies that may have been inferred, and of the ignored ones.
     """
@@ -369,10 +369,10 @@ def _find_last_good_latency(
             error_us = max(pair_state.error_us, STALE_ERROR_RATIO * us)
             candidates.append(_ZonePairLatency(us, "stale", pair_state.last_good_at_s, error_us))
         # After a restart, samples may be old already. The consensus ignores the fresh samples of a pair without a measured latency.
+        fresh = fresh_node_pairs[direction]
         candidates += [
             _ZonePairLatency(us := p.smoothed.latency_us, "stale", p.sighting.first_seen_at_s, STALE_ERROR_RATIO * us)
-            for p in pair_state.node_pairs
-            if (p in fresh_node_pairs[direction]) == unverified
+            for p in (fresh if unverified else [p for p in pair_state.node_pairs if p not in fresh])
         ]
     newest = max(candidates, key=lambda latency: (latency.seen_at_s, latency.latency_us), default=None)
     return newest if newest is not None and newest.seen_at_s >= oldest_at_s else None
