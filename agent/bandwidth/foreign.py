@@ -26,9 +26,9 @@ def find_foreign_limit(
         return None
     if not is_limit_ifb(target):
         detail = f"a foreign filter at ingress of {device.name} redirects to {target.name}"
-        return LimitAssessment("other-enforcer", detail, target, tc.params_at(target.index))
+        return LimitAssessment("other-enforcer", detail, target, tc.root_tbf_params(target.index))
     # Versions 1.5 of the plugin set HTB.
-    return _assess_root_qdisc(target, attachment, tc) if tc.params_at(target.index) is None else None
+    return _assess_root_qdisc(target, attachment, tc) if tc.root_tbf_params(target.index) is None else None
 
 
 def _assess_root_qdisc(device: Device, attachment: Attachment | None, tc: TcIndex) -> LimitAssessment | None:

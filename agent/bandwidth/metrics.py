@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from agent.bandwidth.meters import TrafficMeter
+from agent.bandwidth.meters import MEAN_WINDOW_S, TrafficMeter
 from agent.bandwidth.state import LimitKey, LimitStatus
 
 _LABELS = ("namespace", "pod", "direction")
@@ -28,7 +28,7 @@ class BandwidthMetrics:
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """The metric families of this node."""
+        """Yield the metric families of this node's limits."""
         verdict = GaugeMetricFamily(
             "netaware_pod_bandwidth_verdict",
             "Always 1; the labels are the verdict on the pod's limit (docs/bandwidth.md), and the device with the limit.",
@@ -41,7 +41,9 @@ class BandwidthMetrics:
         queue = _limit_gauge(
             "netaware_pod_bandwidth_queue_seconds", "Longest time that a packet can wait in the limit's queue."
         )
-        used = _limit_gauge("netaware_pod_bandwidth_used_bytes_per_second", "Traffic, mean of the last 12 seconds.")
+        used = _limit_gauge(
+            "netaware_pod_bandwidth_used_bytes_per_second", f"Traffic, mean of the last {MEAN_WINDOW_S:g} seconds."
+        )
         for status in self.statuses:
             labels = (status.pod.namespace, status.pod.name, status.direction)
             verdict.add_metric((*labels, status.verdict, status.device_name), 1)

@@ -34,7 +34,7 @@ from agent.bandwidth.state import (
     TcState,
     Verdict,
 )
-from agent.bandwidth.tc_index import PLUGIN_PREFIX, TcIndex, is_limit_ifb, is_our_ifb
+from agent.bandwidth.tc_index import IFB_PREFIX, TcIndex, is_limit_ifb, is_our_ifb
 from agent.rtnetlink import TbfParams
 
 _RATE_ROUNDING_BYTES_PER_S = 1
@@ -103,7 +103,7 @@ def plugin_ifb_name(network: str, container_id: str) -> str:
 
     Our ifbs have the same name, because the plugin's DEL deletes the ifb by name.
     """
-    return (PLUGIN_PREFIX + hashlib.sha512((network + container_id).encode()).hexdigest())[:_MAX_NAME_LENGTH]
+    return (IFB_PREFIX + hashlib.sha512((network + container_id).encode()).hexdigest())[:_MAX_NAME_LENGTH]
 
 
 def ifb_name_of(pod: PodBandwidthSpec, sandbox: PodSandbox, tc: TcIndex) -> str:
@@ -181,7 +181,7 @@ def _keep_stricter_limit(
 
 
 def _assess_ingress(rate_bps: int, device: Device, tc: TcIndex) -> LimitAssessment:
-    params = tc.params_at(device.index)
+    params = tc.root_tbf_params(device.index)
     action = SetIngressLimit(device.index, device.name, tbf.choose_params(rate_bps, device.mtu))
     if params is None:
         root = tc.root_by_device.get(device.index)
@@ -212,7 +212,7 @@ def _assess_egress(
         effect = "is lost" if is_lost else "is not limited"
         detail = f"what {device.name} receives is redirected to a device that is gone, and {effect}"
         return LimitAssessment("filter-missing", detail, device, action=action, loses_packets=is_lost)
-    params = tc.params_at(ifb.index)
+    params = tc.root_tbf_params(ifb.index)
     action = msgspec.structs.replace(action, ifb_name=ifb.name, add_filter=False, stale_filter_priorities=())
     if not ifb.is_up:
         detail = f"{ifb.name} is down, and what {device.name} receives is lost there"
@@ -233,7 +233,7 @@ def _assess_without_redirect(device: Device, action: SetEgressLimit, tc: TcIndex
     if any(f.has_police_action for f in tc.filters_at(device.index)):
         return LimitAssessment("other-enforcer", "a filter polices the traffic", device)
     ifb = tc.device_by_name.get(action.ifb_name)
-    params = tc.params_at(ifb.index) if ifb is not None else None
+    params = tc.root_tbf_params(ifb.index) if ifb is not None else None
     if ifb is None or params is None:
         return LimitAssessment("missing", f"nothing limits what {device.name} receives", device, action=action)
     detail = f"{ifb.name} has a limit, but no filter sends it what {device.name} receives"

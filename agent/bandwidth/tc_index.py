@@ -14,7 +14,7 @@ from agent.bandwidth.state import (
 )
 from agent.rtnetlink import ROOT, TbfParams
 
-PLUGIN_PREFIX = "bwp"
+IFB_PREFIX = "bwp"
 """Name prefix of ifbs, both the CNI bandwidth plugin's and ours."""
 
 
@@ -50,8 +50,8 @@ class TcIndex:
     def pod_device(self, sandbox: PodSandbox) -> Device | None:
         """The host's end of a pod's eth0; None if eth0 is not an end of a veth or netkit pair.
 
-        A pod with several networks has several devices. If the index of its eth0 is unknown, the oldest counts, because a meta plugin
-        sets up the cluster's network first.
+        A pod with several networks has several devices. If the index of eth0, or that of a device's peer, is unknown, the oldest
+        counts, because a meta plugin sets up the cluster's network first.
         """
         if sandbox.namespace_id is None:
             return None
@@ -60,7 +60,7 @@ class TcIndex:
             return next((device for device in devices if device.peer_index == sandbox.pod_interface_index), None)
         return min(devices, key=lambda device: (device.peer_index or 0, device.index), default=None)
 
-    def params_at(self, device_index: int) -> TbfParams | None:
+    def root_tbf_params(self, device_index: int) -> TbfParams | None:
         """Parameters of the token bucket at a device's root; None if there is no token bucket."""
         root = self.root_by_device.get(device_index)
         return root.params if root is not None else None
@@ -77,7 +77,8 @@ class TcIndex:
     def redirect_device(self, device_index: int) -> Device | None:
         """The device that `redirect_filter` redirects to; None if there is no redirect or the device is gone."""
         redirect = self.redirect_filter(device_index)
-        return self.device_by_index.get(redirect.target_index or 0) if redirect is not None else None
+        target_index = redirect.target_index if redirect is not None else None
+        return self.device_by_index.get(target_index) if target_index is not None else None
 
     def filters_at(self, device_index: int, hook: Hook = "ingress") -> list[Filter]:
         """Filters at a device's hook, in the order in which they run."""
@@ -88,7 +89,7 @@ class TcIndex:
         return {f.target_index for filters in self._filters.values() for f in filters if f.target_index is not None}
 
     def describe_foreign_filters(self, device: Device, hook: Hook) -> str:
-        """Describe the filters that are neither ours nor the CNI bandwidth plugin's, to be found with ``tc``; empty if there are none."""
+        """Describe filters, neither ours nor the CNI bandwidth plugin's, in words that help to find them with ``tc``; empty without any."""
         parts = [
             f"a {f.kind} filter{f' {f.program_name}' if f.program_name else ''} with preference {f.priority}"
             for f in self.filters_at(device.index, hook)
@@ -106,7 +107,7 @@ class TcIndex:
 
 def is_limit_ifb(device: Device) -> bool:
     """Whether a device is an ifb of the CNI bandwidth plugin or of ours."""
-    return device.kind == "ifb" and (device.name.startswith(PLUGIN_PREFIX) or is_our_ifb(device))
+    return device.kind == "ifb" and (device.name.startswith(IFB_PREFIX) or is_our_ifb(device))
 
 
 def is_our_ifb(device: Device) -> bool:

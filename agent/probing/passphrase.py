@@ -42,8 +42,8 @@ def read_passphrase_file(path: Path) -> bytes:
 class PassphraseSource:
     """Reads the passphrase and polls for changes: the kubelet replaces mounted files within about a minute.
 
-    An unusable passphrase never turns authentication off: the last usable one stays, or the agent waits. If no passphrase is mounted at
-    the start, probes are unauthenticated until a usable one is mounted.
+    An unusable passphrase never turns authentication off: the last usable one stays; without one the agent waits. If no passphrase is
+    mounted at the start, probes are unauthenticated until a usable one is mounted.
 
     Attributes:
         problem: why the mounted passphrase cannot be used, or that it is gone; else empty.
@@ -61,8 +61,8 @@ class PassphraseSource:
             if passphrase is not None and passphrase != current:
                 if current:
                     log.info("the probing passphrase was replaced")
-                state = "" if passphrase else "none"
-                log.log_change("passphrase/none", state, f"probes are {'' if passphrase else 'not '}authenticated")
+                state = "" if passphrase else "absent"  # Empty is the normal state.
+                log.log_change("passphrase/absent", state, f"probes are {'' if passphrase else 'not '}authenticated")
                 yield passphrase
                 current = passphrase
             await asyncio.sleep(POLL_INTERVAL_S)
