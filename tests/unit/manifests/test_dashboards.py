@@ -54,7 +54,7 @@ def test_panels_have_a_title_a_description_a_unit_and_distinct_queries() -> None
     assert [title for title, panel in PANELS if not is_complete(panel)] == []
 
 
-def test_panels_query_exported_or_list_recorded_series_of_the_chosen_data_source() -> None:
+def test_panels_query_exported_or_recorded_series_of_the_chosen_data_source() -> None:
     used = {title: metrics_in(target["expr"]) for title, target in TARGETS}
     unknown = {title: names - METRICS for title, names in used.items() if names - METRICS or not names}
     assert unknown == {}
