@@ -51,31 +51,34 @@ class FindingEventFilter:
     """
 
     def __init__(self) -> None:
-        self._has_event: dict[FindingKey, bool] = {}
-        """Finding of the previous diagnosis -> whether it has an event."""
+        self._seen: set[FindingKey] = set()
+        self._reported: set[FindingKey] = set()
+        """Findings of the previous diagnosis; those of them that have an event."""
 
     def select_events(self, findings: Iterable[Finding], facts: Facts) -> list[FindingEvent]:
         """The events that are due after a diagnosis, whose ``findings`` are sorted, worst first; counts them as written."""
         events: list[FindingEvent] = []
-        has_event: dict[FindingKey, bool] = {}
+        seen: set[FindingKey] = set()
+        reported: set[FindingKey] = set()
         for finding in findings:
             if finding.severity == "info" or finding.event_scope == "condition":
                 continue
             for object_key in find_objects(finding, facts):
                 key = (finding.code, object_key, finding.affects if finding.event_scope == "zones" else ())
-                had_event = self._has_event.get(key)
-                is_due = had_event is False and not has_event.get(key) and len(events) < MAX_EVENTS_AT_ONCE
-                if is_due:
+                seen.add(key)
+                if key in self._reported:
+                    reported.add(key)
+                elif key in self._seen and key not in reported and len(events) < MAX_EVENTS_AT_ONCE:
+                    reported.add(key)
                     # NoNodeCapacity for no-node-capacity.
                     reason = "".join(part[:1].upper() + part[1:] for part in finding.code.split("-"))
                     events.append(FindingEvent(object_key, reason, _format_note(finding)))
-                has_event[key] = is_due or had_event is True or has_event.get(key, False)
-        self._has_event = has_event
+        self._seen, self._reported = seen, reported
         return events
 
 
 class EventReporter:
-    """Diagnoses ``read_snapshot`` regularly, and writes events about new findings by ``recorder``, while this replica leads."""
+    """Diagnoses a snapshot regularly, and writes events about new findings, while this replica leads."""
 
     def __init__(
         self,
@@ -124,6 +127,7 @@ def find_objects(finding: Finding, facts: Facts) -> list[ObjectKey]:
     kind = _KIND_BY_SCOPE.get(finding.event_scope)
     if kind is not None:
         return [(kind, key) for key in finding.affects]
+    # Such a finding is about the cluster, so that one object suffices.
     return [(NETWORK_TOPOLOGIES, key) for key in sorted(facts.topology_conditions)[:1]]
 
 
