@@ -15,30 +15,31 @@ from controller.topology.decision import TopologyDecision
 from controller.topology.status import count_pairs_by_basis
 from kubekit import quantity
 
+_COST = "netaware_network_cost"
+_LATENCY = "netaware_zone_latency_seconds"
+_AGE = "netaware_zone_measurement_age_seconds"
+_ZONE_PAIRS = "netaware_zone_pairs"
+_REFUSED_KEYS = "netaware_results_refused_keys"
+_CAPACITY = "netaware_bandwidth_capacity_bytes_per_second"
+_ALLOCATED = "netaware_bandwidth_allocated_bytes_per_second"
 _PAIR = ("origin", "destination")
 _GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "netaware_network_cost": ("Cost as written to NetperfCosts; level: zone, region.", ("level", *_PAIR)),
-    "netaware_zone_latency_seconds": (
-        "Smoothed latency behind a cost, with the effect of loss; basis: measured, mirrored, stale, inferred.",
+    _COST: ("Cost as written to NetperfCosts; level: zone, region.", ("level", *_PAIR)),
+    _LATENCY: (
+        "Agreed or inferred latency behind a cost, with the effect of loss; basis: measured, mirrored, stale, inferred.",
         (*_PAIR, "basis"),
     ),
-    "netaware_zone_measurement_age_seconds": ("Age of the measurement behind a cost.", _PAIR),
-    "netaware_zone_pairs": (
+    _AGE: ("Age of the measurement behind a cost.", _PAIR),
+    _ZONE_PAIRS: (
         "Directed pairs of zones; basis of the cost: measured, mirrored, stale, inferred, unreachable, absent.",
         ("basis",),
     ),
-    "netaware_results_refused_keys": (
+    _REFUSED_KEYS: (
         "Keys in results ConfigMaps that were refused; the condition InputValid explains them.",
         ("reason",),
     ),
-    "netaware_bandwidth_capacity_bytes_per_second": (
-        "Capacity of a path, from users' weights; level: zone, region.",
-        ("level", *_PAIR),
-    ),
-    "netaware_bandwidth_allocated_bytes_per_second": (
-        "minBandwidth of placed pods on a path; level: zone, region.",
-        ("level", *_PAIR),
-    ),
+    _CAPACITY: ("Capacity of a path, as users' weights declare it; level: zone, region.", ("level", *_PAIR)),
+    _ALLOCATED: ("minBandwidth of placed pods on a path; level: zone, region.", ("level", *_PAIR)),
 }
 """Help text, and labels after ``topology``, by the name of the gauge."""
 
@@ -46,22 +47,22 @@ _GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
 def _gauge_values(decision: TopologyDecision) -> Iterator[tuple[str, tuple[str, ...], float]]:
     """Name of a gauge, values of its labels after ``topology``, and its value."""
     for pair, entry in decision.costs.by_zone_pair.items():
-        yield "netaware_network_cost", ("zone", *pair), entry.cost
+        yield _COST, ("zone", *pair), entry.cost
         if entry.basis != "unreachable":
-            yield "netaware_zone_latency_seconds", (*pair, entry.basis), entry.latency_us / 1e6
+            yield _LATENCY, (*pair, entry.basis), entry.latency_us / 1e6
         if entry.basis != "inferred":
-            yield "netaware_zone_measurement_age_seconds", pair, entry.age_s
+            yield _AGE, pair, entry.age_s
     for pair, cost in decision.costs.cost_by_region_pair.items():
-        yield "netaware_network_cost", ("region", *pair), cost
+        yield _COST, ("region", *pair), cost
     for basis, count in count_pairs_by_basis(decision.pairs_by_basis, decision.costs).items():
-        yield "netaware_zone_pairs", (basis,), count
+        yield _ZONE_PAIRS, (basis,), count
     for reason, count in decision.results.refusal_counts.items():
-        yield "netaware_results_refused_keys", (reason,), count
+        yield _REFUSED_KEYS, (reason,), count
     for level, bandwidths in (("zone", decision.zone_bandwidths), ("region", decision.region_bandwidths)):
         for pair, capacity in bandwidths.capacities.items():
-            yield "netaware_bandwidth_capacity_bytes_per_second", (level, *pair), float(quantity.parse(capacity)) / 8
+            yield _CAPACITY, (level, *pair), float(quantity.parse(capacity)) / 8
         for pair, allocated_bps in bandwidths.allocations_bps.items():
-            yield "netaware_bandwidth_allocated_bytes_per_second", (level, *pair), allocated_bps / 8
+            yield _ALLOCATED, (level, *pair), allocated_bps / 8
 
 
 class TopologyMetrics(Collector):
