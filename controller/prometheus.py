@@ -64,7 +64,6 @@ class PrometheusClient:
 
     Attributes:
         address: base address; it may contain a password.
-        url: the address without user and password, for messages.
 
     Raises:
         ConfigError: the address is not an http(s) URL.
@@ -79,8 +78,8 @@ class PrometheusClient:
         self._session: aiohttp.ClientSession | None = None
 
     @property
-    def url(self) -> str:
-        """The address without user and password."""
+    def redacted_url(self) -> str:
+        """The address without user and password, for messages."""
         parts = urlsplit(self.address)
         return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
@@ -115,11 +114,11 @@ class PrometheusClient:
                 body = await response.read()
                 status = response.status
         except TimeoutError as error:
-            raise PrometheusError(f"{self.url}: no answer in {self._timeout_s:g} s") from error
+            raise PrometheusError(f"{self.redacted_url}: no answer in {self._timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: a token with a line break.
-            reason = str(error).replace(self.address, self.url) or type(error).__name__
-            raise PrometheusError(f"{self.url}: {reason}") from error
-        return await asyncio.to_thread(_decode_samples, body, status, self.url, finite_only=finite_only)
+            reason = str(error).replace(self.address, self.redacted_url) or type(error).__name__
+            raise PrometheusError(f"{self.redacted_url}: {reason}") from error
+        return await asyncio.to_thread(_decode_samples, body, status, self.redacted_url, finite_only=finite_only)
 
 
 def check_url(url: str, field: str) -> None:

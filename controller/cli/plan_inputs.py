@@ -25,7 +25,10 @@ from kubekit.wire import Object
 
 
 def build_inputs(snapshot: ClusterSnapshot, pods: Iterable[PodInfo], volumes: Volumes) -> PlanInputs:
-    """The planner's inputs, as the controller has them; ``pods`` and ``volumes`` are all of the cluster."""
+    """The planner's inputs, built from lists as the controller builds them from watches.
+
+    ``pods`` and ``volumes`` are all of the cluster; ``snapshot.pods`` has only pods with the label of an AppGroup.
+    """
     node_cache = NodeCache()
     for node in snapshot.nodes:
         node_cache.on_node_change(node.metadata.name, None, node)
@@ -57,8 +60,8 @@ def build_state(snapshot: ClusterSnapshot) -> State:
         (state.on_pod_change, snapshot.pods),
     )
     for on_change, objects in handlers:
-        for added in objects:
-            on_change(added.metadata.key, None, added)
+        for item in objects:
+            on_change(item.metadata.key, None, item)
     return state
 
 

@@ -48,7 +48,7 @@ class PlacementOutcome(View, frozen=True):
         zones_by_workload: workload selector -> zone of each of these nodes; an empty text without a node or zone.
         cost: networkCost, summed over all pairs of a calling and a called pod.
         latency_us: expected network time of a call, in microseconds.
-        violations: pairs of pods over maxNetworkCost, in which the called pod may answer the caller; in parity mode all such pairs.
+        violations: pairs of a caller and a replica that may answer it, with a cost above maxNetworkCost; in parity mode any may.
         unplaced: number of replicas that fit nowhere.
     """
 
@@ -91,7 +91,7 @@ class SimulateCommand(Command):
         f"spreading; {DEFAULT_SCHEDULER_RUNS} runs, because it picks at random between equal nodes). Creates nothing. Pod templates "
         "come from Deployments and StatefulSets in the file or else in the cluster; a workload without one counts as one pod without "
         "requests. With --offline the whole cluster comes from a file, as `kubectl get ns,nodes,pods,services,pv,pvc,storageclasses,"
-        "appgroups,networktopologies -A -o json` prints it: shows the controller's plan for pending pods."
+        "appgroups,networktopologies -A -o json` prints it, and the answer is the controller's plan for its pending pods."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
@@ -170,10 +170,10 @@ def simulate(inputs: PlanInputs, group: AppGroup, controllers: Mapping[str, Work
 
 
 def reset_group(inputs: PlanInputs, group: AppGroup, controllers: Mapping[str, WorkloadController]) -> GroupSnapshot:
-    """Replace a group's pods by its declared replicas, all pending, and return the planner's input for it.
+    """Change ``inputs`` as if a group had no pods, and return the planner's input for its declared replicas, all pending.
 
     Args:
-        inputs: the cluster, in which the group and its pods are replaced.
+        inputs: the cluster; the group is replaced in it, and its pods are removed.
         group: the AppGroup.
         controllers: workload selector -> Deployment or StatefulSet; a workload without one counts as one pod without requests.
 
@@ -188,14 +188,17 @@ def reset_group(inputs: PlanInputs, group: AppGroup, controllers: Mapping[str, W
 
 def plan_placement(inputs: PlanInputs, snapshot: GroupSnapshot) -> PlacementOutcome:
     """Plan a group as the leader does."""
-    targets, keys = inputs.plan_with_preemption(snapshot).targets, [pod.metadata.key for pod in snapshot.pods]
+    targets = inputs.plan_with_preemption(snapshot).targets
+    keys = [pod.metadata.key for pod in snapshot.pods]
     return evaluate_placement(snapshot, [targets[key].node if key in targets else "" for key in keys])
 
 
 def evaluate_placement(snapshot: GroupSnapshot, nodes: Sequence[str]) -> PlacementOutcome:
     """The outcome of placing each of ``snapshot.pods`` on its node in ``nodes``; an empty node for a pod that fits nowhere."""
-    replace, assignments = msgspec.structs.replace, list(zip(snapshot.pods, nodes, strict=True))
+    replace = msgspec.structs.replace
+    assignments = list(zip(snapshot.pods, nodes, strict=True))
     bound_pods = [replace(pod, spec=replace(pod.spec, node_name=node)) for pod, node in assignments if node]
+    # All pods are bound, so that the planner only evaluates.
     plan = plan_group(replace(snapshot, pods=bound_pods))
     nodes_by_workload: dict[str, list[str]] = defaultdict(list)
     zones_by_workload: dict[str, list[str]] = defaultdict(list)

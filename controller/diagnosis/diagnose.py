@@ -21,16 +21,18 @@ def diagnose(facts: Facts) -> tuple[Finding, ...]:
     agent_findings = list(find_agent_findings(facts))
     findings = [*program_findings, *agent_findings]
     zone_codes = {"zone-without-agent", "no-agents"}
-    silent_zones = {zone for finding in agent_findings if finding.code in zone_codes for zone in finding.affects}
+    zones_without_agents = {
+        zone for finding in agent_findings if finding.code in zone_codes for zone in finding.affects
+    }
     suppressed_codes: set[str] = set()
     if has_leader(program_findings):
-        findings += find_network_findings(facts, silent_zones)
+        findings += find_network_findings(facts, zones_without_agents)
     else:
         # Without a leader, costs and plans are old, and gates stay closed.
         suppressed_codes.add("gated-too-long")
     if any(finding.code == "scheduler-down" for finding in program_findings):
         suppressed_codes.add("no-scheduler")
-    unreachable = silent_zones.union(*(f.affects for f in findings if f.code == "zones-unreachable"))
+    unreachable = zones_without_agents.union(*(f.affects for f in findings if f.code == "zones-unreachable"))
     findings += find_group_findings(facts, unreachable)
     findings += [finding for finding in find_pod_findings(facts) if finding.code not in suppressed_codes]
     findings += find_bandwidth_findings(facts.network, facts.bandwidth)

@@ -61,20 +61,20 @@ _FAILED_CONDITIONS = {("InputValid", "False"), ("OutlierNodes", "True")}
 """Type and status of the conditions that become findings of their own."""
 
 
-def find_network_findings(facts: Facts, silent_zones: Collection[str]) -> Iterator[Finding]:
+def find_network_findings(facts: Facts, zones_without_agents: Collection[str]) -> Iterator[Finding]:
     """Findings about NetworkTopologies, the probe plan, paths between zones, and costs.
 
-    ``silent_zones`` have no working agent, which another finding reports: pairs with them are left out, and all stale pairs.
+    ``zones_without_agents`` have no working agent, which another finding reports: pairs with them are left out, and all stale pairs.
     """
     if not facts.topology_conditions and facts.control_plane.can_list_topologies:
         yield _no_topology_finding(facts)
         return
-    pairs = [pair for pair in facts.network.pairs if not set(pair.zones).intersection(silent_zones)]
+    pairs = [pair for pair in facts.network.pairs if not set(pair.zones).intersection(zones_without_agents)]
     unreachable = {pair.zones for pair in pairs if pair.basis == "unreachable"}
-    unreachable |= {zones for zones in facts.unreachable_pairs if not set(zones).intersection(silent_zones)}
+    unreachable |= {zones for zones in facts.unreachable_pairs if not set(zones).intersection(zones_without_agents)}
     dead_paths = {(min(zones), max(zones)) for zones in unreachable}
     yield from (_unreachable_finding(*path) for path in sorted(dead_paths))
-    working_zones = {a.zone for a in facts.agents if a.state == "up" and a.zone} - set(silent_zones)
+    working_zones = {a.zone for a in facts.agents if a.state == "up" and a.zone} - set(zones_without_agents)
     if facts.network.interval_s is None and len(working_zones) > 1:
         yield _no_plan_finding(facts, tuple(sorted(working_zones)))
         return
@@ -83,7 +83,7 @@ def find_network_findings(facts: Facts, silent_zones: Collection[str]) -> Iterat
     if not any(c.type == "Measured" and _is_recent(c, NEW_ZONE_ROUNDS, facts) for c in all_conditions):
         yield from _find_unmeasured([p for p in pairs if (min(p.zones), max(p.zones)) not in dead_paths])
     # Costs of other pairs may be inferred over silent zones or dead paths, and are then old too.
-    if not silent_zones and not dead_paths:
+    if not zones_without_agents and not dead_paths:
         yield from _find_stale(facts, pairs)
 
 

@@ -172,7 +172,7 @@ async def _choose_source(prometheus: PrometheusClient, source_name: str) -> Sour
         if await prometheus.query(source.presence_expression):
             return source
     counters = ", ".join(counter for source in candidates for counter in source.counters)
-    problem = f"{prometheus.url} has none of the counters of traffic between workloads: {counters}"
+    problem = f"{prometheus.redacted_url} has none of the counters of traffic between workloads: {counters}"
     raise NoTrafficError("traffic", problem, "install one of the projects that export them")
 
 

@@ -78,7 +78,7 @@ async def test_measured_weights_are_written_once_and_drift_sets_the_condition(
     )
     async with run_prometheus(prometheus_programs, tmp_path, format_exposition(make_series(namespace))) as prometheus:
         traffic = {
-            "prometheusUrl": prometheus.url,
+            "prometheusUrl": prometheus.address,
             "intervalS": 1,
             "keepWeights": True,
             "prices": {"betweenZones": 0.02, "currency": "EUR"},
@@ -110,7 +110,7 @@ async def test_propose_apply_writes_the_appgroup_and_labels_pod_templates(
             "propose",
             "-n",
             namespace,
-            f"--prometheus={prometheus.url}",
+            f"--prometheus={prometheus.address}",
             f"--kubeconfig={control_plane.kubeconfig}",
         ]
         code = "import sys; from controller.cli import main; sys.exit(main())"

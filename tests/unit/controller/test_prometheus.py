@@ -32,7 +32,7 @@ async def test_errors_name_the_address_without_the_password() -> None:
         await web.TCPSite(runner, LOOPBACK, 0).start()
         host = f"{LOOPBACK}:{runner.addresses[0][1]}"
         async with PrometheusClient(f"http://who:secret@{host}/base/") as prometheus:
-            assert prometheus.url == f"http://{host}/base"
+            assert prometheus.redacted_url == f"http://{host}/base"
             with pytest.raises(PrometheusError) as refused:
                 await prometheus.query("up")
         async with PrometheusClient(f"http://who:secret@{LOOPBACK}:9") as away:
