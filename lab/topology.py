@@ -17,9 +17,10 @@ from kubekit.durations import parse_duration
 from kubekit.errors import ConfigError, QuantityError
 from kubekit.settings import Section, convert, parse_yaml
 
-KWOK, REAL = KUBELETS = ("kwok", "real")
-SHIPPED = Path(__file__).parent / "topologies"
-DEFAULT = "four-zones"
+KWOK, REAL = "kwok", "real"
+KUBELETS = (KWOK, REAL)
+TOPOLOGY_DIR = Path(__file__).parent / "topologies"
+DEFAULT_TOPOLOGY = "four-zones"
 MAX_NODES = 200
 # RFC 1123 labels, because names become names of objects, network namespaces and log files.
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
@@ -72,7 +73,7 @@ class LabNode:
 
 @dataclass(frozen=True)
 class Topology:
-    """A valid topology.
+    """Nodes, and links between their zones, from a checked file.
 
     Attributes:
         name: name of the topology, not of the lab.
@@ -110,7 +111,7 @@ def zone_pair(zone: str, other: str) -> tuple[str, str]:
     return (zone, other) if zone <= other else (other, zone)
 
 
-class _NodeFile(Section, frozen=True):
+class _NodeSection(Section, frozen=True):
     name: str
     cpu: str | int | None = None
     memory: str | int | None = None
@@ -127,43 +128,43 @@ class _Defaults(Section, frozen=True):
     kubelet: str = KWOK
 
 
-class _ZoneFile(Section, frozen=True):
+class _ZoneSection(Section, frozen=True):
     name: str
-    nodes: list[_NodeFile]
+    nodes: list[_NodeSection]
 
 
-class _RegionFile(Section, frozen=True):
+class _RegionSection(Section, frozen=True):
     name: str
-    zones: list[_ZoneFile]
+    zones: list[_ZoneSection]
 
 
-class _LinkFile(Section, frozen=True):
+class _LinkSection(Section, frozen=True):
     rtt: str | float
     jitter: str | float = "0us"
     loss: str | float = "0%"
 
 
-class _PairFile(_LinkFile, frozen=True):
-    between: tuple[str, str] = ("", "")
+class _PairSection(_LinkSection, frozen=True, kw_only=True):
+    between: tuple[str, str]
 
 
 class _TopologyFile(Section, frozen=True):
     name: str
-    regions: list[_RegionFile]
+    regions: list[_RegionSection]
     description: str = ""
     node_defaults: _Defaults = _Defaults()
-    same_zone: _LinkFile = _LinkFile(rtt="150us")
-    links: list[_PairFile] = []
+    same_zone: _LinkSection = _LinkSection(rtt="150us")
+    links: list[_PairSection] = []
 
 
 def load_topology(name_or_file: str) -> Topology:
     """Read a shipped topology by name, or a file. Raises ConfigError, as `parse_topology`, also if it does not exist."""
-    shipped = SHIPPED / f"{name_or_file}.yaml"
+    shipped = TOPOLOGY_DIR / f"{name_or_file}.yaml"
     path = shipped if _NAME.match(name_or_file) and shipped.exists() else Path(name_or_file)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        names = ", ".join(sorted(p.stem for p in SHIPPED.glob("*.yaml")))
+        names = ", ".join(sorted(p.stem for p in TOPOLOGY_DIR.glob("*.yaml")))
         problem = getattr(error, "strerror", None) or "is not UTF-8 text"
         raise ConfigError("--topology", f"{path}: {problem}", f"name a file, or one of {names}, none") from error
     return parse_topology(text, str(path))
@@ -222,7 +223,7 @@ class _TopologyReader:
         self._check_unique("zone", zone_names)
         return nodes
 
-    def _read_node(self, path: str, node: _NodeFile, region: str, zone: str) -> LabNode:
+    def _read_node(self, path: str, node: _NodeSection, region: str, zone: str) -> LabNode:
         self._check_name(f"{path}.name", node.name)
         amounts = {n: self._read_quantity(*self._find_setting(path, node, n)) for n in ("cpu", "memory", "pods", "nic")}
         field, kubelet = self._find_setting(path, node, "kubelet")
@@ -239,7 +240,7 @@ class _TopologyReader:
             kubelet=str(kubelet),
         )
 
-    def _find_setting(self, path: str, node: _NodeFile, name: str) -> tuple[str, str | int]:
+    def _find_setting(self, path: str, node: _NodeSection, name: str) -> tuple[str, str | int]:
         """Return path and value of a node's setting, or those of its default."""
         value = getattr(node, name)
         if value is not None:
@@ -270,17 +271,14 @@ class _TopologyReader:
                 )
         return links
 
-    def _read_link(self, path: str, given: _LinkFile) -> Link:
-        rtt_us = self._read_duration_us(f"{path}.rtt", given.rtt)
-        jitter_us = self._read_duration_us(f"{path}.jitter", given.jitter)
+    def _read_link(self, path: str, given: _LinkSection) -> Link:
+        rtt_us = parse_duration_us(given.rtt, f"{self.file}: {path}.rtt")
+        jitter_us = parse_duration_us(given.jitter, f"{self.file}: {path}.jitter")
         loss = parse_loss(given.loss, f"{self.file}: {path}.loss")
         link = Link(rtt_us, jitter_us, loss)
         if link.has_excessive_jitter:
             raise self._make_error(f"{path}.jitter", f"{given.jitter} is more than the round trip, {given.rtt}")
         return link
-
-    def _read_duration_us(self, path: str, value: str | float) -> float:
-        return parse_duration_us(value, f"{self.file}: {path}")
 
     def _read_quantity(self, path: str, value: str | int) -> str:
         try:
@@ -308,7 +306,7 @@ class _TopologyReader:
 
 
 def parse_duration_us(value: str | float, field: str) -> float:
-    """Return a delay of up to 10 s in microseconds; 0 needs no unit. Raises ConfigError, which names ``field``, for others."""
+    """Return a delay in microseconds; 0 needs no unit. Raises ConfigError, which names ``field``, unless it is from 0 to 10 s."""
     return 0.0 if value in {0, "0"} else round(parse_duration(str(value), field, maximum_s=_MAX_RTT_S) * 1e6, 3)
 
 

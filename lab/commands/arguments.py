@@ -12,7 +12,7 @@ from kubekit.errors import ConfigError
 from lab.errors import LabError
 from lab.progress import ProgressPrinter
 from lab.reclaim import LabPaths, find_running_pid, lab_paths
-from lab.topology import DEFAULT, KUBELETS, REAL, SHIPPED, Topology, load_topology
+from lab.topology import DEFAULT_TOPOLOGY, KUBELETS, REAL, TOPOLOGY_DIR, Topology, load_topology
 
 _DEFAULT_NAME = "lab"
 
@@ -36,10 +36,10 @@ def print_json(value: object) -> None:
 
 def add_topology(parser: argparse.ArgumentParser) -> None:
     """Add the option ``--topology``."""
-    shipped = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.yaml")))
+    shipped = ", ".join(sorted(path.stem for path in TOPOLOGY_DIR.glob("*.yaml")))
     parser.add_argument(
         "--topology",
-        default=DEFAULT,
+        default=DEFAULT_TOPOLOGY,
         metavar="NAME|FILE|none",
         help=f"one of {shipped}, a YAML file, or none for the control plane alone (%(default)s)",
     )

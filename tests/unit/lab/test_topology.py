@@ -80,6 +80,7 @@ def test_topology_and_nodes_options_are_checked() -> None:
             "0.5%}\n  - {between: [z2, z1], rtt: 1ms}\n",
             "links[1].between: the pair z1, z2 has a link already",
         ),
+        ("between: [z1, z2], ", "", "links[0].between: is missing"),
         ("between: [z1, z2]", "between: [z1, z9]", "links[0].between: 'z9' is not a zone"),
         ("between: [z1, z2]", "between: [z1, z1]", "links[0].between: names z1 twice"),
         ("name: n2", "name: n1", "two nodes named n1"),
