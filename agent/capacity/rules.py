@@ -227,7 +227,7 @@ class _Resolver:
         ports = self._ports_of(link)
         outward = [port for port in ports if port.is_up and port.kind in _OUTWARD_KINDS]
         if not outward:
-            raise _UnknownCapacityError(f"{link.name}: none of its {len(ports)} ports leads out of this machine")
+            raise _UnknownCapacityError(f"{link.name}: no port that is up leads out of this machine")
         resolved = [self._resolve(port, depth + 1) for port in outward]
         slowest = min(resolved, key=lambda port: port.mbps)
         suffix = f", slowest of {len(resolved)} ports" if len(resolved) > 1 else ""

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.capacity.links import Link, LinkSnapshot, Machine, Route
+from agent.capacity.links import BOND_MODES, Link, LinkSnapshot, Machine, Route
 from agent.capacity.rules import find_capacity
 from agent.capacity.sysfs import read_machine
 
@@ -75,8 +75,8 @@ def nic(index: int, name: str, mbps: int | None, **fields: Any) -> Link:
     return Link(index=index, name=name, is_physical=True, driver="ixgbe", sysfs_mbps=mbps, **fields)
 
 
-def bond(mode: int, **fields: Any) -> Link:
-    return Link(index=2, name="bond0", kind="bond", bond_mode=mode, **fields)
+def bond(mode: str, **fields: Any) -> Link:
+    return Link(index=2, name="bond0", kind="bond", bond_mode=BOND_MODES.index(mode), **fields)
 
 
 def vlan(index: int, parent_index: int, **fields: Any) -> Link:
@@ -100,17 +100,17 @@ def routes(*devices: int, multipath: bool = False) -> tuple[Route, ...]:
 
 
 @pytest.mark.parametrize(
-    ("links", "routes", "expected"),
+    ("links", "default_routes", "expected"),
     [
-        pytest.param((bond(1, active_slave_index=3), FAST, SLOW), routes(2), 10 * G, id="active backup"),
-        pytest.param((bond(1, active_slave_index=4), FAST, SLOW), routes(2), G, id="active backup after a failover"),
-        pytest.param((bond(1), FAST, SLOW), routes(2), "has no active slave", id="active backup without a slave"),
+        pytest.param((bond("active-backup", active_slave_index=3), FAST, SLOW), routes(2), 10 * G, id="active backup"),
+        pytest.param((bond("active-backup", active_slave_index=4), FAST, SLOW), routes(2), G, id="after a failover"),
+        pytest.param((bond("active-backup"), FAST, SLOW), routes(2), "has no active slave", id="no active slave"),
         pytest.param(
-            (bond(4, active_aggregator=1), *LACP_PORTS), routes(2), 50 * G, id="LACP: the active aggregator's ports"
+            (bond("802.3ad", active_aggregator=1), *LACP_PORTS), routes(2), 50 * G, id="LACP, active aggregator"
         ),
-        pytest.param((bond(4), *LACP_PORTS), routes(2), 75 * G, id="LACP without a named aggregator"),
-        pytest.param((bond(5), *EQUAL), routes(2), 10 * G, id="balance-tlb receives on one device only"),
-        pytest.param((bond(6), *EQUAL), routes(2), 20 * G, id="balance-alb receives on all devices"),
+        pytest.param((bond("802.3ad"), *LACP_PORTS), routes(2), 75 * G, id="LACP without a named aggregator"),
+        pytest.param((bond("balance-tlb"), *EQUAL), routes(2), 10 * G, id="balance-tlb receives on one device only"),
+        pytest.param((bond("balance-alb"), *EQUAL), routes(2), 20 * G, id="balance-alb receives on all devices"),
         pytest.param((nic(2, "a", 10_000, is_up=False),), routes(2), "a is down", id="a device that is down"),
         pytest.param((nic(2, "a", 10_000, is_up=False), UPLINKS[1]), routes(2, 3), G, id="the first uplink is down"),
         pytest.param(UPLINKS, routes(2, 3), 10 * G, id="the kernel uses the first of two routes with one metric"),
@@ -126,12 +126,15 @@ def routes(*devices: int, multipath: bool = False) -> tuple[Route, ...]:
         pytest.param(
             (vlan(2, 9, is_parent_elsewhere=True),), routes(2), "in another network", id="a VLAN on another namespace"
         ),
-        pytest.param(BRIDGE_OF_PODS, routes(2), "none of its 1 ports leads out", id="a bridge of pods only"),
+        pytest.param(BRIDGE_OF_PODS, routes(2), "br0: no port that is up leads out", id="a bridge of pods only"),
         pytest.param(
-            (bond(4), *EQUAL, VLAN_ON_SLAVE), routes(2, 5, multipath=True), 20 * G, id="a VLAN on a counted slave"
+            (bond("802.3ad"), *EQUAL, VLAN_ON_SLAVE), routes(2, 5, multipath=True), 20 * G, id="VLAN on a counted slave"
         ),
         pytest.param(
-            (bond(4), *EQUAL, VLAN_ON_SLAVE), routes(5, 2, multipath=True), "shares some", id="partly shared devices"
+            (bond("802.3ad"), *EQUAL, VLAN_ON_SLAVE),
+            routes(5, 2, multipath=True),
+            "shares some",
+            id="partly shared devices",
         ),
         pytest.param((nic(2, "a", 2**32 - 1),), routes(2), "its speed is unknown", id="an absurd speed"),
         pytest.param(
@@ -143,9 +146,9 @@ def routes(*devices: int, multipath: bool = False) -> tuple[Route, ...]:
     ],
 )
 def test_bonds_routes_and_shapers_give_a_capacity_or_a_reason(
-    links: tuple[Link, ...], routes: tuple[Route, ...], expected: int | str
+    links: tuple[Link, ...], default_routes: tuple[Route, ...], expected: int | str
 ) -> None:
-    capacity = find_capacity(LinkSnapshot(links=links, routes=routes))
+    capacity = find_capacity(LinkSnapshot(links=links, routes=default_routes))
     if isinstance(expected, int):
         assert capacity.rate_bps == expected, capacity.explanation
     else:
