@@ -150,7 +150,7 @@ def test_terminating_pods_and_pods_that_a_rollout_replaces_are_no_finding() -> N
 def test_each_alert_of_a_finding_exists_and_has_its_section_in_the_runbook() -> None:
     rules = yaml.safe_load((ROOT / "manifests" / "prometheus" / "alerts.rules.yaml").read_text())
     alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
-    sections = set(re.findall(r"^## (\w+)$", (ROOT / "docs" / "runbook.md").read_text(), re.MULTILINE))
+    sections = set(re.findall(r"^### (\w+)$", (ROOT / "docs" / "runbook.md").read_text(), re.MULTILINE))
     named = {f.alert for situation in SITUATIONS for f in diagnose(situation.facts)} - {""}
     assert named <= alerts & sections
 

@@ -25,7 +25,7 @@ def test_rules_query_exported_or_recorded_series() -> None:
 
 
 def test_alerts_have_a_severity_annotations_and_a_runbook_section() -> None:
-    _, *sections = re.split(r"^## ", (ROOT / "docs" / "runbook.md").read_text(), flags=re.MULTILINE)
+    _, *sections = re.split(r"^### ", (ROOT / "docs" / "runbook.md").read_text(), flags=re.MULTILINE)
     runbook = {
         section.partition("\n")[0]: re.findall(r"^- \*\*(\w+):\*\*(?: |\n  - )\S", section, re.MULTILINE)
         for section in sections
