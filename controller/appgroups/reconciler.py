@@ -17,9 +17,9 @@ from controller.appgroups.status import (
     ROUTED_NEAR,
     DependencyVerdict,
     GroupState,
+    build_status,
     compute_group_state,
     consent_condition,
-    plan_status,
 )
 from controller.cluster.cluster_cache import ClusterCache
 from controller.cluster.costs import CostIndex, Location, are_costs_unchanged, location_of
@@ -166,7 +166,7 @@ class AppGroupController:
         extra_conditions = [consent] if consent is not None else []
         if self._extra_conditions is not None:
             extra_conditions += await self._extra_conditions(key)
-        desired = plan_status(group, state, time.time(), extra_conditions=extra_conditions)
+        desired = build_status(group, state, time.time(), extra_conditions=extra_conditions)
         if await self._status_writer.write(group, desired):
             self._metrics.writes.inc()
 
@@ -210,7 +210,7 @@ class AppGroupMetrics(Collector):
         for key, (group, state) in tuple(self.states.items()):  # A copy, because metrics are collected in a thread.
             pods.add_metric([key, "wanted"], group.spec.num_members)
             pods.add_metric([key, "running"], state.running_count)
-            pods.add_metric([key, "placed"], sum(sum(counts.values()) for counts in state.placed_by_node))
+            pods.add_metric([key, "placed"], sum(sum(counts.values()) for counts in state.pods_by_node))
             verdicts = collections.Counter(check.verdict for check in state.checks)
             for verdict in get_args(DependencyVerdict):
                 dependencies.add_metric([key, verdict], verdicts[verdict])

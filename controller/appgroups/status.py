@@ -1,7 +1,7 @@
 """Computes the status of an AppGroup: order, running pods, and conditions.
 
 A dependency is met if the path from each caller to each replica that may answer it costs at most maxNetworkCost (NetworkOverhead's rule,
-docs/contracts, section 4). In upstream parity every replica may answer.
+docs/contracts.md, section 4). In upstream parity every replica may answer.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class GroupState(msgspec.Struct, frozen=True):
     Attributes:
         graph: its dependencies.
         order: of its workloads.
-        placed_by_node: for each workload of the graph, node -> number of placed pods.
+        pods_by_node: for each workload of the graph, node -> number of placed pods.
         checks: one for each edge of the graph.
         running_count: number of pods in phase Running that are not being deleted.
         started_at: RFC 3339 time at which its first pod was created, None without pods.
@@ -60,7 +60,7 @@ class GroupState(msgspec.Struct, frozen=True):
 
     graph: DependencyGraph
     order: WorkloadOrder
-    placed_by_node: tuple[Mapping[str, int], ...]
+    pods_by_node: tuple[Mapping[str, int], ...]
     checks: tuple[DependencyCheck, ...]
     running_count: int
     started_at: str | None
@@ -87,14 +87,14 @@ def compute_group_state(
     """
     graph, key = build_graph(group.spec), group.metadata.key
     positions = {selector: i for i, selector in enumerate(graph.selectors)}
-    placed_by_node: list[Counter[str]] = [Counter() for _ in graph.workloads]
+    pods_by_node: list[Counter[str]] = [Counter() for _ in graph.workloads]
     group_pods = [pod for pod in pods if membership.group_key_of(pod.metadata.namespace, pod.group) == key]
     active_pods = [pod for pod in group_pods if pod.is_active]
     placed_pods = [pod for pod in active_pods if pod.workload in positions and pod.spec.node_name in locations]
     for pod in placed_pods:
-        placed_by_node[positions[pod.workload]][pod.spec.node_name] += 1
+        pods_by_node[positions[pod.workload]][pod.spec.node_name] += 1
     routing_by_selector = services.routings_of(placed_pods) if services is not None else {}
-    node_sets = [_nodes_by_location(counts, locations) for counts in placed_by_node]
+    node_sets = [_nodes_by_location(counts, locations) for counts in pods_by_node]
     routings = [routing_by_selector.get(selector, Routing.ANY) for selector in graph.selectors]
     checks = [
         _check_dependency(edge, node_sets[edge.caller], node_sets[edge.callee], costs, routings[edge.callee])
@@ -104,7 +104,7 @@ def compute_group_state(
     running_count = sum(pod.status.phase == "Running" for pod in active_pods)
     created_at = filter(None, (pod.metadata.creation_timestamp for pod in group_pods))
     started_at = min(created_at, key=parse_time, default=None)
-    return GroupState(graph, order, tuple(placed_by_node), tuple(checks), running_count, started_at)
+    return GroupState(graph, order, tuple(pods_by_node), tuple(checks), running_count, started_at)
 
 
 def _nodes_by_location(nodes: Iterable[str], locations: Mapping[str, Location]) -> NodesByLocation:
@@ -126,7 +126,9 @@ def _check_dependency(
         for node in nodes:
             callers_by_routing[endpoints.routing_from(node, origin)].add(node)
         for actual_routing, caller_nodes in callers_by_routing.items():
-            for destination in sorted(callees) if actual_routing is Routing.ANY else (origin,):
+            destinations = sorted(callees) if actual_routing is Routing.ANY else [origin]
+            for destination in destinations:
+                # One node in all: every caller is on the replica's host.
                 is_same_host = actual_routing is Routing.NODE or len(caller_nodes | callees[destination]) == 1
                 check = DependencyCheck(edge, "met", SAME_HOST_COST, origin, destination)
                 if not is_same_host:
@@ -142,7 +144,7 @@ def _severity(check: DependencyCheck) -> tuple[int, int]:
     return ("idle", "met", "unknown", "violated").index(check.verdict), check.cost - check.edge.max_network_cost
 
 
-def plan_status(
+def build_status(
     group: AppGroup, state: GroupState, now: float, *, extra_conditions: Sequence[Condition] = ()
 ) -> AppGroupStatus:
     """The status to write; equal to the current one if nothing changed.
@@ -154,15 +156,12 @@ def plan_status(
         extra_conditions: `consent_condition`, and the scheduler's.
     """
     before, generation = group.status, group.metadata.generation
-    rank_by_position = {position: number for number, position in enumerate(state.order.sequence, start=1)}
-    ordered_workloads = [
-        OrderedWorkload(workload, rank_by_position[i]) for i, workload in enumerate(state.graph.workloads)
-    ]
+    place_by_index = {index: place for place, index in enumerate(state.order.sequence, start=1)}
+    ordered_workloads = [OrderedWorkload(w, place_by_index[index]) for index, w in enumerate(state.graph.workloads)]
     # Upstream's plugin finds a workload in this list by binary search on the selector.
     ordered_workloads.sort(key=lambda entry: entry.workload.selector)
-    calculated_at = before.topology_calculation_time
-    if (before.topology_order or []) != ordered_workloads or before.observed_generation != generation:
-        calculated_at = None  # Calculated now.
+    is_unchanged = (before.topology_order or []) == ordered_workloads and before.observed_generation == generation
+    calculated_at = before.topology_calculation_time if is_unchanged else None
     return AppGroupStatus(
         running_workloads=state.running_count,
         schedule_start_time=before.schedule_start_time or state.started_at,

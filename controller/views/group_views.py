@@ -147,17 +147,17 @@ def _build_group_view(
         dependencies=dependencies,
         faults=tuple(fault.message for fault in state.graph.faults),
         conditions=tuple(group.status.conditions or ()),
-        zone_losses=tuple(_find_zone_losses(selectors, state.placed_by_node, locations)),
+        zone_losses=tuple(_find_zone_losses(selectors, state.pods_by_node, locations)),
     )
 
 
 def _find_zone_losses(
-    selectors: Sequence[str], placed_by_node: Sequence[Mapping[str, int]], locations: Mapping[str, Location]
+    selectors: Sequence[str], pods_by_node: Sequence[Mapping[str, int]], locations: Mapping[str, Location]
 ) -> Iterator[ZoneLoss]:
-    """The losses of all zones with a replica; ``placed_by_node`` has, for each of ``selectors``, node -> number of replicas."""
-    placed_by_location = [count_by_location(counts, locations) for counts in placed_by_node]
-    for location in sorted({location for counts in placed_by_location for location in counts if location.zone}):
-        workloads = zip(selectors, placed_by_location, strict=True)
+    """The losses of all zones with a replica; ``pods_by_node`` has, for each of ``selectors``, node -> number of replicas."""
+    pods_by_location = [count_by_location(counts, locations) for counts in pods_by_node]
+    for location in sorted({location for counts in pods_by_location for location in counts if location.zone}):
+        workloads = zip(selectors, pods_by_location, strict=True)
         stopped = (selector for selector, counts in workloads if 0 < counts[location] == counts.total())
         yield ZoneLoss(zone=location.zone, stopped_workloads=tuple(stopped))
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.appgroups.status import GroupState, compute_group_state, consent_condition, plan_status
+from controller.appgroups.status import GroupState, build_status, compute_group_state, consent_condition
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.crds import WORKLOAD_LABEL, AppGroup, AppGroupStatus, WeightInfo
@@ -53,7 +53,7 @@ def state_of(app_group: AppGroup, *pods: Pod, rules: NetworkOverheadArgs | None 
 
 
 def condition(app_group: AppGroup, type_: str, *pods: Pod) -> Condition:
-    status = plan_status(app_group, state_of(app_group, *pods), 1000.0)
+    status = build_status(app_group, state_of(app_group, *pods), 1000.0)
     found = find_condition(status.conditions, type_)
     assert found is not None
     return found
@@ -64,7 +64,7 @@ CHAIN: dict[str, dict[str, int]] = {"P1": {"P2": 15}, "P2": {}}
 
 def test_indexes_count_from_one_and_the_list_is_sorted_by_selector() -> None:
     app_group = group({"b": {"a": 1}, "a": {}, "C": {}})
-    status = plan_status(app_group, state_of(app_group), 1000.0)
+    status = build_status(app_group, state_of(app_group), 1000.0)
     assert status.topology_order is not None
     assert [entry.workload.selector for entry in status.topology_order] == ["C", "a", "b"], (
         "bytewise, as upstream searches"
@@ -79,7 +79,7 @@ def test_a_cycle_is_reported_with_its_path_and_every_workload_has_an_index() -> 
     found_condition = condition(app_group, "SpecValid")
     assert (found_condition.status, found_condition.reason) == ("False", "Cycle")
     assert "a -> b -> c -> a" in found_condition.message
-    assert len(plan_status(app_group, state_of(app_group), 1.0).topology_order or ()) == 4
+    assert len(build_status(app_group, state_of(app_group), 1.0).topology_order or ()) == 4
 
 
 def test_an_unknown_algorithm_is_reported_with_its_fallback() -> None:
@@ -108,7 +108,7 @@ def test_an_unknown_cost_is_neither_met_nor_violated() -> None:
     app_group = group(CHAIN)
     state = state_of(app_group, pod("P1", "n1"), pod("P2", "n3"), costs=CostTable())
     assert state.checks[0].verdict == "unknown"
-    found_condition = find_condition(plan_status(app_group, state, 1.0).conditions, "CostsMet")
+    found_condition = find_condition(build_status(app_group, state, 1.0).conditions, "CostsMet")
     assert found_condition is not None
     assert (found_condition.status, found_condition.reason) == ("Unknown", "CostsUnknown")
 
@@ -157,20 +157,20 @@ def test_running_pods_are_counted_in_the_groups_own_namespaces_only() -> None:
 def test_the_start_time_is_the_first_pods_creation_and_stays_after_its_deletion() -> None:
     app_group = group(CHAIN)
     pods = [pod("P1", "", created="2026-01-01T10:00:00Z"), pod("P2", "", created="2026-01-01T09:00:00Z")]
-    status = plan_status(app_group, state_of(app_group, *pods), 1000.0)
+    status = build_status(app_group, state_of(app_group, *pods), 1000.0)
     assert status.schedule_start_time == "2026-01-01T09:00:00Z"
     later = msgspec.structs.replace(app_group, status=status)
-    assert plan_status(later, state_of(later), 2000.0).schedule_start_time == "2026-01-01T09:00:00Z"
+    assert build_status(later, state_of(later), 2000.0).schedule_start_time == "2026-01-01T09:00:00Z"
 
 
 def test_the_calculation_time_changes_with_the_spec_only() -> None:
     app_group = group(CHAIN)
-    first = plan_status(app_group, state_of(app_group), 1000.0)
+    first = build_status(app_group, state_of(app_group), 1000.0)
     same = msgspec.structs.replace(app_group, status=first)
-    with_pods = plan_status(same, state_of(same, pod("P1", "n1")), 2000.0)
+    with_pods = build_status(same, state_of(same, pod("P1", "n1")), 2000.0)
     assert with_pods.topology_calculation_time == first.topology_calculation_time
     changed = group({"P1": {}, "P2": {"P1": 1}}, status=first, generation=2)
-    assert plan_status(changed, state_of(changed), 3000.0).topology_calculation_time == "1970-01-01T00:50:00Z"
+    assert build_status(changed, state_of(changed), 3000.0).topology_calculation_time == "1970-01-01T00:50:00Z"
 
 
 @given(
@@ -185,10 +185,10 @@ def test_an_unchanged_status_is_not_written_again(
 ) -> None:
     app_group = group(calls, algorithm=algorithm)
     pods = [pod(workload, node, name=str(i)) for i, (workload, node) in enumerate(placed)]
-    first = plan_status(app_group, state_of(app_group, *pods), 1000.0)
+    first = build_status(app_group, state_of(app_group, *pods), 1000.0)
     stored = msgspec.json.decode(msgspec.json.encode(first), type=AppGroupStatus)
     again = msgspec.structs.replace(app_group, status=stored)
-    assert plan_status(again, state_of(again, *reversed(pods)), 9000.0) == stored
+    assert build_status(again, state_of(again, *reversed(pods)), 9000.0) == stored
 
 
 def test_costs_are_met_if_the_answering_replica_is_near() -> None:
