@@ -221,7 +221,7 @@ class Session:
             failed_checks=tuple(check for checks in failed_checks for check in checks),
         )
         status = await read_control_plane(self.client, self.netaware_namespace, status)
-        if not status.can_read_lease:
+        if not status.is_lease_conclusive:
             self.read_errors["Lease"] = "not allowed to read it"
         return status
 

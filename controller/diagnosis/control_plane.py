@@ -11,15 +11,14 @@ import msgspec
 from kubekit.client import Client
 from kubekit.conditions import find_condition
 from kubekit.errors import ApiError, KubekitError
-from kubekit.lease import Lease
+from kubekit.lease import LeaderElectionConfig, Lease
 from kubekit.owners import TEMPLATE_HASH_LABEL
 from kubekit.wire import LEASES, PODS, Object, PodSpec, PodStatus, Wire, parse_time_or_none
 from netperf.contract import CONTROLLER, NAME_LABEL, SCHEDULER
 
 Program = Literal["controller", "extender", "scheduler"]
-# The extender is a container in the scheduler's pods.
 DEPLOYMENTS: dict[Program, str] = {"controller": CONTROLLER, "extender": SCHEDULER, "scheduler": SCHEDULER}
-"""The Deployment whose pods contain a program."""
+"""The Deployment whose pods contain a program; the extender is a container of the scheduler's pods."""
 
 
 class ProgramPod(msgspec.Struct, frozen=True):
@@ -45,18 +44,18 @@ class ProgramPod(msgspec.Struct, frozen=True):
     template_hash: str = ""
 
 
-class LeaseFact(msgspec.Struct, frozen=True):
+class LeaseStatus(msgspec.Struct, frozen=True):
     """The leader's Lease.
 
     Attributes:
         holder: identity of the leader; empty if released.
-        renewed_s: time of the last renewal, unix seconds; None if there is none, as after netaware's own release.
+        renewed_at_s: time of the last renewal, unix seconds; None if there is none, as after netaware's own release.
         duration_s: time from a renewal to the expiry.
     """
 
     holder: str = ""
-    renewed_s: float | None = None
-    duration_s: float = 10.0
+    renewed_at_s: float | None = None
+    duration_s: float = LeaderElectionConfig.duration_s
 
 
 class ControlPlaneStatus(msgspec.Struct, frozen=True):
@@ -67,15 +66,16 @@ class ControlPlaneStatus(msgspec.Struct, frozen=True):
         can_list_topologies: whether NetworkTopologies could be listed.
         pods: pods of the programs; None if they cannot be listed, or the programs do not run as pods.
         lease: the leader's Lease; None if there is none or it cannot be read.
-        can_read_lease: whether the Lease could be read, or does not exist; False also if no replica needs it.
-        failed_checks: failed checks of /readyz of the controller's replicas, a line each; the leader's diagnosis has its own.
+        is_lease_conclusive: whether ``lease``, also None, shows who leads; False if it could not be read, or if no replica needs it.
+        failed_checks: failed checks of the controller, a line each: of /readyz of its replicas; in its own diagnosis only the kinds
+            that it has not listed yet.
     """
 
     is_installed: bool = True
     can_list_topologies: bool = True
     pods: tuple[ProgramPod, ...] | None = None
-    lease: LeaseFact | None = None
-    can_read_lease: bool = True
+    lease: LeaseStatus | None = None
+    is_lease_conclusive: bool = True
     failed_checks: tuple[str, ...] = ()
 
 
@@ -101,20 +101,20 @@ class ProgramPodObject(Object, frozen=True):
 
 
 async def read_control_plane(client: Client, netaware_namespace: str, status: ControlPlaneStatus) -> ControlPlaneStatus:
-    """The status with ``lease``, ``can_read_lease`` and ``pods`` as the API server has them."""
+    """The status with ``lease``, ``is_lease_conclusive`` and ``pods`` as the API server has them."""
     lease, pods = None, None
     try:
         spec = (await client.get(LEASES, CONTROLLER, Lease, namespace=netaware_namespace)).spec
-        duration_s = float(spec.lease_duration_seconds or 10)
-        lease = LeaseFact(spec.holder_identity or "", parse_time_or_none(spec.renew_time), duration_s)
-        can_read_lease = True
+        duration_s = float(spec.lease_duration_seconds or LeaderElectionConfig.duration_s)
+        lease = LeaseStatus(spec.holder_identity or "", parse_time_or_none(spec.renew_time), duration_s)
+        is_lease_conclusive = True
     except KubekitError as error:
-        can_read_lease = isinstance(error, ApiError) and error.is_not_found
+        is_lease_conclusive = isinstance(error, ApiError) and error.is_not_found
     with contextlib.suppress(KubekitError):
         selector = f"{NAME_LABEL} in ({CONTROLLER}, {SCHEDULER})"
         objects = await client.list(PODS, ProgramPodObject, namespace=netaware_namespace, label_selector=selector)
         pods = build_program_pods(objects)
-    return msgspec.structs.replace(status, pods=pods, lease=lease, can_read_lease=can_read_lease)
+    return msgspec.structs.replace(status, pods=pods, lease=lease, is_lease_conclusive=is_lease_conclusive)
 
 
 def build_program_pods(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ...] | None:
@@ -130,6 +130,7 @@ def build_program_pods(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ..
 
 def _build_program_pod(pod: ProgramPodObject, program: Program) -> ProgramPod:
     all_containers = pod.status.container_statuses or []
+    # The scheduler's container is kube-scheduler; an installation may give containers other names.
     containers = [c for c in all_containers if program in c.name] or all_containers
     # A container is waiting, terminated or running; only the first two have a reason.
     reason = next((state.reason for c in containers for state in c.state.values() if state.reason), "")

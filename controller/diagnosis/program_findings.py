@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from controller.cluster.pods import PodSpec
-from controller.diagnosis.control_plane import DEPLOYMENTS, LeaseFact, Program, ProgramPod
+from controller.diagnosis.control_plane import DEPLOYMENTS, LeaseStatus, Program, ProgramPod
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import APPLY_AGAIN, MAX_CAUSES, Finding
 from controller.diagnosis.unschedulable import NodeSurveys, find_reason_in_message
@@ -50,7 +50,7 @@ def find_program_findings(facts: Facts) -> Iterator[Finding]:
     is_down = {name: status.pods is not None and not any(pod.is_ready for pod in pods[name]) for name in _OUTAGES}
     if is_down["controller"]:
         yield _down_finding(facts, "controller", pods["controller"], gated_keys)
-    elif status.can_read_lease and _has_no_holder(status.lease, facts.now_s):
+    elif status.is_lease_conclusive and _has_no_holder(status.lease, facts.now_s):
         yield _no_leader_finding(facts, gated_keys)
     # Some overlays have no scheduler, so its absence is a fault only if a pod waits for it. The extender is a container of the scheduler's
     # pods, so its absence is the scheduler's.
@@ -62,11 +62,11 @@ def find_program_findings(facts: Facts) -> Iterator[Finding]:
         yield _not_ready_finding(facts)
 
 
-def _has_no_holder(lease: LeaseFact | None, now_s: float) -> bool:
+def _has_no_holder(lease: LeaseStatus | None, now_s: float) -> bool:
     """Whether no replica holds the Lease: it is absent, released, expired or without a time of renewal."""
-    if lease is None or lease.renewed_s is None or not lease.holder:
+    if lease is None or lease.renewed_at_s is None or not lease.holder:
         return True
-    return now_s - lease.renewed_s > lease.duration_s + MAX_CLOCK_DIFFERENCE_S
+    return now_s - lease.renewed_at_s > lease.duration_s + MAX_CLOCK_DIFFERENCE_S
 
 
 def _no_leader_finding(facts: Facts, affects: tuple[str, ...]) -> Finding:
@@ -75,11 +75,11 @@ def _no_leader_finding(facts: Facts, affects: tuple[str, ...]) -> Finding:
         cause = f"the Lease {CONTROLLER} does not exist: no replica has ever led"
     elif not lease.holder:
         cause = f"the Lease {CONTROLLER} is released: no replica has taken it"
-    elif lease.renewed_s is None:
+    elif lease.renewed_at_s is None:
         cause = f"the Lease {CONTROLLER} of {lease.holder} has no renewTime"
     else:
-        cause = f"{lease.holder} renewed the Lease {CONTROLLER} last, {facts.now_s - lease.renewed_s:.0f} s ago"
-    since = lease.renewed_s if lease is not None else None
+        cause = f"{lease.holder} renewed the Lease {CONTROLLER} last, {facts.now_s - lease.renewed_at_s:.0f} s ago"
+    since = lease.renewed_at_s if lease is not None else None
     fix = (facts.format_kubectl(_CONTROLLER_LOGS), facts.format_kubectl("rollout restart deployment/{}", CONTROLLER))
     consequence, alert = _OUTAGES["controller"]
     summary = f"no controller leads: {consequence}"

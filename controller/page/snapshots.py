@@ -40,7 +40,7 @@ class SnapshotReader:
         self._cache, self._namespace = cache, namespace
         self._client, self._policy, self._scheduler = client, policy, scheduler
         # Findings need a status; until the first answer, only the Lease and the pods are unknown.
-        self._status = ControlPlaneStatus(can_read_lease=False)
+        self._status = ControlPlaneStatus(is_lease_conclusive=False)
         self._next_status_read_at = float("-inf")
 
     async def read(self, now_s: float) -> ClusterSnapshot:
@@ -83,7 +83,9 @@ class SnapshotReader:
         )
         status = await read_control_plane(self._client, self._namespace, status)
         # Without leader election there is no Lease, and this controller does the leader's work.
-        return msgspec.structs.replace(status, can_read_lease=status.can_read_lease and status.lease is not None)
+        return msgspec.structs.replace(
+            status, is_lease_conclusive=status.is_lease_conclusive and status.lease is not None
+        )
 
     def _read_results(self, plans: Iterable[ZonePlan]) -> dict[str, Mapping[str, str]]:
         """Data of the results ConfigMaps by ``namespace/name``."""

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from controller.diagnosis.control_plane import ControlPlaneStatus, LeaseFact, ProgramPod
+from controller.diagnosis.control_plane import ControlPlaneStatus, LeaseStatus, ProgramPod
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page.document import build_csp, build_document
 from controller.page.encoding import encode_overview
@@ -27,7 +27,7 @@ HEALTHY = ControlPlaneStatus(
         ProgramPod(program, f"{program}-0", "n1", "Running", is_ready=True)
         for program in ("controller", "scheduler", "extender")
     ),
-    lease=LeaseFact("controller-0", NOW_S - 1),
+    lease=LeaseStatus("controller-0", NOW_S - 1),
 )
 
 
@@ -40,7 +40,7 @@ def make_broken_snapshot() -> ClusterSnapshot:
     ]
     status = msgspec.structs.replace(
         HEALTHY,
-        lease=LeaseFact("controller-0", NOW_S - 90),
+        lease=LeaseStatus("controller-0", NOW_S - 90),
         pods=(
             *(HEALTHY.pods or ())[:1],
             ProgramPod("scheduler", "scheduler-0", "n2", "Pending", reason="ImagePullBackOff"),

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from controller.appgroups.status import compute_group_state, plan_status
+from controller.appgroups.status import build_status, compute_group_state
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable
 from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, NetworkTopology
@@ -87,7 +87,7 @@ def boutique() -> AppGroup:
     probe_nodes = compute_group_state(
         group, (), {}, CostTable(), Membership.from_objects([group], (), NetworkOverheadArgs())
     )
-    return msgspec.structs.replace(group, status=plan_status(group, probe_nodes, NOW_S))
+    return msgspec.structs.replace(group, status=build_status(group, probe_nodes, NOW_S))
 
 
 def boutique_pods(nodes: Sequence[str], group: AppGroup) -> list[Pod]:

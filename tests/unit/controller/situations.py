@@ -12,7 +12,7 @@ from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.cluster.eligibility import UNSCHEDULABLE_TAINT
 from controller.cluster.pods import TARGET_ANNOTATION, PodSpec, PodStatus, Toleration
 from controller.diagnosis.cluster_views import AgentView, NetworkView, PairBasis, PairView
-from controller.diagnosis.control_plane import ControlPlaneStatus, LeaseFact, Program, ProgramPod
+from controller.diagnosis.control_plane import ControlPlaneStatus, LeaseStatus, Program, ProgramPod
 from controller.diagnosis.facts import Facts, NodeFact, PodFact
 from kubekit.wire import Condition, ObjectMeta, OwnerReference, SchedulingGate, Taint, format_time
 from tests.support.bodies import appgroup_spec
@@ -23,7 +23,7 @@ NO_CONSTRAINTS = PodSpec()
 SCHEDULER = "network-aware-scheduler"
 PROGRAMS: tuple[Program, ...] = ("controller", "extender", "scheduler")
 READY = tuple(ProgramPod(program, f"{program}-0", "n1", "Running", is_ready=True) for program in PROGRAMS)
-HEALTHY = ControlPlaneStatus(pods=READY, lease=LeaseFact("a", NOW_S - 2))
+HEALTHY = ControlPlaneStatus(pods=READY, lease=LeaseStatus("a", NOW_S - 2))
 
 
 class Situation(msgspec.Struct, frozen=True):
@@ -194,7 +194,7 @@ SITUATIONS: tuple[Situation, ...] = (
         "the controller is frozen",
         "no-leader",
         "rollout restart deployment/netaware-controller",
-        facts(control_plane=status(lease=LeaseFact("a", NOW_S - 32)), pods=gated_pods()),
+        facts(control_plane=status(lease=LeaseStatus("a", NOW_S - 32)), pods=gated_pods()),
     ),
     Situation(
         "the controller is gone",

@@ -75,7 +75,7 @@ class SnapshotSession(Session):
     snapshot: ClusterSnapshot
 
     async def read_snapshot(self, *, everything: bool = False, **_: bool) -> ClusterSnapshot:
-        unknown = ControlPlaneStatus(can_read_lease=False)
+        unknown = ControlPlaneStatus(is_lease_conclusive=False)
         return msgspec.structs.replace(self.snapshot, control_plane=unknown if everything else None)
 
 

@@ -184,7 +184,7 @@ def gated_pod(workload: str, **where: str) -> dict[str, Any]:
 
 
 def facts_with_leader(snapshot: ClusterSnapshot) -> Facts:
-    return build_facts(msgspec.structs.replace(snapshot, control_plane=ControlPlaneStatus(can_read_lease=False)))
+    return build_facts(msgspec.structs.replace(snapshot, control_plane=ControlPlaneStatus(is_lease_conclusive=False)))
 
 
 @pytest.mark.parametrize(

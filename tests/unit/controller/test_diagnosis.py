@@ -16,7 +16,7 @@ from agent.probing.results_writer import GATHER_S
 from controller.cluster.crds import APPGROUP_LABEL
 from controller.cluster.pods import PLACEMENT_LABEL, Placement, Pod, PodSpec, Toleration
 from controller.diagnosis.cluster_views import AgentView
-from controller.diagnosis.control_plane import LeaseFact, ProgramPod, ProgramPodObject, build_program_pods
+from controller.diagnosis.control_plane import LeaseStatus, ProgramPod, ProgramPodObject, build_program_pods
 from controller.diagnosis.diagnose import diagnose
 from controller.diagnosis.facts import Facts, NodeFact, build_facts
 from controller.diagnosis.findings import MAX_AFFECTED, NO_LEADER_CODES, has_leader
@@ -168,15 +168,15 @@ def test_an_agent_that_does_not_repeat_unchanged_samples_is_working(interval_s: 
     ("lease", "words"),
     [
         (None, "does not exist"),
-        (LeaseFact(), "is released"),
-        (LeaseFact("", NOW_S - 3), "is released"),
-        (LeaseFact("a", NOW_S - 60), "a renewed"),
+        (LeaseStatus(), "is released"),
+        (LeaseStatus("", NOW_S - 3), "is released"),
+        (LeaseStatus("a", NOW_S - 60), "a renewed"),
     ],
 )
-def test_the_cause_of_a_missing_leader_is_the_state_of_the_lease(lease: LeaseFact | None, words: str) -> None:
+def test_the_cause_of_a_missing_leader_is_the_state_of_the_lease(lease: LeaseStatus | None, words: str) -> None:
     (finding,) = diagnose(facts(control_plane=status(lease=lease)))
     assert (finding.code, words in finding.cause[0]) == ("no-leader", True)
-    assert finding.since == (lease.renewed_s if lease is not None else None)
+    assert finding.since == (lease.renewed_at_s if lease is not None else None)
 
 
 def test_codes_of_findings_without_a_leader() -> None:
@@ -312,7 +312,7 @@ def facts_of(message: str) -> Facts:
     [
         (facts(pods=(pod(node="n1", phase="Running"), pod("new", created_s=NOW_S - 2))), []),
         (
-            facts(control_plane=status(pods=None, lease=None, can_read_lease=False)),
+            facts(control_plane=status(pods=None, lease=None, is_lease_conclusive=False)),
             [],
         ),  # Objects that cannot be read are not absent.
         (facts(agents=agents(n3={"state": "excluded", "newest_at": None})), []),
@@ -413,7 +413,7 @@ def test_the_last_line_of_a_fix_names_the_object_or_field_to_change(now: Facts, 
 
 
 def test_a_gated_pod_waits_until_the_configured_time_but_without_a_leader_forever() -> None:
-    gated, broken = pod(gates=(GATE,)), facts(control_plane=status(lease=LeaseFact("a", NOW_S - 60)))
+    gated, broken = pod(gates=(GATE,)), facts(control_plane=status(lease=LeaseStatus("a", NOW_S - 60)))
     led = diagnose_pod(gated, facts(max_gate_wait_s=300.0))
     assert (led.since, led.until) == (NOW_S - 60, NOW_S + 240)
     assert diagnose_pod(gated, broken, has_leader=has_leader(diagnose(broken))).until is None

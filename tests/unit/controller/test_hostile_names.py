@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from controller.appgroups.status import compute_group_state, consent_condition, plan_status
+from controller.appgroups.status import build_status, compute_group_state, consent_condition
 from controller.cli.output import Screen
 from controller.cli.parser import FORMATS
 from controller.cli.run import run
@@ -171,7 +171,7 @@ async def test_ten_thousand_hostile_objects_reach_no_command_line_terminal_page_
         refused = consent_condition(
             group_, snapshot.build_membership().list_namespaces_without_consent(group_.metadata.key)
         )
-        found = plan_status(group_, facts, NOW_S, extra_conditions=[refused] if refused else [])
+        found = build_status(group_, facts, NOW_S, extra_conditions=[refused] if refused else [])
         notes += [condition.message for condition in found.conditions or ()]
     assert len(notes) > 500
     for note in notes:

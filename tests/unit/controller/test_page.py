@@ -135,7 +135,7 @@ async def test_an_api_server_that_hangs_does_not_hide_findings(monkeypatch: pyte
     cache = ClusterCache(client, "netaware")
     reader = SnapshotReader(cache, client, "netaware", policy=CostPolicy(), scheduler=SchedulerConfig())
     snapshot = await reader.read(0.0)
-    assert snapshot.control_plane == ControlPlaneStatus(can_read_lease=False)
+    assert snapshot.control_plane == ControlPlaneStatus(is_lease_conclusive=False)
 
 
 async def test_a_kubectl_that_hangs_gives_no_token(monkeypatch: pytest.MonkeyPatch) -> None:

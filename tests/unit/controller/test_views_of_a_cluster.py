@@ -37,7 +37,7 @@ def read_pod_info(pod: Pod) -> PodInfo:
 
 def findings_by_code(snapshot: ClusterSnapshot) -> dict[str, Finding]:
     """The findings of a snapshot, by code; the state of our programs is not readable."""
-    status = ControlPlaneStatus(can_read_lease=False)
+    status = ControlPlaneStatus(is_lease_conclusive=False)
     return {
         finding.code: finding
         for finding in build_overview(msgspec.structs.replace(snapshot, control_plane=status)).findings
