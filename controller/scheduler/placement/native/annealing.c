@@ -7,12 +7,14 @@
  * heaviest edges stay in the zones where they started. */
 #define FIRST_TEMPERATURE 8.0
 #define LAST_TEMPERATURE 0.003
-#define FIRST_TEMPERATURE_ACROSS_LIMITS 0.3 /* ratio to the price of a limit: whole chains of workloads may cross a limit */
+#define FIRST_TEMPERATURE_ACROSS_LIMITS 0.3 /* ratio to the price of a violation: whole chains of workloads may cross a limit */
 #define TEMPERATURE_INTERVAL 256            /* steps between two changes of the temperature */
 #define CLOCK_INTERVAL 2048                 /* steps between two checks of the deadline */
 #define MAX_TIME_RATIO 0.9                  /* share of the time left that annealing may use */
 #define MAX_FOLLOWER_TRIES 24               /* hosts that are tried for a follower */
-#define FOLLOWER_INTERVAL 10                /* mean number of steps of replicas with rules between two with followers */
+#define FOLLOWER_INTERVAL 10                /* one in so many moves of replicas with rules takes followers along, on average */
+#define ADJACENT_SIXTEENTHS 14              /* this many sixteenths of proposals follow an edge to an adjacent workload's replica */
+#define MIN_CROSSING_RATIO 0.25             /* a change of the cost by more than this share of limit_price crosses a limit */
 #define MAX_PROPOSALS 4000                  /* for typical_delta */
 #define MAX_DELTAS 500
 
@@ -32,10 +34,11 @@ static int32_t propose_host(State *state, int32_t replica) {
   const Problem *problem = state->problem;
   int64_t workload = workload_at(state, replica), start = problem->edge_end_start[workload];
   int64_t edges = problem->edge_end_start[workload + 1] - start;
-  if (edges && (random_bits(state) & 15) < 14) {
+  if (edges && (random_bits(state) & 15) < ADJACENT_SIXTEENTHS) {
     int64_t other = adjacent_workload(problem, problem->edge_end[start + random_below(state, edges)]);
     int64_t members = problem->member_start[other + 1] - problem->member_start[other];
-    int64_t fixed = problem->fixed_start[other + 1] - problem->fixed_start[other], pick = random_below(state, members + fixed + 1);
+    int64_t fixed = problem->fixed_start[other + 1] - problem->fixed_start[other];
+    int64_t pick = random_below(state, members + fixed + 1);
     if (pick < members) return state->host_of[problem->member[problem->member_start[other] + pick]];
     if (pick < members + fixed) return problem->fixed_host[problem->fixed_start[other] + pick - members];
   }
@@ -59,6 +62,7 @@ static int swap_fits(const State *state, int32_t class_a, int32_t class_b, int32
 static double swap_replicas(State *state, int32_t a, int32_t b, double temperature) {
   int32_t host_a = state->host_of[a], host_b = state->host_of[b], class_a = class_at(state, a), class_b = class_at(state, b);
   if (class_a == class_b || !is_allowed(state->problem, class_a, host_b) || !is_allowed(state->problem, class_b, host_a)) return 0;
+  /* Of `a`, which first moves to no host, try_move checks whether it may leave. */
   if (!swap_fits(state, class_a, class_b, host_a, host_b) || !rules_allow_leaving(state, class_b, host_b)) return 0;
   Trial trial = {.state = state};
   return finish_trial(&trial, try_move(&trial, a, -1) && try_move(&trial, b, host_a) && try_move(&trial, a, host_b), temperature);
@@ -157,7 +161,7 @@ static double typical_delta(State *state) {
     int32_t class = class_at(state, replica), from = state->host_of[replica];
     if (to < 0 || from < 0 || to == from || !is_allowed(problem, class, to)) continue;
     double delta = fabs(state_delta(state, replica, to));
-    if (delta > problem->limit_price / 4 || delta == 0) continue;
+    if (delta > MIN_CROSSING_RATIO * problem->limit_price || delta == 0) continue;
     sum += delta;
     count++;
   }
@@ -166,10 +170,10 @@ static double typical_delta(State *state) {
 
 /* Anneals, and returns the change of the cost. Cools by the ratio of steps done, or of time used if that is higher. */
 static double anneal(Search *search, int64_t steps, double first_temperature, double last_temperature) {
-  double cost = 0, temperature = first_temperature, began = now_s(), time_left = MAX_TIME_RATIO * (search->ends_at - began);
-  double time_ratio = 0, done = 0;
+  double began = now_s(), budget_s = MAX_TIME_RATIO * (search->ends_at - began);
+  double cost = 0, temperature = first_temperature, time_ratio = 0, done = 0;
   for (int64_t step = 0; step < steps && done < 1; step++) {
-    if (step % CLOCK_INTERVAL == CLOCK_INTERVAL - 1) time_ratio = time_left > 0 ? (now_s() - began) / time_left : 1;
+    if (step % CLOCK_INTERVAL == CLOCK_INTERVAL - 1) time_ratio = budget_s > 0 ? (now_s() - began) / budget_s : 1;
     if (step % TEMPERATURE_INTERVAL == TEMPERATURE_INTERVAL - 1) {
       done = fmax((double)step / (double)steps, time_ratio);
       temperature = first_temperature * pow(last_temperature / first_temperature, done);
