@@ -76,8 +76,11 @@ class PlanInputs(NamedTuple):
     def cache_key(self, group: str, pods: Sequence[Pod]) -> tuple[object, ...]:
         """The key of a group's cached plan: a plan is outdated once its key has changed.
 
-        It depends neither on annotations and amounts in use, nor on pods that also wait for gates of other controllers, nor on bound
-        pods that a rollout is about to replace.
+        It does not depend on:
+
+        - annotations and amounts in use;
+        - pods that also wait for gates of other controllers;
+        - bound pods that a rollout is about to replace.
         """
         replicas, _ = self.replicas_to_plan(group, pods)
         outdated = find_outdated_pod_keys(pod.metadata for pod in pods if pod.is_active)
@@ -151,21 +154,24 @@ class PlanInputs(NamedTuple):
         reasons: dict[str, str] = {}
         for index, host in enumerate(hosts):
             insufficient = first_insufficient(requests, host.allocatable, used.get(host.name, {}))
-            reason = insufficient_reason(insufficient) if insufficient else other_pods_reasons.get(index, "")
-            reasons[host.name] = host.unschedulable_reason(constraints, volumes) or reason
+            reasons[host.name] = (
+                host.unschedulable_reason(constraints, volumes)
+                or (insufficient and insufficient_reason(insufficient))
+                or other_pods_reasons.get(index, "")
+            )
         return {node: reason for node, reason in reasons.items() if reason}
 
     def replicas_to_plan(self, group: str, pods: Sequence[Pod]) -> tuple[dict[str, int], int]:
-        """Workload selector -> replicas to plan, and the number of declared replicas beyond numMembers; empty, 0 if unread."""
+        """Workload selector -> replicas to plan, and the number of declared replicas beyond numMembers; ({}, 0) if unread."""
         if self.declared is None:
             return {}, 0
         app_group = self.state.groups[group]
-        declared = self.declared.replicas_by_selector(app_group.metadata.namespace, self.state.graph(group).workloads)
+        replicas = self.declared.replicas_by_selector(app_group.metadata.namespace, self.state.graph(group).workloads)
         active = [pod for pod in pods if pod.is_active]
         outdated = find_outdated_pod_keys(pod.metadata for pod in active)
         live = Counter(pod.workload for pod in active if pod.metadata.key not in outdated)
         allowed = max(app_group.spec.num_members - live.total(), len(outdated))
-        return limit_replicas(declared, live, allowed)
+        return limit_replicas(replicas, live, allowed)
 
     def volume_selectors(self, pods: Sequence[Pod], replicas: Mapping[str, int]) -> dict[str, tuple[NodeSelector, ...]]:
         """The node selectors of volumes, see `GroupSnapshot.volumes`."""
