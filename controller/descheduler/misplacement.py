@@ -92,7 +92,7 @@ class MisplacementStrategies:
         why = self._misfit_reason(candidate, node, self._forbidden_zone(candidate))
         current, target = self._score(candidate, candidate.pod.node), self._score(candidate, node.name)
         if not why and not self._is_gain(candidate, current, target):
-            beyond = f", with {target.violated} dependencies beyond maxNetworkCost" if target.violated else ""
+            beyond = f", with {target.violated} pods of dependencies beyond maxNetworkCost" if target.violated else ""
             return f"its network cost would be {target.cost} instead of {current.cost}{beyond}"
         return why
 
@@ -258,5 +258,5 @@ def describe_misplacement(current: NodeScore, target: NodeScore) -> str:
     comparison = ">" if current.cost > target.cost else "="
     text = f"pod is misplaced, network cost({current.cost}){comparison}elsewhere({target.cost})"
     if current.violated > target.violated:
-        text += f", dependencies beyond maxNetworkCost({current.violated})>elsewhere({target.violated})"
+        text += f", pods of dependencies beyond maxNetworkCost({current.violated})>elsewhere({target.violated})"
     return text

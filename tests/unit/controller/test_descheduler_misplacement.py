@@ -108,7 +108,9 @@ def test_a_pod_with_a_violated_dependency_moves_to_the_node_with_the_best_score(
     assert moved_pods(plan(world, enabled=False)) == []
     assert (move.pod, move.node, move.target) == ("default/web-1", "z3-n1", "z1-n1")
     assert (move.cost_before, move.cost_after) == (40, 0)
-    reason = "pod is misplaced, network cost(40)>elsewhere(0), dependencies beyond maxNetworkCost(1)>elsewhere(0)"
+    reason = (
+        "pod is misplaced, network cost(40)>elsewhere(0), pods of dependencies beyond maxNetworkCost(1)>elsewhere(0)"
+    )
     assert move.reason == reason
     score_table = world.network.score("default", "shop", "web")
     score = {name: score_table.node_score(name, world.network.location_index[name]).cost for name in world.nodes}
