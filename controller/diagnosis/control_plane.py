@@ -30,7 +30,7 @@ class ProgramPod(msgspec.Struct, frozen=True):
         is_ready: whether the program's containers are ready, and the pod is not being deleted.
         reason: why a container does not run, such as ``ImagePullBackOff`` or ``Error``; the scheduler's message for a pod without a
             node; empty otherwise.
-        since: time of the last change of its condition Ready, unix seconds; None if unknown.
+        ready_changed_at_s: time of the last change of its condition Ready, unix seconds; None if unknown.
         template_hash: hash of its pod template; empty if unknown.
     """
 
@@ -40,7 +40,7 @@ class ProgramPod(msgspec.Struct, frozen=True):
     phase: str = ""
     is_ready: bool = False
     reason: str = ""
-    since: float | None = None
+    ready_changed_at_s: float | None = None
     template_hash: str = ""
 
 
@@ -145,6 +145,6 @@ def _build_program_pod(pod: ProgramPodObject, program: Program) -> ProgramPod:
         phase=pod.status.phase,
         is_ready=bool(containers) and all(c.ready for c in containers) and pod.metadata.deletion_timestamp is None,
         reason=reason,
-        since=ready.changed_s if ready is not None else None,
+        ready_changed_at_s=ready.changed_s if ready is not None else None,
         template_hash=pod.metadata.label(TEMPLATE_HASH_LABEL),
     )

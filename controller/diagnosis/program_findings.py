@@ -109,7 +109,7 @@ def _down_finding(facts: Facts, program: Program, pods: list[ProgramPod], affect
     else:
         commands = "describe deployment/{}", "scale deployment/{} --replicas=2"
         fix = tuple(facts.format_kubectl(command, deployment) for command in commands)
-    since = min((pod.since for pod in pods if pod.since is not None), default=None)
+    since = min((pod.ready_changed_at_s for pod in pods if pod.ready_changed_at_s is not None), default=None)
     code = f"{program}-down"
     summary = f"no {program} is ready: {consequence}"
     return Finding(code, "critical", summary, cause, since=since, affects=affects, fix=fix, alert=alert)
