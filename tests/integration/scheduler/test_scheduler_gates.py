@@ -39,6 +39,7 @@ pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mar
 
 BOUTIQUE = Path(__file__).parents[3] / "manifests" / "examples" / "online-boutique" / "appgroup.yaml"
 ORDER = "P1 P10 P9 P8 P7 P6 P5 P4 P3 P2 P11"
+OPT_IN = {"netaware.io/placement": "affinity"}
 FAR = {("a", "b"): 40, ("b", "a"): 40, ("a", "c"): 5, ("c", "a"): 5, ("b", "c"): 40, ("c", "b"): 40}
 
 
@@ -47,12 +48,12 @@ async def recorded_bindings(client: Client, namespace: str) -> AsyncIterator[lis
     """Record the names of pods in the order in which they are bound."""
     bound: list[str] = []
 
-    def note(_: str, old: Pod | None, new: Pod | None) -> None:
+    def record(_: str, old: Pod | None, new: Pod | None) -> None:
         if new is not None and new.spec.node_name and (old is None or not old.spec.node_name):
             bound.append(new.metadata.name)
 
     store: Reflector[Pod] = Reflector(client, PODS, Pod, namespace=namespace)
-    store.subscribe(note)
+    store.subscribe(record)
     async with running({"pods": store.run()}):
         await store.synced.wait()
         yield bound
@@ -77,7 +78,7 @@ async def test_the_online_boutique_is_bound_in_the_order_of_its_algorithm(
 async def test_a_group_that_needs_two_zones_is_split_where_it_costs_least(
     client: Client, namespace: str, mode: Any, scheduling: Scheduling, zones: MakeZones
 ) -> None:
-    """Two chains of two pods, and two pods per node. Zone b is far from the others, so a and c get a chain each."""
+    """Two chains of two pods, and two pods per node. Z has a limit of 30 to X, so no chain is in b; a and c get one each."""
     await zones("a", "b", "c", capacity={"cpu": "2"}, costs=FAR)
     await create_group(client, namespace, {"W": {"X": 10}, "X": {}, "Y": {"Z": 10}, "Z": {"X": 30}})
     config = SchedulerConfig(placement=mode)
@@ -94,8 +95,8 @@ async def test_a_group_that_needs_two_zones_is_split_where_it_costs_least(
         assert target.node == placed["w"]
         has_affinity = pod.spec.affinity is not None and pod.spec.affinity.node_affinity is not None
         assert has_affinity == (mode == "affinity")
-        note = await wait_for_event(client, namespace, "w", "NetworkPlacement")
-        assert f"on {placed['w']} as planned with its group" in note
+        message = await wait_for_event(client, namespace, "w", "NetworkPlacement")
+        assert f"on {placed['w']} as planned with its group" in message
 
 
 async def test_the_node_affinity_of_a_pod_without_owner_is_not_changed(
@@ -139,16 +140,16 @@ async def test_gates_of_invalid_or_incomplete_groups_open_in_time(
     await create_group(client, namespace, {"A": {"B": 5}, "B": {}}, name="absent", algorithm="ReverseKahn")
     await create_group(client, namespace, {"A": {"B": 5}, "B": {}}, name="huge", algorithm="ReverseKahn")
     async with scheduling(config, with_extender=False):
-        await create_pod(client, namespace, "orphan", group="unknown", workload="A")
-        await create_pod(client, namespace, "stranger", group="absent", workload="C")
-        await create_pod(client, namespace, "lonely", group="absent", workload="A")
+        await create_pod(client, namespace, "unknown-group", group="unknown", workload="A")
+        await create_pod(client, namespace, "unknown-workload", group="absent", workload="C")
+        await create_pod(client, namespace, "caller-only", group="absent", workload="A")
         for workload in "AB":
             await create_pod(client, namespace, f"cycle-{workload.lower()}", group="cycle", workload=workload)
         await create_pod(client, namespace, "huge-b", group="huge", workload="B", requests={"cpu": "64"})
         await create_pod(client, namespace, "huge-a", group="huge", workload="A")
-        names = ("orphan", "stranger", "lonely", "cycle-a", "cycle-b", "huge-a")
+        names = ("unknown-group", "unknown-workload", "caller-only", "cycle-a", "cycle-b", "huge-a")
         await wait_until_bound(client, namespace, *names)
-        await wait_for_event(client, namespace, "orphan", "GateOpened")
+        await wait_for_event(client, namespace, "unknown-group", "GateOpened")
     assert not (await read_pod(client, namespace, "huge-b")).is_gated
 
 
@@ -165,41 +166,42 @@ async def test_an_event_names_the_workloads_that_a_gated_pod_waits_for(
         await wait_until_bound(client, namespace, "a", "b")
 
 
-async def test_only_pods_of_appgroups_in_admitted_namespaces_are_gated(
+async def test_pods_of_appgroups_are_gated_for_our_scheduler_or_by_their_label(
     client: Client, namespace: str, ready_node: MakeNode
 ) -> None:
     await ready_node("n-a", zone="a", region="r")
-    opt_in = {"netaware.io/placement": "affinity"}
-    stock = "default-scheduler"
-    gated = {
-        "ours": await create_pod(client, namespace, "ours", group="g", workload="A"),
-        "opted": await create_pod(client, namespace, "opted", group="g", workload="A", scheduler=stock, labels=opt_in),
+    in_group: dict[str, Any] = {"group": "g", "workload": "A"}
+    opted_in: dict[str, Any] = {"scheduler": "default-scheduler", "labels": OPT_IN}
+    keywords_by_name: dict[str, dict[str, Any]] = {
+        "our-scheduler": in_group,
+        "opted-in": in_group | opted_in,
+        "default-scheduler": in_group | {"scheduler": "default-scheduler"},
+        "no-group": {},
+        "no-group-opted-in": opted_in,
+        "bound": in_group | {"nodeName": "n-a"},
     }
-    free = {
-        "no-group": await create_pod(client, namespace, "no-group"),
-        "stock": await create_pod(client, namespace, "stock", group="g", workload="A", scheduler=stock),
-        "no-group-opted": await create_pod(client, namespace, "no-group-opted", scheduler=stock, labels=opt_in),
-        "placed": await create_pod(client, namespace, "placed", group="g", workload="A", nodeName="n-a"),
-    }
-    assert {name: pod.is_gated for name, pod in (gated | free).items()} == {
-        **dict.fromkeys(gated, True),
-        **dict.fromkeys(free, False),
-    }
-    namespace_labels = {"metadata": {"labels": opt_in}}
-    await client.patch(NAMESPACES, namespace, namespace_labels, Object)
+    pods = [await create_pod(client, namespace, name, **keywords) for name, keywords in keywords_by_name.items()]
+    assert [pod.metadata.name for pod in pods if pod.is_gated] == ["our-scheduler", "opted-in"]
 
-    async def opted_in() -> bool:
-        later = await create_pod(client, namespace, "later", group="g", workload="A", scheduler=stock)
+
+async def test_a_namespaces_label_holds_for_pods_without_their_own(client: Client, namespace: str) -> None:
+    in_group: dict[str, Any] = {"group": "g", "workload": "A", "scheduler": "default-scheduler"}
+    await client.patch(NAMESPACES, namespace, {"metadata": {"labels": OPT_IN}}, Object)
+
+    async def is_later_pod_gated() -> bool:
+        later = await create_pod(client, namespace, "later", **in_group)
         await client.delete(PODS, "later", namespace=namespace, grace_period_s=0)
         return later.is_gated
 
-    await wait_until(opted_in)  # admission sees namespaces through a cache
-    out = {"netaware.io/placement": "extender"}
-    opted_out = await create_pod(client, namespace, "out", group="g", workload="A", scheduler=stock, labels=out)
-    assert not opted_out.is_gated
+    await wait_until(is_later_pod_gated)  # admission sees namespaces through a cache
+    opt_out = {"netaware.io/placement": "extender"}
+    assert not (await create_pod(client, namespace, "opted-out", labels=opt_out, **in_group)).is_gated
+
+
+async def test_a_pods_other_gates_are_kept(client: Client, namespace: str) -> None:
     other = {"name": "example.com/mine"}
-    both = await create_pod(client, namespace, "both", group="g", workload="A", schedulingGates=[other])
-    assert sorted(g.name for g in both.spec.scheduling_gates or ()) == sorted([GATE, "example.com/mine"])
+    pod = await create_pod(client, namespace, "p", group="g", workload="A", schedulingGates=[other])
+    assert {gate.name for gate in pod.spec.scheduling_gates or ()} == {GATE, "example.com/mine"}
 
 
 async def annotate_until_refused(client: Client, namespace: str, name: str, annotated: dict[str, Any]) -> None:
