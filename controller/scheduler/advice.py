@@ -26,13 +26,13 @@ from controller.cluster.crds import AppGroup
 from controller.cluster.dependency_graph import DependencyGraph
 from controller.cluster.hosts import Host
 from controller.cluster.services import Routing, Service
+from controller.cluster.statuses import ConditionState, make_conditions
 from controller.scheduler.placement.annotations import call_edges, spread_of
 from controller.scheduler.placement.evaluation import Evaluation, count_replicas, endpoints_of, evaluate_edges
 from controller.scheduler.placement.problem import CallEdge, Problem
 from controller.scheduler.placement.problem_builder import BoundReplica, PlacementRequest, Spread, build_problem
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.state import State
-from kubekit.conditions import make_condition
 from kubekit.text import join_first
 from kubekit.wire import Condition
 
@@ -200,50 +200,48 @@ def _format_latency(evaluation: Evaluation) -> str:
 
 def advice_conditions(placed: PlacedGroup) -> list[Condition]:
     """RoutedNear, False if a Service could route better; Balanced, False if replicas or calls are not spread; else True or Unknown."""
-    return [_routed_near_condition(placed), _balanced_condition(placed)]
+    states = {ROUTED_NEAR: _routed_near_state(placed), BALANCED: _balanced_state(placed)}
+    return make_conditions(states, placed.group.metadata.generation)
 
 
-def _routed_near_condition(placed: PlacedGroup) -> Condition:
+def _routed_near_state(placed: PlacedGroup) -> ConditionState:
     advice = [a for callee in range(len(placed.pods_by_node)) if (a := _advise(placed, callee)) is not None]
     advice.sort(key=lambda a: (-a.gain_us, a.message))
     if advice:
-        holds, reason = False, advice[0].reason
         message = join_first([a.message for a in advice], MAX_MESSAGES_SHOWN, "; ")
-    elif any(placed.pods_by_node[edge.caller] and placed.pods_by_node[edge.callee] for edge in placed.graph.edges):
-        holds, reason, message = True, "AsNearAsCanBe", "no trafficDistribution would bring calls nearer"
-    else:
-        holds, reason, message = None, "NothingPlaced", "no dependency has pods placed at both ends"
-    generation = placed.group.metadata.generation
-    return make_condition(ROUTED_NEAR, holds=holds, reason=reason, message=message, generation=generation)
+        return ConditionState(advice[0].reason, message, holds=False)
+    if any(placed.pods_by_node[edge.caller] and placed.pods_by_node[edge.callee] for edge in placed.graph.edges):
+        return ConditionState("AsNearAsCanBe", "no trafficDistribution would bring calls nearer", holds=True)
+    return ConditionState("NothingPlaced", "no dependency has pods placed at both ends", holds=None)
 
 
-def _balanced_condition(placed: PlacedGroup) -> Condition:
-    selectors = placed.graph.selectors
-    messages: list[str] = []
+def _balanced_state(placed: PlacedGroup) -> ConditionState:
+    if not any(placed.pods_by_node):
+        return ConditionState("NothingPlaced", "no pod is placed", holds=None)
+    one_zone, hot_replicas = list(_one_zone_messages(placed)), list(_hot_replica_messages(placed))
+    if one_zone or hot_replicas:
+        message = join_first([*one_zone, *hot_replicas], MAX_MESSAGES_SHOWN, "; ")
+        return ConditionState("OneZone" if one_zone else "HotReplica", message, holds=False)
+    message = "replicas are in as many zones as they should be, and none is overloaded"
+    return ConditionState("Balanced", message, holds=True)
+
+
+def _one_zone_messages(placed: PlacedGroup) -> Iterator[str]:
     for workload, replicas_by_location in zone_spread_workloads(placed):
         if len(replicas_by_location) == 1:
             zone = next(iter(replicas_by_location)).zone
             where = f"in {zone}" if zone else "on nodes without a zone"
-            replicas = f"all {replicas_by_location.total()} replicas of {selectors[workload]}"
-            messages.append(f"{replicas} are {where}, but its spread is zone")
-    is_in_one_zone = bool(messages)
-    for callee, selector in enumerate(selectors):
+            replicas = f"all {replicas_by_location.total()} replicas of {placed.graph.selectors[workload]}"
+            yield f"{replicas} are {where}, but its spread is zone"
+
+
+def _hot_replica_messages(placed: PlacedGroup) -> Iterator[str]:
+    for callee, selector in enumerate(placed.graph.selectors):
         edges = placed.edges_to(callee)
         routing = edges[0].routing if edges else Routing.ANY
         ratio = placed.evaluate(edges, routing).max_load_ratio if routing is not Routing.ANY else 1.0
         if ratio > OVERLOADED_RATIO:
-            messages.append(f"a replica of {selector} takes {ratio:.1f} times its fair share of the calls")
-    holds: bool | None
-    if not any(placed.pods_by_node):
-        holds, reason, message = None, "NothingPlaced", "no pod is placed"
-    elif not messages:
-        holds, reason = True, "Balanced"
-        message = "replicas are in as many zones as they should be, and none is overloaded"
-    else:
-        holds, reason = False, "OneZone" if is_in_one_zone else "HotReplica"
-        message = join_first(messages, MAX_MESSAGES_SHOWN, "; ")
-    generation = placed.group.metadata.generation
-    return make_condition(BALANCED, holds=holds, reason=reason, message=message, generation=generation)
+            yield f"a replica of {selector} takes {ratio:.1f} times its fair share of the calls"
 
 
 def zone_spread_workloads(placed: PlacedGroup) -> Iterator[tuple[int, Counter[Location]]]:
