@@ -25,10 +25,7 @@ from kubekit.wire import Object
 
 
 def build_inputs(snapshot: ClusterSnapshot, pods: Iterable[PodInfo], volumes: Volumes) -> PlanInputs:
-    """The planner's inputs, built from lists as the controller builds them from watches.
-
-    ``pods`` and ``volumes`` are all of the cluster; ``snapshot.pods`` has only pods with the label of an AppGroup.
-    """
+    """The planner's inputs from lists; ``pods`` and ``volumes`` are all of the cluster, ``snapshot.pods`` only those of AppGroups."""
     node_cache = NodeCache()
     for node in snapshot.nodes:
         node_cache.on_node_change(node.metadata.name, None, node)

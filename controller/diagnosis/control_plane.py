@@ -67,8 +67,7 @@ class ControlPlaneStatus(msgspec.Struct, frozen=True):
         pods: pods of the programs; None if they cannot be listed, or the programs do not run as pods.
         lease: the leader's Lease; None if there is none or it cannot be read.
         is_lease_conclusive: whether ``lease``, also None, shows who leads; False if it could not be read, or if no replica needs it.
-        failed_checks: failed checks of the controller, a line each: of /readyz of its replicas; in its own diagnosis only the kinds
-            that it has not listed yet.
+        failed_checks: failed checks of the controller's /readyz, a line each; in its own diagnosis only the kinds not listed yet.
     """
 
     is_installed: bool = True

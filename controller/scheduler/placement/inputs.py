@@ -154,11 +154,9 @@ class PlanInputs(NamedTuple):
         reasons: dict[str, str] = {}
         for index, host in enumerate(hosts):
             insufficient = first_insufficient(requests, host.allocatable, used.get(host.name, {}))
-            reasons[host.name] = (
-                host.unschedulable_reason(constraints, volumes)
-                or (insufficient and insufficient_reason(insufficient))
-                or other_pods_reasons.get(index, "")
-            )
+            resources_reason = insufficient_reason(insufficient) if insufficient else ""
+            own_reason = host.unschedulable_reason(constraints, volumes) or resources_reason
+            reasons[host.name] = own_reason or other_pods_reasons.get(index, "")
         return {node: reason for node, reason in reasons.items() if reason}
 
     def replicas_to_plan(self, group: str, pods: Sequence[Pod]) -> tuple[dict[str, int], int]:
