@@ -38,8 +38,7 @@ async def test_pods_are_scheduled_after_the_extender_ends_or_freezes(
     await create_group(client, namespace, {"P1": {"P2": 15}, "P2": {}}, members=POD_COUNT)
     async with controller_program(control_plane, "extender") as (program, url):
         # A short timeout, because the test only shows that kube-scheduler continues after it.
-        config = build_scheduler_config(extender_url=url, extender_timeout_s=0.5)
-        await scheduler(config)
+        await scheduler(build_scheduler_config(extender_url=url, extender_timeout_s=0.5))
         names = [f"pod-{i}" for i in range(POD_COUNT)]
         for i, name in enumerate(names):
             await create_pod(client, namespace, name, group="a1", workload="P1" if i % 2 else "P2")

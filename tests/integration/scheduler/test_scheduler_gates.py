@@ -40,6 +40,7 @@ pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mar
 BOUTIQUE = Path(__file__).parents[3] / "manifests" / "examples" / "online-boutique" / "appgroup.yaml"
 ORDER = "P1 P10 P9 P8 P7 P6 P5 P4 P3 P2 P11"
 OPT_IN = {"netaware.io/placement": "affinity"}
+IN_GROUP: dict[str, Any] = {"group": "g", "workload": "A"}
 FAR = {("a", "b"): 40, ("b", "a"): 40, ("a", "c"): 5, ("c", "a"): 5, ("b", "c"): 40, ("c", "b"): 40}
 
 
@@ -81,8 +82,7 @@ async def test_a_group_that_needs_two_zones_is_split_where_it_costs_least(
     """Two chains of two pods, and two pods per node. Z has a limit of 30 to X, so no chain is in b; a and c get one each."""
     await zones("a", "b", "c", capacity={"cpu": "2"}, costs=FAR)
     await create_group(client, namespace, {"W": {"X": 10}, "X": {}, "Y": {"Z": 10}, "Z": {"X": 30}})
-    config = SchedulerConfig(placement=mode)
-    async with scheduling(config):
+    async with scheduling(SchedulerConfig(placement=mode)):
         for workload in "WXYZ":
             await create_pod(client, namespace, workload.lower(), group="a1", workload=workload, requests={"cpu": "1"})
         placed = await wait_until_bound(client, namespace, "w", "x", "y", "z")
@@ -106,13 +106,11 @@ async def test_the_node_affinity_of_a_pod_without_owner_is_not_changed(
         await ready_node(f"n-{zone}-{disk}", zone=zone, region="r", labels={"disk": disk})
     await set_costs(client, namespace, {("a", "b"): 40, ("b", "a"): 40})
     await create_group(client, namespace, {"P1": {"P2": 10}, "P2": {}})
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
     own: dict[str, Any] = {
-        "requiredDuringSchedulingIgnoredDuringExecution": {
-            "nodeSelectorTerms": [{"matchExpressions": [{"key": "disk", "operator": "In", "values": ["ssd"]}]}]
-        },
-        "preferredDuringSchedulingIgnoredDuringExecution": [
-            {"weight": 3, "preference": {"matchExpressions": [{"key": "disk", "operator": "Exists"}]}}
-        ],
+        required: {"nodeSelectorTerms": [{"matchExpressions": [{"key": "disk", "operator": "In", "values": ["ssd"]}]}]},
+        preferred: [{"weight": 3, "preference": {"matchExpressions": [{"key": "disk", "operator": "Exists"}]}}],
     }
     async with scheduling(SchedulerConfig(placement="affinity"), with_extender=False):
         await create_pod(client, namespace, "p2", group="a1", workload="P2", nodeName="n-b-hdd")
@@ -121,10 +119,6 @@ async def test_the_node_affinity_of_a_pod_without_owner_is_not_changed(
     pod = await read_pod(client, namespace, "p1")
     assert pod.spec.affinity is not None
     kept = msgspec.to_builtins(pod.spec.affinity.node_affinity)
-    required, preferred = (
-        "requiredDuringSchedulingIgnoredDuringExecution",
-        "preferredDuringSchedulingIgnoredDuringExecution",
-    )
     assert kept[required] == own[required]
     assert kept[preferred][0] == own[preferred][0]
     assert len(kept[preferred]) > 1
@@ -170,37 +164,36 @@ async def test_pods_of_appgroups_are_gated_for_our_scheduler_or_by_their_label(
     client: Client, namespace: str, ready_node: MakeNode
 ) -> None:
     await ready_node("n-a", zone="a", region="r")
-    in_group: dict[str, Any] = {"group": "g", "workload": "A"}
     opted_in: dict[str, Any] = {"scheduler": "default-scheduler", "labels": OPT_IN}
     keywords_by_name: dict[str, dict[str, Any]] = {
-        "our-scheduler": in_group,
-        "opted-in": in_group | opted_in,
-        "default-scheduler": in_group | {"scheduler": "default-scheduler"},
+        "our-scheduler": IN_GROUP,
+        "opted-in": IN_GROUP | opted_in,
+        "default-scheduler": IN_GROUP | {"scheduler": "default-scheduler"},
         "no-group": {},
         "no-group-opted-in": opted_in,
-        "bound": in_group | {"nodeName": "n-a"},
+        "bound": IN_GROUP | {"nodeName": "n-a"},
     }
     pods = [await create_pod(client, namespace, name, **keywords) for name, keywords in keywords_by_name.items()]
     assert [pod.metadata.name for pod in pods if pod.is_gated] == ["our-scheduler", "opted-in"]
 
 
 async def test_a_namespaces_label_holds_for_pods_without_their_own(client: Client, namespace: str) -> None:
-    in_group: dict[str, Any] = {"group": "g", "workload": "A", "scheduler": "default-scheduler"}
+    for_default_scheduler = IN_GROUP | {"scheduler": "default-scheduler"}
     await client.patch(NAMESPACES, namespace, {"metadata": {"labels": OPT_IN}}, Object)
 
     async def is_later_pod_gated() -> bool:
-        later = await create_pod(client, namespace, "later", **in_group)
+        later = await create_pod(client, namespace, "later", **for_default_scheduler)
         await client.delete(PODS, "later", namespace=namespace, grace_period_s=0)
         return later.is_gated
 
     await wait_until(is_later_pod_gated)  # admission sees namespaces through a cache
     opt_out = {"netaware.io/placement": "extender"}
-    assert not (await create_pod(client, namespace, "opted-out", labels=opt_out, **in_group)).is_gated
+    assert not (await create_pod(client, namespace, "opted-out", labels=opt_out, **for_default_scheduler)).is_gated
 
 
 async def test_a_pods_other_gates_are_kept(client: Client, namespace: str) -> None:
     other = {"name": "example.com/mine"}
-    pod = await create_pod(client, namespace, "p", group="g", workload="A", schedulingGates=[other])
+    pod = await create_pod(client, namespace, "p", **IN_GROUP, schedulingGates=[other])
     assert {gate.name for gate in pod.spec.scheduling_gates or ()} == {GATE, "example.com/mine"}
 
 

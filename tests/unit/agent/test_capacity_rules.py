@@ -105,9 +105,7 @@ def routes(*devices: int, multipath: bool = False) -> tuple[Route, ...]:
         pytest.param((bond("active-backup", active_slave_index=3), FAST, SLOW), routes(2), 10 * G, id="active backup"),
         pytest.param((bond("active-backup", active_slave_index=4), FAST, SLOW), routes(2), G, id="after a failover"),
         pytest.param((bond("active-backup"), FAST, SLOW), routes(2), "has no active slave", id="no active slave"),
-        pytest.param(
-            (bond("802.3ad", active_aggregator=1), *LACP_PORTS), routes(2), 50 * G, id="LACP, active aggregator"
-        ),
+        pytest.param((bond("802.3ad", active_aggregator=1), *LACP_PORTS), routes(2), 50 * G, id="LACP: one aggregator"),
         pytest.param((bond("802.3ad"), *LACP_PORTS), routes(2), 75 * G, id="LACP without a named aggregator"),
         pytest.param((bond("balance-tlb"), *EQUAL), routes(2), 10 * G, id="balance-tlb receives on one device only"),
         pytest.param((bond("balance-alb"), *EQUAL), routes(2), 20 * G, id="balance-alb receives on all devices"),
