@@ -1,4 +1,4 @@
-"""The descheduler's loop: read usage, evaluate earlier moves, decide, taint nodes, record moves, evict, report.
+"""The descheduler's loop: read usage, evaluate earlier moves, decide, confirm, report, taint nodes, reserve targets, record moves, evict.
 
 A move is recorded before its eviction, so that the next leader knows the move if this one ends in between.
 """
