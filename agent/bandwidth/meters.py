@@ -55,8 +55,8 @@ class TrafficMeter(msgspec.Struct):
         counter_source: location of the counters.
         tc_bytes: the latest counters of bucket and filter; None if one was not read.
         level_bytes: level of a leaky bucket that traffic fills and the limit's rate drains.
-        passed_bytes: bytes passed since the first reading.
-        mean_start_s, mean_start_bytes: time and ``passed_bytes`` at the start of the mean.
+        passed_bytes: bytes passed since the first reading, except in intervals without counters.
+        mean_start_s, mean_start_bytes: time and ``passed_bytes`` at the start of the mean; the time is later by the length of intervals without counters.
         bytes_per_s: measured rate; None before the second reading.
         excess, excess_until_s: description of the latest excess, and until when it is shown; empty after that.
     """
@@ -131,7 +131,9 @@ class TrafficMeters:
                 continue
             meter_by_key[key] = meter
             passed_bytes = _count_passed_bytes(meter, status, counters, tc_counters, now_s)
-            if passed_bytes is not None:
+            if passed_bytes is None:
+                meter.mean_start_s += now_s - meter.read_at_s
+            else:
                 _update_rate_and_excess(meter, passed_bytes, status, now_s)
             meter.read_at_s, meter.device_counters = now_s, reread_by_pid.get(source.pid, counters)
             meter.tc_bytes = _read_tc_bytes(tc_counters, source)

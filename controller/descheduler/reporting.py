@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter as Counts
+import collections
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -29,7 +29,7 @@ def _pod_reference(key: str, uid: str) -> ObjectReference:
 
 
 class DeschedulerReporter:
-    """Writes events and log lines. Refusals are logged, and nodes reported, only when they change."""
+    """Writes events and log lines. Failures are logged, and nodes reported, only when they change."""
 
     def __init__(self, recorder: EventRecorder) -> None:
         self._recorder = recorder
@@ -44,9 +44,11 @@ class DeschedulerReporter:
         elif result.kind == "dry-run":
             log.log_change(f"dry-run/{move.pod}", move.node, "pod would be evicted", level="info", **fields)
         elif result.kind != "gone":
-            log.log_change(f"evict/{move.pod}", result.kind, "pod not evicted", pod=move.pod, error=result.message)
-            note = f'Eviction from node "{move.node}" by the reason "{move.reason}" was refused: {result.message}'
-            self._recorder.record_warning(_pod_reference(move.pod, move.uid), "EvictionRefused", note)
+            outcome = {"unknown": "may have failed", "throttled": "failed"}.get(result.kind, "was refused")
+            log.log_change(f"evict/{move.pod}", result.kind, f"eviction {outcome}", pod=move.pod, error=result.message)
+            note = f'Eviction from node "{move.node}" for the reason "{move.reason}" {outcome}: {result.message}'
+            event_reason = "EvictionFailed" if result.stops_evictions else "EvictionRefused"
+            self._recorder.record_warning(_pod_reference(move.pod, move.uid), event_reason, note)
 
     def report_outcome(self, evaluated: EvaluatedMove) -> None:
         """Report the outcome of a move; as an event if it did not help."""
@@ -118,7 +120,7 @@ class DeschedulerMetrics:
         """Set the gauges of nodes and skipped pods."""
         plan = decision.plan
         self._nodes.clear()
-        counts = Counts((state.pool, state.kind) for state in plan.nodes)
+        counts = collections.Counter((state.pool, state.kind) for state in plan.nodes)
         for pool in {state.pool for state in plan.nodes}:
             for load in LOAD_CLASSES:
                 self._nodes.labels(pool, load).set(counts[pool, load])
@@ -131,7 +133,7 @@ class DeschedulerMetrics:
     def set_backoff_gauges(self, history: History, limits: LimitsConfig, now: float) -> None:
         """Set the gauges of back-offs and breakers."""
         running = [key for key in history.backoffs if history.running_backoff(key, now)]
-        kinds = Counts("workload" if is_workload(key) else "replica" for key in running)
+        kinds = collections.Counter("workload" if is_workload(key) else "replica" for key in running)
         for kind in ("workload", "replica"):
             self._backed_off.labels(kind).set(kinds[kind])
         stopped = find_stopped_strategies(history, limits)

@@ -177,3 +177,12 @@ def test_a_failed_repair_is_no_dispute_and_another_limit_is_set_at_once() -> Non
     other = msgspec.structs.replace(LIMIT, params=choose_params(2 * RATE, 1500))
     orphan = DeleteIfb("bwp1")
     assert backoff.select_due([other, orphan], 40.0) == [other, orphan]
+
+
+def test_an_interval_without_counters_of_the_bucket_does_not_lower_the_mean_rate() -> None:
+    meters = TrafficMeters()
+    meters.add_readings([EGRESS], counters_by_pid(), None, 0.0)
+    for number in range(1, 5):
+        passed = 4 * number * BYTES_PER_S
+        meters.add_readings([EGRESS], counters_by_pid(sent=passed), tc_counters(passed, passed), 4.0 * number)
+    assert meters.meter_by_key["u", "egress"].bytes_per_s == pytest.approx(BYTES_PER_S)

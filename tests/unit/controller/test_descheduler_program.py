@@ -16,10 +16,11 @@ from prometheus_client import CollectorRegistry
 
 from controller.cluster.services import Service
 from controller.cluster.volumes import PersistentVolumeClaim
-from controller.descheduler.evict import evict, outdated_reason
+from controller.descheduler.evict import EvictionResult, ResultKind, evict, outdated_reason
 from controller.descheduler.history import BackoffEntry, History, HistoryStore
 from controller.descheduler.low_node_load import LowNodeLoadStrategy
 from controller.descheduler.program import Descheduler
+from controller.descheduler.reporting import DeschedulerReporter
 from kubekit.errors import ApiError, KubekitError, UnreachableError
 from kubekit.wire import ConfigMap, ObjectMeta
 from tests.support.descheduler_builders import (
@@ -256,6 +257,23 @@ async def test_the_result_of_an_eviction_by_the_api_servers_answer(
         assert result.kind == ("dry-run" if dry_run and error is None else kind)
         assert result.stops_evictions == stops_evictions
     assert api.evictions == [("default", "p", "uid-default-p", dry_run) for dry_run in (False, True)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "outcome"),
+    [
+        ("refused", "EvictionRefused", "was refused"),
+        ("throttled", "EvictionFailed", "failed"),
+        ("unknown", "EvictionFailed", "may have failed"),
+    ],
+)
+def test_an_event_calls_an_eviction_refused_only_if_the_api_server_refused_it(
+    kind: ResultKind, reason: str, outcome: str
+) -> None:
+    events: list[tuple[str, str]] = []
+    recorder = SimpleNamespace(record_warning=lambda _pod, reason, note: events.append((reason, note)))
+    DeschedulerReporter(cast("Any", recorder)).report_eviction(MOVE, EvictionResult(kind, "no answer"))
+    assert events == [(reason, f'Eviction from node "n" for the reason "r" {outcome}: no answer')]
 
 
 @pytest.mark.parametrize(("unschedulable", "ready"), [(True, True), (False, False)])
