@@ -33,7 +33,7 @@ from lab.controlplane_commands import (
     build_controller_manager_command,
     build_etcd_command,
 )
-from lab.credentials import credentials_of, save_credentials, save_kubeconfig
+from lab.credentials import credentials_dir, save_credentials, save_kubeconfig
 from lab.errors import BootError
 from lab.polling import poll_until
 from lab.programs import Program, Programs, run_command
@@ -152,7 +152,7 @@ class ControlPlane:
     @property
     def client_config(self) -> ClusterConfig:
         """The administrator's connection for kubekit's Client."""
-        return load_cluster_config(credentials_of(self.kubeconfig))
+        return load_cluster_config(credentials_dir(self.kubeconfig))
 
     async def run_kubectl(self, *arguments: str | Path, timeout_s: float = KUBECTL_TIMEOUT_S) -> str:
         """Run kubectl as the administrator; returns its output. Raises BootError if it fails or does not end in time."""
@@ -265,7 +265,7 @@ class ControlPlane:
         """Write a kubeconfig, and beside it the credentials directory that our programs read; return the kubeconfig's path."""
         cluster = {"server": self.server, "certificate-authority": str(self.authority.certificate)}
         save_kubeconfig(path, cluster, user, credentials, namespace)
-        save_credentials(credentials_of(path), cluster["server"], self.authority.certificate, credentials, namespace)
+        save_credentials(credentials_dir(path), cluster["server"], self.authority.certificate, credentials, namespace)
         return path
 
     async def _boot(self) -> None:

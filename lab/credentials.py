@@ -10,36 +10,40 @@ import yaml
 
 
 def save_kubeconfig(
-    path: Path, cluster: Mapping[str, str], user: str, credentials: Mapping[str, str], namespace: str = "default"
+    path: Path, cluster: Mapping[str, str], user: str, user_credentials: Mapping[str, str], namespace: str = "default"
 ) -> None:
-    """Write a kubeconfig with one context that only the file's owner can read."""
+    """Write a kubeconfig with one context; only the file's owner may read it."""
     data = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "lab",
         "clusters": [{"name": "lab", "cluster": dict(cluster)}],
-        "users": [{"name": user, "user": dict(credentials)}],
+        "users": [{"name": user, "user": dict(user_credentials)}],
         "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": user, "namespace": namespace}}],
     }
     path.touch(mode=0o600)
+    path.chmod(0o600)  # An existing file kept its mode.
     path.write_text(yaml.safe_dump(data, sort_keys=False))
 
 
-def credentials_of(kubeconfig: Path) -> Path:
+def credentials_dir(kubeconfig: Path) -> Path:
     """The directory beside a kubeconfig with the same credentials, which our programs read."""
     return kubeconfig.with_suffix(".credentials")
 
 
 def save_credentials(
-    folder: Path, server: str, ca_file: Path, credentials: Mapping[str, str], namespace: str = "default"
+    directory: Path, server: str, ca_file: Path, user_credentials: Mapping[str, str], namespace: str = "default"
 ) -> None:
-    """Write a directory for `kubekit.config.load_cluster_config`, with the ``credentials`` of `save_kubeconfig`."""
-    folder.mkdir(mode=0o700, exist_ok=True)
-    (folder / "server").write_text(server)
-    (folder / "namespace").write_text(namespace)
-    shutil.copyfile(ca_file, folder / "ca.crt")
-    if token := credentials.get("token"):
-        (folder / "token").write_text(token)
+    """Write a directory for `kubekit.config.load_cluster_config`, with the ``user_credentials`` of `save_kubeconfig`."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    directory.chmod(0o700)  # An existing directory kept its mode.
+    (directory / "server").write_text(server)
+    (directory / "namespace").write_text(namespace)
+    shutil.copyfile(ca_file, directory / "ca.crt")
+    token_file = directory / "token"
+    if token := user_credentials.get("token"):
+        token_file.write_text(token)
     else:
-        shutil.copyfile(credentials["client-certificate"], folder / "tls.crt")
-        shutil.copyfile(credentials["client-key"], folder / "tls.key")
+        token_file.unlink(missing_ok=True)  # Else a token of an earlier call would still be read.
+        shutil.copyfile(user_credentials["client-certificate"], directory / "tls.crt")
+        shutil.copyfile(user_credentials["client-key"], directory / "tls.key")

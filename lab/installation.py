@@ -25,7 +25,7 @@ from kubekit.wire import CONFIGMAPS, NODES, PODS, SECRETS, ConfigMap, Node, Obje
 from lab.cluster import Lab
 from lab.controlplane import ControlPlane, find_free_ports, object_exists
 from lab.controlplane_commands import LOOPBACK
-from lab.credentials import credentials_of
+from lab.credentials import credentials_dir
 from lab.errors import BootError
 from lab.netperf_install import Netperf, find_netperf_if_available
 from lab.polling import poll_until
@@ -205,7 +205,7 @@ def start_central_program(
         config: file of the controller's configuration.
     """
     argv = [sys.executable, "-m", "controller", verb]
-    argv += [f"--credentials={credentials_of(kubeconfig)}", f"--config={config}"]
+    argv += [f"--credentials={credentials_dir(kubeconfig)}", f"--config={config}"]
     argv += [f"--listen={url.removeprefix('http://')}", f"--namespace={NETAWARE_NAMESPACE}"]
     programs.start(name, argv, env={"POD_NAME": name})
 
@@ -224,7 +224,7 @@ async def _start_agents(client: Client, installation: Installation) -> None:
         kubeconfig = await write_bound_kubeconfig(client, lab.control_plane, AGENT, name, on_node)
         listen = f"{network.management_address}:{AGENT_PORT}"
         argv = [sys.executable, "-m", "agent", "run", f"--node-name={node}"]
-        argv += [f"--credentials={credentials_of(kubeconfig)}"]
+        argv += [f"--credentials={credentials_dir(kubeconfig)}"]
         argv += [f"--listen={listen}", f"--namespace={NETAWARE_NAMESPACE}", f"--passphrase-file={passphrase_file}"]
         env = installation.environment
         agent = lab.programs.start(name, argv, netns=network.netns, env=env, is_essential=False)

@@ -20,7 +20,7 @@ from agent.bandwidth.manager import FULL_CHECK_INTERVAL_S
 from kubekit.client import Client
 from kubekit.wire import NAMESPACES, NODES, SERVICE_ACCOUNTS, Node, Object
 from lab.controlplane import ControlPlane, find_free_ports
-from lab.credentials import credentials_of
+from lab.credentials import credentials_dir
 from lab.netperf_install import find_netperf_if_available
 from tests.bench.figures import Figures, figure
 from tests.integration.agent.agents import Agent, create_pod, report_pod_address, running_agent
@@ -85,7 +85,7 @@ def _running_agent(directory: Path, plane: ControlPlane) -> AbstractAsyncContext
         directory,
         find_free_ports(1)[0],
         f"--node-name={NODE}",
-        f"--credentials={credentials_of(plane.kubeconfig)}",
+        f"--credentials={credentials_dir(plane.kubeconfig)}",
         "--capacity=10G",
         "--bandwidth=enforce",
         f"--cni-network={NETWORK}",

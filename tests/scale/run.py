@@ -19,7 +19,7 @@ from kubekit.wire import LEASES
 from lab.cluster import Lab
 from lab.controlplane import find_free_ports
 from lab.controlplane_commands import LOOPBACK
-from lab.credentials import credentials_of
+from lab.credentials import credentials_dir
 from lab.errors import BootError
 from lab.installation import CENTRAL_PROGRAMS, MANIFESTS, start_central_program
 from lab.polling import poll_until
@@ -112,7 +112,7 @@ async def _start_agents(
 ) -> list[ZoneAgents]:
     """Start the simulated agents of all zones, with a first round of results."""
     kubeconfig = await lab.control_plane.write_token_kubeconfig(NETAWARE_NAMESPACE, AGENT)
-    client = await stack.enter_async_context(Client(load_cluster_config(credentials_of(kubeconfig)), timeout_s=60.0))
+    client = await stack.enter_async_context(Client(load_cluster_config(credentials_dir(kubeconfig)), timeout_s=60.0))
     names = map(zone_name, range(sizes.zones))
     zones = [ZoneAgents(client, name, sizes.nodes_per_zone, changes.unreachable_zones.__contains__) for name in names]
     for zone in zones:

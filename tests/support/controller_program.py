@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from lab.controlplane import ControlPlane, find_free_ports
-from lab.credentials import credentials_of
+from lab.credentials import credentials_dir
 from lab.polling import poll_until
 from lab.programs import Program, answers_ok
 
@@ -18,7 +18,7 @@ from lab.programs import Program, answers_ok
 async def controller_program(plane: ControlPlane, verb: str, *flags: str) -> AsyncIterator[tuple[Program, str]]:
     """Run ``python -m controller <verb>`` until it is ready; yields its process and URL."""
     port = find_free_ports(1)[0]
-    argv = [sys.executable, "-m", "controller", verb, f"--credentials={credentials_of(plane.kubeconfig)}", *flags]
+    argv = [sys.executable, "-m", "controller", verb, f"--credentials={credentials_dir(plane.kubeconfig)}", *flags]
     started = plane.programs.start(f"{verb}-{uuid.uuid4().hex[:6]}", [*argv, f"--listen=127.0.0.1:{port}"])
     url = f"http://127.0.0.1:{port}"
     try:

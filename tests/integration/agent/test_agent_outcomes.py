@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kubekit.client import Client
 from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Node, Object
 from lab.controlplane import ControlPlane, find_free_ports
-from lab.credentials import credentials_of
+from lab.credentials import credentials_dir
 from lab.netperf_install import Netperf
 from netperf.contract import ZONE_LABEL
 from netperf.plans import PLAN_KEY, Peer, Probe, ProbeSettings, ZonePlan, encode_plan, plan_object_name
@@ -104,7 +104,7 @@ class ProbingNode:
         env = {**variables, "NETAWARE_NETPERF": str(netperf.netperf) if netperf else "/nonexistent"}
         arguments = [
             f"--node-name={self.node}",
-            f"--credentials={credentials_of(self._control_plane.kubeconfig)}",
+            f"--credentials={credentials_dir(self._control_plane.kubeconfig)}",
             f"--address={HOME}",
             f"--namespace={self.namespace}",
             f"--passphrase-file={passphrase_file}",

@@ -18,7 +18,7 @@ from agent.node import OwnNode
 from kubekit.client import JSON_PATCH, Client
 from kubekit.wire import EVENTS, NODES, PODS, ObjectMeta, Pod, Wire
 from lab.controlplane import ControlPlane, find_free_ports
-from lab.credentials import credentials_of, save_credentials
+from lab.credentials import credentials_dir, save_credentials
 from tests.integration.agent.agents import Agent, call_agent, create_pod, report_pod_address, running_agent
 from tests.integration.agent.pods_on_node import NETWORK, NodePod, node_pod, run
 from tests.integration.conftest import MakeNode, eventually
@@ -74,7 +74,7 @@ async def test_a_zeroed_or_removed_capacity_is_published_again_and_cleaned_up(
 ) -> None:
     flags = [
         f"--node-name={node}",
-        f"--credentials={credentials_of(control_plane.kubeconfig)}",
+        f"--credentials={credentials_dir(control_plane.kubeconfig)}",
         "--capacity=10G",
         PROBING_OFF,
     ]
@@ -246,7 +246,7 @@ async def test_observing_reports_the_verdict_and_changes_nothing(
     port: int,
     tmp_path: Path,
 ) -> None:
-    flags = [f"--node-name={node}", f"--credentials={credentials_of(control_plane.kubeconfig)}"]
+    flags = [f"--node-name={node}", f"--credentials={credentials_dir(control_plane.kubeconfig)}"]
     with node_pod(31, adopt_uid=True) as kernel_pod:
         pod: Pod = await make_pod(kernel_pod.name, node, {"kubernetes.io/ingress-bandwidth": "10M"})
         kernel_pod.join_cgroup(pod.metadata.uid)

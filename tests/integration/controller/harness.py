@@ -23,7 +23,7 @@ from kubekit.client import MERGE_PATCH, STRATEGIC_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Node, Object
 from lab.controlplane import find_free_ports
-from lab.credentials import credentials_of
+from lab.credentials import credentials_dir
 from netperf.errors import PlanRefusedError
 from netperf.latencies import ZonePair
 from netperf.plans import ZonePlan, decode_plan
@@ -66,7 +66,7 @@ class Replica:
         self._config.write_text(yaml.safe_dump(body))
         self._command = [
             sys.executable, "-m", "controller", "manager", "--config", str(self._config),
-            "--credentials", str(credentials_of(kubeconfig)), "--listen", self.listen,
+            "--credentials", str(credentials_dir(kubeconfig)), "--listen", self.listen,
         ]  # fmt: skip
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -12,7 +12,7 @@ from kubekit.config import ClusterConfig, load_cluster_config
 from kubekit.wire import PODS, Object
 from lab.build import find_or_build_programs
 from lab.controlplane import ControlPlane
-from lab.credentials import credentials_of
+from lab.credentials import credentials_dir
 from tests.integration.conftest import remove_crds
 from tests.integration.manifests.kubectl import NAMESPACE, Kubectl
 
@@ -71,6 +71,6 @@ def token_for(plane: ControlPlane, admin: Client) -> TokenFor:
         kubeconfig = await plane.write_token_kubeconfig(
             NAMESPACE, service_account, file_name=file_name, bound_pod=bound_pod
         )
-        return load_cluster_config(credentials_of(kubeconfig))
+        return load_cluster_config(credentials_dir(kubeconfig))
 
     return make

@@ -19,7 +19,7 @@ from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod
 from lab.controlplane import ControlPlane, find_free_ports
-from lab.credentials import credentials_of
+from lab.credentials import credentials_dir
 from lab.installation import start_central_program, write_bound_kubeconfig
 from lab.polling import poll_until
 from lab.programs import Program, run_command
@@ -139,7 +139,7 @@ async def _agent(running: RunningInstallation, node: str) -> list[str]:
         running.admin, running.plane, "netaware-agent", f"agent-{node}", lambda pod: pod.spec.node_name == node
     )
     run = [sys.executable, "-m", "agent", "run"]
-    return [*run, f"--node-name={node}", f"--credentials={credentials_of(kubeconfig)}"]
+    return [*run, f"--node-name={node}", f"--credentials={credentials_dir(kubeconfig)}"]
 
 
 def _start_scheduler(running: RunningInstallation, folder: Path, extender_port: int, port: int) -> None:
