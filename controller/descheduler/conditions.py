@@ -23,8 +23,8 @@ class MoveCondition(NamedTuple):
 
     Attributes:
         name: also the label ``condition`` of a metric.
-        check: returns why a candidate fails the condition, empty if it passes; its docstring tells users what is required.
-        strategies: those whose candidates are checked.
+        check: returns the reason why a candidate fails the condition, empty if it passes; its docstring tells users what is required.
+        strategies: those whose candidates must meet it.
         scope: whether the pod, its node or the whole round fails. In LowNodeLoad, the last two end the moves off the node.
     """
 
@@ -35,15 +35,15 @@ class MoveCondition(NamedTuple):
 
     @property
     def requires(self) -> str:
-        """One sentence for users."""
+        """Text for users."""
         return self.check.__doc__ or ""
 
 
 class FailedCondition(NamedTuple):
-    """A condition that a candidate fails, and why."""
+    """A condition that a candidate fails, and the reason."""
 
     condition: MoveCondition
-    why: str
+    reason: str
 
 
 def report_first_failure(
@@ -51,15 +51,15 @@ def report_first_failure(
 ) -> FailedCondition | None:
     """Find the first condition that the candidate fails, None if it meets all, and add it to the skips or notes of the plan.
 
-    The caller reports a failure of a whole node of LowNodeLoad in its `NodeState`. Other strategies have no such states.
+    In LowNodeLoad, failures of scope node or round are not added to the skips: the caller reports them in its `NodeState`.
     """
     for condition in conditions:
-        if candidate.strategy in condition.strategies and (why := condition.check(builder, candidate)):
+        if candidate.strategy in condition.strategies and (reason := condition.check(builder, candidate)):
             if condition.scope == "round":
-                builder.add_note(why)
+                builder.add_note(reason)
             if condition.scope == "pod" or candidate.node_load is None:
-                builder.add_skip(candidate.pod, condition.name, why)
-            return FailedCondition(condition, why)
+                builder.add_skip(candidate.pod, condition.name, reason)
+            return FailedCondition(condition, reason)
     return None
 
 
@@ -69,7 +69,7 @@ def _check_reason_duration(_: PlanBuilder, candidate: Candidate) -> str:
 
 
 def _check_usage_lag(builder: PlanBuilder, candidate: Candidate) -> str:
-    """The node's usage shows the moves of the last `limits.usageLagS`."""
+    """No pod was moved off the node in the last `limits.usageLagS`, so its usage shows all moves."""
     departures = builder.departures_by_node[candidate.pod.node]
     return f"waiting until {departures} recent moves show in its usage" if departures else ""
 
@@ -189,7 +189,7 @@ def _check_group_limit(builder: PlanBuilder, candidate: Candidate) -> str:
 
 
 def _check_group_readiness(_: PlanBuilder, candidate: Candidate) -> str:
-    """All pods of its AppGroup, at least `numMembers`, are ready, and none is being moved."""
+    """All pods of its AppGroup, at least `numMembers`, are ready."""
     return candidate.readiness_failure
 
 
@@ -198,14 +198,14 @@ def _check_replica_backoff(builder: PlanBuilder, candidate: Candidate) -> str:
     uid = candidate.pod.uid
     if uid in builder.unevaluated_replacements:
         return "it is the replacement of a moved pod, and the outcome of that move is not known yet"
-    backoff = builder.history.running_backoff(uid, builder.now)
+    backoff = builder.history.active_backoff(uid, builder.now)
     return f"{backoff.reason}; {_describe_rest(builder, backoff)}" if backoff is not None else ""
 
 
 def _check_workload_backoff(builder: PlanBuilder, candidate: Candidate) -> str:
     """Its workload has no back-off after moves that did not help or evictions that were refused."""
     workload = workload_of(candidate.pod)
-    backoff = builder.history.running_backoff(workload, builder.now)
+    backoff = builder.history.active_backoff(workload, builder.now)
     if backoff is None:
         return ""
     failed = f"{workload} had {backoff.failures} failed moves in a row ({backoff.reason})"

@@ -110,7 +110,7 @@ class UnconfirmedDecision:
             if failed is not None:
                 del builder.moves_by_uid[uid]
                 first_s, max_s = limits.workload_backoff_s, limits.failure_backoff_s
-                self._history = extend_backoff(self._history, uid, failed.why, first_s, builder.now, max_s=max_s)
+                self._history = extend_backoff(self._history, uid, failed.reason, first_s, builder.now, max_s=max_s)
                 continue
             candidate.target = target.node
             builder.reserve_target(candidate)

@@ -96,14 +96,14 @@ def evaluate_moves(
         elif outcome == "helped":
             history = _clear_failures(history, workload, now)
         # The workload has no back-off if `MAX_BACKOFFS` was exceeded.
-        running = history.running_backoff(workload, now) if is_ineffective else None
+        running = history.active_backoff(workload, now) if is_ineffective else None
         evaluated.append(EvaluatedMove(pending, outcome, running.until_s - now if running else 0.0))
     return drop_expired(history, limits, now), evaluated
 
 
 def _clear_failures(history: History, workload: str, now: float) -> History:
     """Clear the failure count of a workload, unless a back-off is still running."""
-    if history.running_backoff(workload, now):
+    if history.active_backoff(workload, now):
         return history
     backoffs = {key: backoff for key, backoff in history.backoffs.items() if key != workload}
     return msgspec.structs.replace(history, backoffs=backoffs)

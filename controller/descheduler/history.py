@@ -71,7 +71,7 @@ class PendingMove(HistoryRecord, frozen=True):
 
 
 def short_uid(uid: str) -> str:
-    """Eight hex digits that identify a pod within its workload; hundreds of them fit into the ConfigMap."""
+    """Eight hex digits that identify a pod within its workload, because hundreds of full uids would not fit into the ConfigMap."""
     return f"{zlib.crc32(uid.encode()):08x}"
 
 
@@ -89,7 +89,7 @@ class BackoffEntry(HistoryRecord, frozen=True):
     reason: str = ""
 
 
-class Eviction(HistoryRecord, frozen=True):
+class EvictionEntry(HistoryRecord, frozen=True):
     """An eviction that counts against ``limits.perWorkload``; ``planned_at_s`` is the time of its round, unix seconds."""
 
     planned_at_s: float
@@ -116,11 +116,11 @@ class History(HistoryRecord, frozen=True):
 
     pending_moves: tuple[PendingMove, ...] = ()
     backoffs: dict[str, BackoffEntry] = {}
-    evictions: tuple[Eviction, ...] = ()
+    evictions: tuple[EvictionEntry, ...] = ()
     breaker_entries: tuple[BreakerEntry, ...] = ()
 
-    def running_backoff(self, key: str, now: float) -> BackoffEntry | None:
-        """The running back-off of a workload or a replica; None if there is none."""
+    def active_backoff(self, key: str, now: float) -> BackoffEntry | None:
+        """The active back-off of a workload or a replica; None if there is none."""
         backoff = self.backoffs.get(key)
         return backoff if backoff is not None and backoff.until_s > now else None
 
@@ -131,7 +131,7 @@ _decode_history = msgspec.json.Decoder(History).decode
 def add_moves(history: History, moves: Iterable[PendingMove]) -> History:
     """Add moves, and count their evictions against the limits."""
     moves = tuple(moves)
-    evictions = tuple(Eviction(pending.planned_at_s, pending.move.workload) for pending in moves)
+    evictions = tuple(EvictionEntry(pending.planned_at_s, pending.move.workload) for pending in moves)
     return msgspec.structs.replace(
         history, pending_moves=history.pending_moves + moves, evictions=history.evictions + evictions
     )
@@ -140,7 +140,7 @@ def add_moves(history: History, moves: Iterable[PendingMove]) -> History:
 def remove_move(history: History, removed: PendingMove) -> History:
     """Remove a move whose pod was not evicted, with its eviction."""
     evictions = list(history.evictions)
-    if (eviction := Eviction(removed.planned_at_s, removed.move.workload)) in evictions:
+    if (eviction := EvictionEntry(removed.planned_at_s, removed.move.workload)) in evictions:
         evictions.remove(eviction)
     pending = tuple(other for other in history.pending_moves if other.move.uid != removed.move.uid)
     return msgspec.structs.replace(history, pending_moves=pending, evictions=tuple(evictions))

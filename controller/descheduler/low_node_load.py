@@ -148,7 +148,7 @@ class LowNodeLoadStrategy:
         # These conditions have the same result for all pods of a node.
         failed = report_first_failure(builder, candidates[0], REASON_CONDITIONS) if candidates else None
         if failed is not None:
-            self._why_by_node[load.name] = failed.why
+            self._why_by_node[load.name] = failed.reason
             return
         movable: list[Candidate] = []
         for candidate in candidates:
@@ -183,7 +183,7 @@ class LowNodeLoadStrategy:
             elif failed.condition.scope == "pod":
                 failure_counts[failed.condition.name] += 1
             else:
-                return failed.why
+                return failed.reason
         return ""
 
     def _assign_target(self, candidate: Candidate, pool: Pool) -> None:

@@ -132,8 +132,8 @@ class DeschedulerMetrics:
 
     def set_backoff_gauges(self, history: History, limits: LimitsConfig, now: float) -> None:
         """Set the gauges of back-offs and breakers."""
-        running = [key for key in history.backoffs if history.running_backoff(key, now)]
-        kinds = collections.Counter("workload" if is_workload(key) else "replica" for key in running)
+        active = [key for key in history.backoffs if history.active_backoff(key, now)]
+        kinds = collections.Counter("workload" if is_workload(key) else "replica" for key in active)
         for kind in ("workload", "replica"):
             self._backed_off.labels(kind).set(kinds[kind])
         stopped = find_stopped_strategies(history, limits)

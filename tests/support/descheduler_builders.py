@@ -22,7 +22,7 @@ from controller.descheduler.evaluation import evaluate_moves
 from controller.descheduler.history import (
     BackoffEntry,
     BreakerEntry,
-    Eviction,
+    EvictionEntry,
     History,
     PendingMove,
     add_moves,

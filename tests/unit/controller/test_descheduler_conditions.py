@@ -16,7 +16,7 @@ from tests.support.descheduler_builders import (
     BackoffEntry,
     BreakerEntry,
     DescheduleDecision,
-    Eviction,
+    EvictionEntry,
     History,
     Host,
     PodDisruptionBudget,
@@ -148,7 +148,7 @@ CASES = [
         f"{WEB} had 2 failed moves in a row (returned); not moved for another 120 min",
         history=History(backoffs={WEB: BackoffEntry(NOW_S + 7200, 2, "returned")}),
     ),
-    case("workload-limit", limits={"perWorkload": 1}, history=History(evictions=(Eviction(NOW_S - 299, WEB),))),
+    case("workload-limit", limits={"perWorkload": 1}, history=History(evictions=(EvictionEntry(NOW_S - 299, WEB),))),
     case(
         "unavailable-limit",
         f"1 of 1 pods of {WEB} are not available",

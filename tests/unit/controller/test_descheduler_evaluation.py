@@ -16,7 +16,7 @@ from tests.support.descheduler_builders import (
     BreakerEntry,
     DescheduleDecision,
     DeschedulerSnapshot,
-    Eviction,
+    EvictionEntry,
     History,
     PendingMove,
     PodInfo,
@@ -162,7 +162,7 @@ def test_expired_entries_are_dropped_and_failure_counts_outlive_their_back_off()
         "replica": BackoffEntry(NOW_S - 60, 1),
     }
     old = {"a/Deployment/long-ago": BackoffEntry(NOW_S - 8 * 86_400, 2), "old-replica": BackoffEntry(NOW_S - 7300, 1)}
-    history = History(evictions=(Eviction(NOW_S - 301, "a"), Eviction(NOW_S - 299, "b")), backoffs=over | old)
+    history = History(evictions=(EvictionEntry(NOW_S - 301, "a"), EvictionEntry(NOW_S - 299, "b")), backoffs=over | old)
     kept = drop_expired(history, LIMITS, NOW_S)
     assert [entry.workload for entry in kept.evictions] == ["b"]
     assert list(kept.backoffs) == ["a/Deployment/failed", "replica"]

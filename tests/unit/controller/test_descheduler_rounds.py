@@ -22,7 +22,7 @@ from tests.support.descheduler_builders import (
     DescheduleDecision,
     DeschedulerConfig,
     DeschedulerSnapshot,
-    Eviction,
+    EvictionEntry,
     History,
     Host,
     PersistentVolume,
@@ -208,7 +208,7 @@ def make_history(rng: random.Random, pods: list[PodInfo]) -> History:
     some = rng.sample(workloads, min(len(workloads), rng.choice((0, 0, 1, 2))))
     return History(
         backoffs={name: BackoffEntry(NOW_S + rng.choice((-10.0, 600.0)), 1, "returned") for name in some},
-        evictions=tuple(Eviction(NOW_S - rng.choice((30, 1000, 5000)), name) for name in some),
+        evictions=tuple(EvictionEntry(NOW_S - rng.choice((30, 1000, 5000)), name) for name in some),
         pending_moves=tuple(
             pending_move(
                 f"{name.partition('/')[0]}/gone", f"gone-{i}", name, rng.choice(("gone", "Node-0.example")), NOW_S - 20
