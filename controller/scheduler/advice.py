@@ -39,7 +39,7 @@ from kubekit.wire import Condition
 OVERLOADED_RATIO = 1.5
 """Ratio of a replica's calls to its fair share above which the replica is reported as overloaded."""
 MIN_GAIN_US, MIN_GAIN_RATIO = 20.0, 0.05
-"""Another routing is advised if it gains at least so many microseconds, and this share of a call's latency."""
+"""Smallest gain of an advised routing: microseconds per call, and share of the call's latency; both must be met."""
 MAX_MESSAGES_SHOWN = 3
 
 _DISTRIBUTION_BY_ROUTING = {Routing.ZONE: "PreferSameZone", Routing.NODE: "PreferSameNode"}
@@ -211,17 +211,17 @@ def _routed_near_state(placed: PlacedGroup) -> ConditionState:
         message = join_first([a.message for a in advice], MAX_MESSAGES_SHOWN, "; ")
         return ConditionState(advice[0].reason, message, holds=False)
     if any(placed.pods_by_node[edge.caller] and placed.pods_by_node[edge.callee] for edge in placed.graph.edges):
-        return ConditionState("AsNearAsCanBe", "no trafficDistribution would bring calls nearer", holds=True)
+        return ConditionState("NoBetterRouting", "no trafficDistribution would bring calls nearer", holds=True)
     return ConditionState("NothingPlaced", "no dependency has pods placed at both ends", holds=None)
 
 
 def _balanced_state(placed: PlacedGroup) -> ConditionState:
     if not any(placed.pods_by_node):
         return ConditionState("NothingPlaced", "no pod is placed", holds=None)
-    one_zone, hot_replicas = list(_one_zone_messages(placed)), list(_hot_replica_messages(placed))
-    if one_zone or hot_replicas:
-        message = join_first([*one_zone, *hot_replicas], MAX_MESSAGES_SHOWN, "; ")
-        return ConditionState("OneZone" if one_zone else "HotReplica", message, holds=False)
+    one_zone, overloaded = list(_one_zone_messages(placed)), list(_overloaded_replica_messages(placed))
+    if one_zone or overloaded:
+        message = join_first([*one_zone, *overloaded], MAX_MESSAGES_SHOWN, "; ")
+        return ConditionState("OneZone" if one_zone else "OverloadedReplica", message, holds=False)
     message = "replicas are in as many zones as they should be, and none is overloaded"
     return ConditionState("Balanced", message, holds=True)
 
@@ -235,7 +235,7 @@ def _one_zone_messages(placed: PlacedGroup) -> Iterator[str]:
             yield f"{replicas} are {where}, but its spread is zone"
 
 
-def _hot_replica_messages(placed: PlacedGroup) -> Iterator[str]:
+def _overloaded_replica_messages(placed: PlacedGroup) -> Iterator[str]:
     for callee, selector in enumerate(placed.graph.selectors):
         edges = placed.edges_to(callee)
         routing = edges[0].routing if edges else Routing.ANY
@@ -245,7 +245,7 @@ def _hot_replica_messages(placed: PlacedGroup) -> Iterator[str]:
 
 
 def zone_spread_workloads(placed: PlacedGroup) -> Iterator[tuple[int, Counter[Location]]]:
-    """Yields workloads with spread ``zone`` and two or more replicas, if there are two or more zones: index, and replicas by location."""
+    """Yield workloads with spread ``zone`` and two or more replicas, if there are two or more zones: index, and replicas by location."""
     for workload, pods_by_node in enumerate(placed.pods_by_node):
         if placed.spreads[workload] == "zone" and sum(pods_by_node.values()) > 1 and placed.zone_count > 1:
             yield workload, count_by_location(pods_by_node, placed.locations)

@@ -155,10 +155,10 @@ class GroupPlans:
         check = self._check_cached(group, cached, pods, outgoing)
         is_current = check.is_feasible and self._is_current(group, cached, pods, check)
         if is_current:
-            has_refused = self._rollout_waits.refuse_nodes_after_overlong_wait(
+            waits_too_long = self._rollout_waits.refuse_nodes_after_overlong_wait(
                 group, cached, pods, check.awaiting_rollout, outgoing
             )
-            if has_refused:
+            if waits_too_long:
                 check = self._check_cached(group, cached, pods, outgoing)
         if is_current and check.is_feasible:
             self.reservations.reserve(group, check.unaccounted_pods, outgoing)
@@ -240,7 +240,7 @@ class GroupPlans:
                 plan, below_priority = await self._plan_with_preemption(group, snapshot)
                 # Pods may have changed during each await, so they are looked up again.
                 outgoing = self._inputs.outgoing_requests(self._pods_of(group))
-                plan = await self._rollout_waits.solve_without_waits(group, snapshot, plan, outgoing, self._solve)
+                plan = await self._rollout_waits.solve_with_fewer_waits(group, snapshot, plan, outgoing, self._solve)
         except PlanningError as error:
             self._record_failure(group, app_group, error)
         else:

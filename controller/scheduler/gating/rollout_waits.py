@@ -27,15 +27,15 @@ from controller.scheduler.placement.snapshot import GroupSnapshot
 Solve = Callable[[GroupSnapshot, float], Awaitable[Plan]]
 """Makes a plan; the second argument limits the search in seconds."""
 MAX_WAIT_SHARE = 0.75
-"""Longest wait of a pod for a rollout, as a share of ``maxWaitS``, after which the gate is opened regardless of the plan."""
+"""Longest wait of a pod for a rollout, as a share of ``maxWaitS``. After ``maxWaitS`` itself the gate is opened regardless of the plan."""
 MAX_PLAN_AGE_SHARE = 0.5
 """Longest age of a plan for which pods wait while the rollout makes progress, as a share of ``maxWaitS``."""
 MAX_SLOWDOWN = 1.05
 """A plan in which fewer pods wait is preferred if its calls take at most this many times as long."""
 
 
-class _FailedAttempt(NamedTuple):
-    """Keys of waiting pods for which no better plan was found, and the nodes that were full at that time, by owner of pods."""
+class _FailedSearch(NamedTuple):
+    """Input of a search that found no better plan; it is not repeated while the input is the same."""
 
     waiting_keys: list[str]
     full_nodes_by_owner: dict[str, frozenset[str]]
@@ -48,31 +48,31 @@ class RolloutWaits:
         self._reservations, self._config, self._clock = reservations, config, clock
         self._waiting_since: dict[str, dict[str, float]] = {}
         """Group -> pod key -> start of its wait."""
-        self._failed_attempt_by_group: dict[str, _FailedAttempt] = {}
+        self._failed_search_by_group: dict[str, _FailedSearch] = {}
 
     def forget_group(self, group: str) -> None:
         """Forget the waits of a group that has no waiting pods any more."""
         self._waiting_since.pop(group, None)
-        self._failed_attempt_by_group.pop(group, None)
+        self._failed_search_by_group.pop(group, None)
 
-    async def solve_without_waits(
-        self, group: str, snapshot: GroupSnapshot, plan: Plan, outgoing: Mapping[str, Amounts], solve: Solve
+    async def solve_with_fewer_waits(
+        self, group: str, snapshot: GroupSnapshot, plan: Plan, outgoing_requests: Mapping[str, Amounts], solve: Solve
     ) -> Plan:
         """Search a plan, about as good, in which fewer pods wait for a rollout; returns ``plan`` if there is none.
 
-        ``plan`` was made from the snapshot; ``outgoing`` is node -> requests of pods that a rollout is about to replace there. The first
-        search keeps all waiting pods off full nodes, the second only the oldest.
+        ``plan`` was made from the snapshot; ``outgoing_requests`` is node -> requests of pods that a rollout is about to replace there.
+        The first search keeps all waiting pods off full nodes, the second only the oldest.
         """
-        if not outgoing:
+        if not outgoing_requests:
             return plan
         await asyncio.sleep(0)  # The check of thousands of pods blocks the event loop.
-        awaiting_rollout = check_plan(plan, group, snapshot.pods, self._reservations, outgoing).awaiting_rollout
-        waiting = sorted((pod for pod in snapshot.pods if pod.metadata.key in awaiting_rollout), key=age_order)
+        awaiting = check_plan(plan, group, snapshot.pods, self._reservations, outgoing_requests).awaiting_rollout
+        waiting = sorted((pod for pod in snapshot.pods if pod.metadata.key in awaiting), key=age_order)
         if not waiting:
             return plan
-        full_nodes = await self._full_nodes_by_owner(group, waiting, outgoing)
-        attempt = _FailedAttempt([pod.metadata.key for pod in waiting], full_nodes)
-        if self._failed_attempt_by_group.get(group) == attempt:
+        full_nodes = await self._full_nodes_by_owner(group, waiting, outgoing_requests)
+        search = _FailedSearch([pod.metadata.key for pod in waiting], full_nodes)
+        if self._failed_search_by_group.get(group) == search:
             return plan
         searches = [waiting] if len(waiting) == 1 else [waiting, waiting[:1]]
         for moved_pods in searches:
@@ -84,12 +84,12 @@ class RolloutWaits:
             try:
                 other_plan = await solve(restricted, MIN_SEARCH_S)
             except PlanningError:
-                return plan  # This is not a result of the search, so the next plan tries again.
+                return plan  # No failed search is recorded, so the next plan tries again.
             is_worse = (len(other_plan.unplaced), other_plan.violations) > (len(plan.unplaced), plan.violations)
             has_same_zones = _locations(other_plan) == _locations(plan)
             if not is_worse and (has_same_zones or other_plan.latency_us <= MAX_SLOWDOWN * plan.latency_us):
                 return other_plan
-        self._failed_attempt_by_group[group] = attempt
+        self._failed_search_by_group[group] = search
         return plan
 
     async def _full_nodes_by_owner(
@@ -109,9 +109,9 @@ class RolloutWaits:
         cached: CachedPlan,
         pods: Sequence[Pod],
         awaiting_rollout: Collection[str],
-        outgoing: Iterable[str],
+        outgoing_nodes: Iterable[str],
     ) -> bool:
-        """Record full nodes as refused for the oldest waiting pod if it waits too long; returns whether it does.
+        """Record the waits; refuse full nodes to the oldest waiting pod if it waits too long, and return whether it does.
 
         Its planned node is among them, so a new plan is needed; the rollout continues when the pod has started elsewhere. The limits are
         `MAX_WAIT_SHARE` for the pod; for its plan `MAX_PLAN_AGE_SHARE`, or `ROLLOUT_STEP_S` if the rollout makes no progress.
@@ -130,7 +130,7 @@ class RolloutWaits:
         is_wait_over = now - waiting_since[key] >= MAX_WAIT_SHARE * self._config.max_wait_s
         if now - cached.made_at < max_plan_age_s and not is_wait_over:
             return False
-        for node in self._full_nodes(group, oldest, {*outgoing, cached.plan.targets[key].node}):
+        for node in self._full_nodes(group, oldest, {*outgoing_nodes, cached.plan.targets[key].node}):
             self._reservations.record_refusal(oldest, node)
         return True
 

@@ -89,7 +89,7 @@ def test_an_overloaded_replica_is_reported() -> None:
     _, state = advice_conditions(
         make_placed_group((("a1", "a1", "a2"), ("a2", "b2", "c2")), groups.service("w1", "PreferSameZone"))
     )
-    assert (state.status, state.reason) == ("False", "HotReplica")
+    assert (state.status, state.reason) == ("False", "OverloadedReplica")
     assert "takes 3.0 times its fair share" in state.message
 
 
@@ -111,7 +111,7 @@ def statuses(current: PlacedGroup) -> list[tuple[str, str]]:
 
 def test_conditions_have_advice_or_hold() -> None:
     well = make_placed_group(ONE_PER_ZONE, groups.service("w1", "PreferSameZone"), spread="zone")
-    assert statuses(well) == [("True", "AsNearAsCanBe"), ("True", "Balanced")]
+    assert statuses(well) == [("True", "NoBetterRouting"), ("True", "Balanced")]
     assert statuses(make_placed_group((("a1",), ()), groups.service("w1")))[0] == ("Unknown", "NothingPlaced")
     assert statuses(make_placed_group(((), ())))[1] == ("Unknown", "NothingPlaced")
     assert statuses(make_placed_group(ONE_PER_ZONE, groups.service("w1")))[0] == ("False", "NoTrafficDistribution")
@@ -121,7 +121,7 @@ def test_a_dependency_without_traffic_gets_no_advice() -> None:
     weights = '{"w0": {"w1": 0}, "w1": {"w2": 1}}'
     silent = make_placed_group((*ONE_PER_ZONE, ("a1",)), groups.service("w1"), weights=weights)
     assert advice(silent) is None
-    assert statuses(silent) == [("True", "AsNearAsCanBe"), ("True", "Balanced")]
+    assert statuses(silent) == [("True", "NoBetterRouting"), ("True", "Balanced")]
 
 
 @pytest.mark.parametrize(
