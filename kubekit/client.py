@@ -45,7 +45,7 @@ PAGE_SIZE = 500
 WATCH_LIFETIME_S = 300.0
 MAX_WATCH_SILENCE_S = 85.0
 """Bookmarks arrive once a minute. A watch that is silent for longer is broken, or no object of its kind changed since the server started
-(1.36.3 then sends no bookmarks). A new watch costs one request."""
+(1.36.3 then sends no bookmarks). A new watch costs only one request."""
 MAX_THROTTLED_ATTEMPTS = 5
 """Maximum number of attempts for a request that the server throttles."""
 
@@ -178,7 +178,11 @@ class Client:
         return decode_response(content, type_)
 
     async def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
-        """Evict the pod with this UID. Raises ApiError, with status 429 if a PodDisruptionBudget does not allow the eviction."""
+        """Evict the pod with this UID.
+
+        Raises:
+            ApiError: not evicted, with status 429 if a PodDisruptionBudget does not allow it.
+        """
         body = {
             **EVICTIONS.type_meta,
             "metadata": {"name": name, "namespace": namespace},

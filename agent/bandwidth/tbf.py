@@ -56,8 +56,8 @@ def find_overflowed_burst_bytes(params: TbfParams) -> int | None:
     rate_bytes_per_s = params.rate_bytes_per_s
     if rate_bytes_per_s <= 0:
         return None
-    limit_less_latency = params.limit_bytes - int(rate_bytes_per_s * PLUGIN_LATENCY_S)
-    for burst_bytes in (limit_less_latency, limit_less_latency + UINT32_RANGE):
+    limit_without_latency = params.limit_bytes - int(rate_bytes_per_s * PLUGIN_LATENCY_S)
+    for burst_bytes in (limit_without_latency, limit_without_latency + UINT32_RANGE):
         if burst_bytes <= 0:
             continue
         plugin_ticks = compute_plugin_buffer_ticks(rate_bytes_per_s, burst_bytes)
@@ -80,7 +80,7 @@ def choose_params(rate_bps: int, mtu: int) -> TbfParams:
 
 
 def has_excessive_burst_or_queue(params: TbfParams, mtu: int) -> bool:
-    """Whether burst or queue last longer than `MAX_BURST_S` or `MAX_QUEUE_S`, and also exceed the bytes that any limit may have."""
+    """Whether burst or queue last longer than `MAX_BURST_S` or `MAX_QUEUE_S`, and exceed the bytes that are always tolerated."""
     tolerated_bytes = max(GSO_BYTES, MIN_QUEUE_FRAMES * (mtu + ETHERNET_BYTES))
     has_large_burst = params.burst_s > MAX_BURST_S and params.burst_bytes > tolerated_bytes
     has_long_queue = params.queue_s > MAX_QUEUE_S and params.limit_bytes > 2 * tolerated_bytes
@@ -88,5 +88,8 @@ def has_excessive_burst_or_queue(params: TbfParams, mtu: int) -> bool:
 
 
 def blocks_everything(params: TbfParams, mtu: int) -> bool:
-    """Whether the bucket is smaller than a frame, so that the kernel drops every full-sized packet (sch_tbf.c); False at the most ticks."""
+    """Whether the bucket is smaller than a frame, so that the kernel drops every full-sized packet (sch_tbf.c).
+
+    False if the ticks are at their 32-bit maximum, where the burst is unknown.
+    """
     return params.burst_bytes < mtu + ETHERNET_BYTES and params.buffer_ticks < UINT32_RANGE - 1

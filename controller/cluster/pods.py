@@ -30,9 +30,9 @@ GATE = "netaware.io/topological-order"
 SCHEDULING_GATED = "SchedulingGated"
 """Reason of PodScheduled=False while a pod is gated; with any other reason scheduling failed."""
 DEFAULT_SCHEDULER = "default-scheduler"
-"""The default schedulerName."""
+"""schedulerName of pods that name none."""
 OUR_SCHEDULER = "network-aware-scheduler"
-"""Default schedulerName of the profile that calls netaware's extender."""
+"""schedulerName of the profile that calls netaware's extender, unless configured."""
 PLACEMENT_LABEL = "netaware.io/placement"
 """Label of a pod or its namespace, with a `Placement` as value."""
 Placement = Literal["extender", "affinity"]
@@ -58,7 +58,7 @@ class Container(Wire, frozen=True):
 
 
 class _Presence(Wire, frozen=True):
-    """A field of which only the presence is read."""
+    """A field whose presence alone is read."""
 
 
 class ClaimVolumeSource(Wire, frozen=True):
@@ -216,7 +216,10 @@ class PodStatus(Wire, frozen=True):
 
     @property
     def scheduling_failed(self) -> bool:
-        """Whether the last attempt to schedule the pod failed. SchedulingGated is not an attempt; it remains for a moment after a gate opened."""
+        """Whether the last attempt to schedule the pod failed.
+
+        SchedulingGated is not an attempt; it remains for a moment after a gate opened.
+        """
         scheduled = find_condition(self.conditions, "PodScheduled")
         return scheduled is not None and scheduled.status == "False" and scheduled.reason != SCHEDULING_GATED
 

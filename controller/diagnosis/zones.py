@@ -28,7 +28,7 @@ DEFAULT_INTERVAL_S = PlanOptions().interval_s
 
 
 def build_network(snapshot: ClusterSnapshot) -> NetworkView:
-    """All zones and all ordered pairs of them, with the costs that the scheduler uses; without such costs, any others."""
+    """All zones and all ordered pairs of them, with the costs that the scheduler uses, else those of any other NetworkTopology and weight."""
     topology = _choose_shown_topology(snapshot)
     namespaces = ("", topology.metadata.namespace) if topology is not None else ()
     is_in_use = any(topology == _find_topology_in_use(snapshot, namespace) for namespace in namespaces)
@@ -68,7 +68,7 @@ def _find_topology_in_use(snapshot: ClusterSnapshot, namespace: str = "") -> Net
 def _decide_costs(
     topology: NetworkTopology | None, snapshot: ClusterSnapshot, zone_map: ZoneMap, interval_s: float
 ) -> TopologyDecision:
-    """The costs that a controller would decide if it had just started; it takes the ages of samples from their writers."""
+    """The costs that a controller would decide if it had just started. Ages of samples are by their writers' clocks."""
     topologies = () if topology is None else (topology,)
     names = map(
         str, list_results_names(topologies, snapshot.plans, snapshot.netaware_namespace, len(zone_map.region_by_zone))
