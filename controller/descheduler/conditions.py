@@ -64,7 +64,7 @@ def report_first_failure(
 
 
 def _check_reason_duration(_: PlanBuilder, candidate: Candidate) -> str:
-    """The reason has lasted: overutilized for `consecutiveAbnormalities` rounds, or a better node for `holdS`."""
+    """There has been a better node for `misplacement.holdS`. `LowNodeLoad` considers only pods of anomalous nodes."""
     return candidate.duration_failure
 
 
@@ -254,7 +254,7 @@ def _check_planner(_: PlanBuilder, candidate: Candidate) -> str:
 
 
 REASON_CONDITIONS = (
-    MoveCondition("reason-duration", _check_reason_duration, scope="node"),
+    MoveCondition("reason-duration", _check_reason_duration, NETWORK_STRATEGIES),
     MoveCondition("usage-lag", _check_usage_lag, LOAD_STRATEGIES, scope="node"),
 )
 """Conditions on the reason for a move, checked first. A node that fails them is not reported as stuck."""

@@ -87,7 +87,6 @@ def case(condition: str, why: str = "", pod: dict[str, Any] | None = None, **giv
 
 
 CASES = [
-    case("reason-duration", "overutilized for 1 of 5 consecutive rounds", policy={"anomalyCondition": {}}),
     case("usage-lag", "1 recent moves show", history=History(pending_moves=(pending_move(planned_at_s=NOW_S - 60),))),
     *(
         case("eviction-protection", pod=fields)
@@ -171,7 +170,7 @@ CASES = [
     ),
     case("node-fit", "0/1 nodes are available: 1 insufficient cpu", {"cpu": "65"}),
 ]
-TESTED_ELSEWHERE = {"group-readiness", "planner"}
+TESTED_ELSEWHERE = {"reason-duration", "group-readiness", "planner"}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.condition)
