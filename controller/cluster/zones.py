@@ -16,16 +16,16 @@ class ZoneMap(msgspec.Struct, frozen=True):
     """Zones of the cluster, and the location of each node.
 
     Attributes:
-        region_by_zone: zone -> the region that most of its nodes have, for which costs are written; empty if most have none.
+        region_by_zone: zone -> the region that most of its nodes have; empty if most have none.
         location_by_node: node name -> its own zone and region; either may be empty.
         unzoned_nodes: names of nodes without a zone label, sorted.
-        conflicting_regions: zones whose nodes have different regions, or only some with a region, sorted.
+        zones_with_conflicting_regions: zones whose nodes have different regions, or only some with a region, sorted.
     """
 
     region_by_zone: dict[str, str]
     location_by_node: dict[str, NodeLocation]
     unzoned_nodes: tuple[str, ...] = ()
-    conflicting_regions: tuple[str, ...] = ()
+    zones_with_conflicting_regions: tuple[str, ...] = ()
 
 
 def build_zone_map(nodes: Iterable[Node]) -> ZoneMap:
@@ -43,7 +43,9 @@ def build_zone_map(nodes: Iterable[Node]) -> ZoneMap:
         },
         location_by_node=location_by_node,
         unzoned_nodes=tuple(sorted(name for name, location in location_by_node.items() if not location.zone)),
-        conflicting_regions=tuple(sorted(zone for zone, regions in region_counts_by_zone.items() if len(regions) > 1)),
+        zones_with_conflicting_regions=tuple(
+            sorted(zone for zone, regions in region_counts_by_zone.items() if len(regions) > 1)
+        ),
     )
 
 

@@ -32,7 +32,7 @@ COLUMNS: Mapping[str, Callable[[PairView], object]] = {
 
 
 def encode_overview(overview: Overview) -> dict[str, Any]:
-    """The page's data for an overview, without `read_at`, so that equal data have equal bytes.
+    """The page's data for an overview, without `read_at`, so that equal data have equal bytes and one ETag.
 
     Returns:
         ``network``: `NetworkView` without pairs; ``matrix``: `COLUMNS` over all ordered pairs, by origin and then by destination;

@@ -173,8 +173,8 @@ def _input_valid_state(faults: InputFaults) -> ConditionState:
         problems["NodesWithoutZone"] = (
             f"{count} nodes without a zone label: {_join_names(faults.zone_map.unzoned_nodes)}"
         )
-    if faults.zone_map.conflicting_regions:
-        zones = _join_names(faults.zone_map.conflicting_regions)
+    if faults.zone_map.zones_with_conflicting_regions:
+        zones = _join_names(faults.zone_map.zones_with_conflicting_regions)
         problems["ConflictingRegions"] = f"nodes disagree about the region of zone {zones}"
     return _join_problems(problems, ConditionState("AllRead", "policy, results and zone labels are valid", holds=True))
 

@@ -33,7 +33,8 @@ REQUEST_TIMEOUT_S = 5.0
 """Time in which the whole body of a request must arrive."""
 FOREIGN_SCHEDULER = "the pod belongs to a scheduler that this extender does not serve"
 PLACED_BY_AFFINITY = "the pod is placed by its node affinity"
-_REASONS_WITHOUT_PLAN = frozenset({FOREIGN_SCHEDULER, PLACED_BY_AFFINITY, NO_GROUP_LABEL})
+_REASONS_WITHOUT_ALLOCATABLE = frozenset({FOREIGN_SCHEDULER, PLACED_BY_AFFINITY})
+_REASONS_WITHOUT_PLAN = _REASONS_WITHOUT_ALLOCATABLE | {NO_GROUP_LABEL}
 """Values of `ScoreTable.neutral_reason` for pods whose plan does not count either."""
 
 
@@ -146,7 +147,7 @@ class Extender:
         except DeletedNodeError as error:
             self._metrics.decisions.labels("filter", "error").inc()
             return msgspec.json.encode({"nodenames": [], "failedNodes": {}, "error": str(error)})
-        # A pod for which the scheduler found no node with the plan is filtered by the rule.
+        # A pod for which the scheduler found no node with the plan is filtered by NetworkOverhead's rule (docs/scheduling.md).
         target = None if args.pod.status.scheduling_failed else self._target_of(args.pod, score_table)
         if target is not None:
             planned = self._encoder.encode_planned_filter(args.names_json, score_table, target)
@@ -172,12 +173,11 @@ class Extender:
         args = decode_args(body)
         score_table = self._score_table_of(args.pod)
         names = self._encoder.parse_names(args.names_json)
+        # The plan counts after a failed attempt too, because a score, unlike filter, keeps the pod off no node.
         target = self._target_of(args.pod, score_table)
-        result = "neutral" if score_table.neutral_reason else "scored"
-        if target is not None:
-            result = "planned"
+        result = "planned" if target is not None else "neutral" if score_table.neutral_reason else "scored"
         self._metrics.decisions.labels("prioritize", result).inc()
-        with_allocatable = score_table.neutral_reason not in {FOREIGN_SCHEDULER, PLACED_BY_AFFINITY}
+        with_allocatable = score_table.neutral_reason not in _REASONS_WITHOUT_ALLOCATABLE
         return self._encoder.encode_priorities(names, score_table, target, with_allocatable=with_allocatable)
 
     def answer_preempt(self, body: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Finds bound pods outside a group that (anti-)affinity or topology spread, required or preferred, relates to its pods."""
+"""Finds bound pods outside a group that matter to the affinity, anti-affinity or topology spread, required or preferred, of its pods."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def find_foreign_pods(node_cache: NodeCache, pods: Iterable[Pod]) -> tuple[Forei
         kinds = _relating_rule_kinds(template, terms, representatives)
         if not kinds:
             continue
+        # The subtraction drops nodes without other pods.
         pods_by_node = template.pods_by_node - group_counts_by_template.get(key, Counter())
         if pods_by_node:
             is_required = bool(kinds - {RuleKind.PREFERENCE})
@@ -47,7 +48,7 @@ def find_foreign_pods(node_cache: NodeCache, pods: Iterable[Pod]) -> tuple[Forei
 
 
 def _constraints_key(pod: Pod) -> tuple[str, str, bool]:
-    """Equal for pods with equal constraints; with `is_waiting`, because bound pods may have an older template than waiting ones."""
+    """A key that only pods with equal constraints share. It has `is_waiting`: bound pods may have an older template than waiting ones."""
     owner = controller_of(pod.metadata)
     return owner.uid if owner is not None else pod.metadata.key, revision_of(pod.metadata), pod.is_waiting
 
@@ -65,19 +66,20 @@ def _count_by_template(node_cache: NodeCache, pods: Iterable[Pod]) -> dict[Templ
 def _relating_rule_kinds(
     template: PodTemplate, terms: Collection[Term], representatives: Sequence[Pod]
 ) -> set[RuleKind]:
-    """Kinds of the rules that relate pods of a template to the group, and first sets `PodTemplate.terms` if it is None.
-
-    Args:
-        template: the template.
-        terms: all terms of the group's pods.
-        representatives: one pod of the group for each set of constraints.
-    """
+    """Kinds of the rules that relate pods of a template to the group, which has these terms, and a representative for each set of them."""
     example = template.example_pod
     kinds = {term.kind for term in terms if term.selects(example.namespace, example.labels)}
-    if template.terms is None:
-        template.terms = tuple(terms_of(example.pod_without_requests))
-    for term in template.terms:
-        are_selected = (term.selects(pod.metadata.namespace, pod.metadata.labels or {}) for pod in representatives)
-        if term in terms or (term.kind is RuleKind.ANTI_AFFINITY and any(are_selected)):
+    for term in _cached_terms(template):
+        # Equal terms are one rule, which counts both. Anti-affinity also keeps new pods away from the bound pods that have it.
+        if term in terms or (
+            term.kind is RuleKind.ANTI_AFFINITY
+            and any(term.selects(pod.metadata.namespace, pod.metadata.labels or {}) for pod in representatives)
+        ):
             kinds.add(term.kind)
     return kinds
+
+
+def _cached_terms(template: PodTemplate) -> tuple[Term, ...]:
+    if template.terms is None:
+        template.terms = tuple(terms_of(template.example_pod.pod_without_requests))
+    return template.terms

@@ -61,13 +61,19 @@ _ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
     "role_rule": (np.int32, "roles"),
     "role": (np.uint8, "roles"),
 }
-"""Array of `Problem` in problem.h -> type, and dimensions, whose product is the number of entries; in the order of problem.h."""
+"""Array of `Problem` in problem.h, which explains it -> type, and dimensions, whose product is the number of entries; in its order."""
 _PRICES = ("limit_price", "one_zone_price", "overload_price", "balance_price", "crowding_price")
 FIELD_NAMES = (*_SIZE_NAMES, *_ARRAYS, *_PRICES)
 """The fields of `Problem` in problem.h, in its order."""
 
 _WORST_COST = 1e6
 """Scaled cost of all calls if each takes the slowest path."""
+_DEFAULT_HOST_GAIN = 0.05
+"""`_CallCosts.host_gain` if no call gains: with 0, replicas would not spread."""
+_HALF_COLOCATION_FACTOR = 0.75
+"""Half of the 1.5 in `Problem.colocation_penalty`."""
+_ZONE_PENALTY_SHARE = 1e-3
+"""Zone penalty as a share of the host penalty: so small that it decides only between placements of equal cost."""
 LIMIT_PRICE = 4 * _WORST_COST
 """Price of a pair of caller and replica beyond the limit: more than all calls together."""
 ONE_ZONE_PRICE = 1e4 * LIMIT_PRICE
@@ -99,10 +105,10 @@ class NativeProblem:
     """A problem as the arrays of the compiled search. Searches may run on it concurrently."""
 
     def __init__(self, problem: Problem) -> None:
-        scale = _CostScale(problem)
-        sizes = _sizes(problem, scale)
-        arrays = _host_arrays(problem, scale) | _replica_arrays(problem, scale)
-        arrays |= _edge_arrays(problem, scale) | _rule_arrays(problem, scale)
+        costs = _CallCosts(problem)
+        sizes = _sizes(problem, costs)
+        arrays = _host_arrays(problem, costs) | _replica_arrays(problem, costs)
+        arrays |= _edge_arrays(problem, costs) | _rule_arrays(problem, costs)
         self._arrays = {name: _to_native_array(name, arrays.pop(name), sizes) for name in _ARRAYS}
         assert not arrays, f"problem.h has no field {', '.join(arrays)}"
         self._native = native = _NativeArrays()
@@ -111,9 +117,10 @@ class NativeProblem:
         for name, array in self._arrays.items():
             setattr(native, name, array.ctypes.data)
         native.limit_price, native.one_zone_price = LIMIT_PRICE, ONE_ZONE_PRICE
-        native.overload_price, native.balance_price = problem.overload_price, problem.balance_price * scale.per_replica
-        crowding_price = problem.crowding_price / max(1.0, scale.replicas / max(len(problem.free), 1)) ** 2
-        native.crowding_price = crowding_price * scale.per_replica * scale.host_gain
+        native.overload_price, native.balance_price = problem.overload_price, problem.balance_price * costs.per_replica
+        # A host's price grows with the square of its replicas; divided thus, evenly filled hosts have the price of one replica each.
+        crowding_price = problem.crowding_price / max(1.0, costs.replicas / max(len(problem.free), 1)) ** 2
+        native.crowding_price = crowding_price * costs.per_replica * costs.host_gain
 
     def search(
         self,
@@ -149,7 +156,7 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def _sizes(problem: Problem, scale: _CostScale) -> dict[str, int]:
+def _sizes(problem: Problem, costs: _CallCosts) -> dict[str, int]:
     hosts, resources = problem.free.shape
     sizes = {
         "hosts": hosts,
@@ -158,7 +165,7 @@ def _sizes(problem: Problem, scale: _CostScale) -> dict[str, int]:
         "classes": len(problem.requests),
         "workloads": problem.workload_count,
         "replicas": len(problem.class_of),
-        "edges": len(scale.edges),
+        "edges": len(costs.edges),
         "tables": len(problem.tables),
         "rules": len(problem.domain_rules),
         "ends": 2,
@@ -194,16 +201,16 @@ def _concatenate(arrays: list[NDArray[Any]]) -> object:
     return np.concatenate(arrays) if arrays else []
 
 
-class _CostScale:
-    """The scale by which all calls cost `_WORST_COST` if each takes the slowest path.
+class _CallCosts:
+    """Costs of calls, scaled so that all cost `_WORST_COST` if each takes the slowest path. Prices and penalties are added to them.
 
     Attributes:
         edges: edges between two workloads that both have replicas.
         worst_by_table: [table] highest cost of a call.
-        factor: factor of an edge's weight.
+        weight_factor: multiplies edges' weights; this scales costs.
         replicas: number of the group's replicas, bound ones included: else the last pods of a rollout would have higher prices.
         per_replica: mean of the worst cost of a replica's calls.
-        host_gain: highest gain of a call that stays on its host, as a share of its highest cost; 0.05 if none gains.
+        host_gain: highest gain of a call that stays on its host, as a share of the highest cost of a call of its table.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -212,7 +219,7 @@ class _CostScale:
         self.edges = [edge for edge in edges if replica_counts[edge.caller] and replica_counts[edge.callee]]
         self.worst_by_table = [max(float(t.latency.max(initial=0.0)), t.host_latency) for t in problem.tables]
         total = sum(edge.weight * self.worst_by_table[edge.table] for edge in self.edges)
-        self.factor = _WORST_COST / total if total else 1.0
+        self.weight_factor = _WORST_COST / total if total else 1.0
         self.replicas = max(int(replica_counts.sum()), 1)
         self.per_replica = _WORST_COST / self.replicas
         gains = [
@@ -220,22 +227,22 @@ class _CostScale:
             for table, worst in zip(problem.tables, self.worst_by_table, strict=True)
             if table.latency.size and worst > 0
         ]
-        self.host_gain = min(max([0.0, *gains]), 1.0) or 0.05
+        self.host_gain = min(max([0.0, *gains]), 1.0) or _DEFAULT_HOST_GAIN
 
 
-def _host_arrays(problem: Problem, scale: _CostScale) -> dict[str, object]:
+def _host_arrays(problem: Problem, costs: _CallCosts) -> dict[str, object]:
     inverse = np.where(problem.capacity > 0, 1.0 / np.maximum(problem.capacity, 1), 0.0)
     return {
         "free": problem.free,
         "inverse_capacity": inverse,
         "zone_of": problem.zone_of,
         "has_zone_label": problem.has_zone_label,
-        "host_price": problem.host_price * scale.per_replica,
+        "host_price": problem.host_price * costs.per_replica,
     }
 
 
-def _replica_arrays(problem: Problem, scale: _CostScale) -> dict[str, object]:
-    host_penalty, workloads = _host_penalties(problem, scale), problem.workload_of[problem.class_of]
+def _replica_arrays(problem: Problem, costs: _CallCosts) -> dict[str, object]:
+    host_penalty, workloads = _host_penalties(problem, costs), problem.workload_of[problem.class_of]
     return {
         "workload_of": problem.workload_of,
         "row_of": problem.row_of,
@@ -247,26 +254,26 @@ def _replica_arrays(problem: Problem, scale: _CostScale) -> dict[str, object]:
         "replica_count": problem.replica_counts,
         "must_span_zones": problem.must_span_zones & (problem.replica_counts > 1),
         "host_penalty": host_penalty,
-        "zone_penalty": host_penalty * 1e-3,
+        "zone_penalty": host_penalty * _ZONE_PENALTY_SHARE,
         "fixed_start": _start_indexes([len(hosts) for hosts in problem.fixed_hosts]),
         "fixed_host": [host for hosts in problem.fixed_hosts for host in hosts],
     }
 
 
-def _host_penalties(problem: Problem, scale: _CostScale) -> Floats:
-    """[workload] half the cost of two of its replicas on one host."""
+def _host_penalties(problem: Problem, costs: _CallCosts) -> Floats:
+    """[workload] half the price of two of its replicas on one host: a share of 1.5 times the highest gain of a replica's calls there."""
     traffic = np.zeros(problem.workload_count)
-    for edge in scale.edges:
+    for edge in costs.edges:
         for end in (edge.caller, edge.callee):
-            traffic[end] += edge.weight * scale.worst_by_table[edge.table]
-    calls = traffic / np.maximum(problem.replica_counts, 1) * scale.factor
-    penalties: Floats = 0.75 * problem.colocation_penalty * np.maximum(calls, scale.per_replica) * scale.host_gain
-    return penalties
+            traffic[end] += edge.weight * costs.worst_by_table[edge.table]
+    calls = traffic / np.maximum(problem.replica_counts, 1) * costs.weight_factor
+    shares: Floats = _HALF_COLOCATION_FACTOR * problem.colocation_penalty
+    return shares * np.maximum(calls, costs.per_replica) * costs.host_gain
 
 
-def _edge_arrays(problem: Problem, scale: _CostScale) -> dict[str, object]:
-    edges, tables, replicas = scale.edges, problem.tables, problem.replica_counts.tolist()
-    weights = [edge.weight * scale.factor for edge in edges]
+def _edge_arrays(problem: Problem, costs: _CallCosts) -> dict[str, object]:
+    edges, tables, replicas = costs.edges, problem.tables, problem.replica_counts.tolist()
+    weights = [edge.weight * costs.weight_factor for edge in edges]
     ends = sorted((w, i, is_callee) for i, e in enumerate(edges) for is_callee, w in enumerate((e.caller, e.callee)))
     ends_by_workload = Counter(workload for workload, _, _ in ends)
     return {
@@ -288,11 +295,12 @@ def _edge_arrays(problem: Problem, scale: _CostScale) -> dict[str, object]:
 def _mean_detours(table: CallCostTable) -> Floats:
     """[zone] mean extra latency of a call that leaves the zone; 0 if calls within the zone are no faster."""
     detours = table.latency - np.diagonal(table.latency)[:, np.newaxis]
+    # cumsum adds from left to right; np.sum may add in another order and round differently.
     totals: Floats = np.maximum(np.cumsum(detours, axis=1)[:, -1:], 0.0)
     return totals / max(len(detours) - 1, 1)
 
 
-def _rule_arrays(problem: Problem, scale: _CostScale) -> dict[str, object]:
+def _rule_arrays(problem: Problem, costs: _CallCosts) -> dict[str, object]:
     rules = problem.domain_rules
     by_class: list[list[tuple[int, int]]] = [[] for _ in problem.requests]
     for number, rule in enumerate(rules):
@@ -304,7 +312,7 @@ def _rule_arrays(problem: Problem, scale: _CostScale) -> dict[str, object]:
         "rule_kind": [int(rule.kind) for rule in rules],
         "rule_max_skew": [rule.max_skew for rule in rules],
         "rule_lacks_domains": [rule.lacks_domains for rule in rules],
-        "rule_price": [rule.price * scale.per_replica for rule in rules],
+        "rule_price": [rule.price * costs.per_replica for rule in rules],
         "domain_of": [rule.domain_of for rule in rules],
         "domain_start": _start_indexes(domains),
         "bound_counted": _concatenate([rule.bound_counted for rule in rules]),

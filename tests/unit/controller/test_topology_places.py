@@ -51,7 +51,7 @@ def test_zones_get_the_region_of_most_of_their_nodes_and_conflicts_are_reported(
         [node("a", "z1", "r1"), node("b", "z1", "r2"), node("c", "z1", "r2"), node("d", "z2", ""), node("e", "")]
     )
     assert found.region_by_zone == {"z1": "r2", "z2": ""}
-    assert found.conflicting_regions == ("z1",)
+    assert found.zones_with_conflicting_regions == ("z1",)
     assert found.unzoned_nodes == ("e",)
     assert found.location_by_node["b"] == NodeLocation("b", "z1", "r2")
     nodes = [node("a", "z", "r2"), node("b", "z", "r1"), node("c", "z", "")]
