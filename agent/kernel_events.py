@@ -21,7 +21,7 @@ _BUFFER_BYTES = 1 << 20
 
 
 class KernelEvents:
-    """Calls listeners after changes of links or traffic control; they must be quick, because each change calls them.
+    """Calls listeners after changes of links or traffic control. Listeners must be quick, because each change calls them.
 
     Attributes:
         link_listeners: called after changes of links.
@@ -41,6 +41,6 @@ class KernelEvents:
             await asyncio.Event().wait()
 
     def _notify_listeners(self, data: bytes | None) -> None:
-        is_about_links = data is None or any(kind in _LINK_TYPES for kind, _, _ in iter_messages(data))
-        for listener in [*self.tc_listeners, *(self.link_listeners if is_about_links else ())]:
+        may_concern_links = data is None or any(kind in _LINK_TYPES for kind, _, _ in iter_messages(data))
+        for listener in [*self.tc_listeners, *(self.link_listeners if may_concern_links else ())]:
             listener()

@@ -1,4 +1,4 @@
-"""Netlink sockets, listening to events, messages of a datagram, and the error of kernel requests.
+"""Opens netlink sockets, listens to multicast groups, and splits datagrams into messages. Has the error of kernel requests.
 
 A reader that cannot keep up loses messages, and gets the error ENOBUFS (netlink(7)).
 """
@@ -21,7 +21,7 @@ ERRNO = struct.Struct("=i")
 """Start of the body of NLMSG_ERROR and NLMSG_DONE: a negative errno, or 0."""
 _MAX_DATAGRAM_BYTES = 1 << 16
 _SO_RCVBUFFORCE = 33
-_MAX_DATAGRAMS = 64
+_BATCH_SIZE = 64
 """Number of datagrams that are read before other tasks may run."""
 
 
@@ -67,9 +67,9 @@ async def listen(protocol: int, groups: int, buffer_bytes: int, on_datagram: Cal
     failure: asyncio.Future[None] = loop.create_future()
 
     def read_datagrams() -> None:
-        for _ in range(_MAX_DATAGRAMS):
+        for _ in range(_BATCH_SIZE):
             try:
-                on_datagram(netlink.recv(_MAX_DATAGRAM_BYTES))
+                datagram: bytes | None = netlink.recv(_MAX_DATAGRAM_BYTES)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -77,7 +77,8 @@ async def listen(protocol: int, groups: int, buffer_bytes: int, on_datagram: Cal
                     if not failure.done():
                         failure.set_exception(error)
                     return
-                on_datagram(None)
+                datagram = None
+            on_datagram(datagram)
 
     with open_socket(protocol, groups, buffer_bytes=buffer_bytes) as netlink:
         loop.add_reader(netlink, read_datagrams)

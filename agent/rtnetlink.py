@@ -1,4 +1,4 @@
-"""rtnetlink requests through pyroute2, parsers of the messages of dumps, and the qdiscs that capacity and limits share.
+"""rtnetlink requests through pyroute2, parsers of the messages of dumps, and the types `Qdisc` and `TbfParams`.
 
 pyroute2 would decode every attribute of every message, which is slow on a node with many pods. Our parsers read only the attributes
 we need (linux/if_link.h, linux/rtnetlink.h, linux/pkt_sched.h).
@@ -25,9 +25,9 @@ from agent.netlink import ATTRIBUTE, ERRNO, HEADER, KernelError, align
 
 T = TypeVar("T")
 MessageParser = Callable[[bytes, int, int], T | None]
-"""Parses one message, from the datagram and the offsets of the begin and end of the message's body; None to leave it out."""
+"""Parses one message, from the datagram and the offsets of the start and end of the message's body; None to leave it out."""
 Spans = dict[int, tuple[int, int]]
-"""Attribute number -> begin and end of its payload; of repeated attributes, the last."""
+"""Attribute number -> start and end of its payload; of repeated attributes, the last."""
 
 IFINFO, TC = struct.Struct("=BxHiII"), struct.Struct("=BxxxiIII")
 """struct ifinfomsg (family, type, index, flags, change), struct tcmsg (family, index, handle, parent, info)."""
@@ -51,7 +51,7 @@ _NLA_TYPE_MASK = 0x3FFF
 
 
 @asynccontextmanager
-async def open_socket(error_prefix: str) -> AsyncIterator[AsyncIPRoute]:
+async def open_rtnetlink(error_prefix: str) -> AsyncIterator[AsyncIPRoute]:
     """Open an rtnetlink socket with extended errors; all requests on it must end within `DEADLINE_S`.
 
     Raises:
@@ -73,8 +73,7 @@ async def dump(
 ) -> list[T]:
     """Request a dump and parse each message; ``request`` builds the request of ``message_type`` (RTM_GET*) for each attempt.
 
-    A dump that a change interrupted is repeated, at most twice. If the last one was interrupted too, it is returned, because an event about
-    the change follows.
+    A dump that a change interrupted is repeated, at most twice; the last is returned even so, because an event about the change follows.
     """
     results, is_interrupted, attempts = list[T](), True, 0
     while is_interrupted and attempts < _MAX_DUMP_ATTEMPTS:
@@ -96,6 +95,7 @@ async def _dump_once(
         if kind < NLMSG_MIN_TYPE:
             if kind == NLMSG_DONE and not flags & NLM_F_ACK_TLVS:
                 _raise_dump_error(data, offset + HEADER.size, offset + length)
+            # Control messages end or fail the request in pyroute2, so it parses them; it expects ours in its shape, as below.
             return netlink.marshal.parse_one_message(kind, flags, sequence, data, offset, length)
         header = {"type": kind, "flags": flags, "sequence_number": sequence, "error": None}
         return {"header": header, "value": parse(data, offset + HEADER.size, offset + length)}
@@ -106,9 +106,9 @@ async def _dump_once(
     return values, is_interrupted
 
 
-def _raise_dump_error(data: bytes, begin: int, end: int) -> None:
+def _raise_dump_error(data: bytes, start: int, end: int) -> None:
     """Raise the error in a dump's last message, if there is one, which pyroute2 0.9 ignores unless the kernel adds an extended error."""
-    code = -ERRNO.unpack_from(data, begin)[0] if begin + ERRNO.size <= end else 0
+    code = -ERRNO.unpack_from(data, start)[0] if start + ERRNO.size <= end else 0
     if code:
         raise NetlinkError(code)
 
@@ -155,7 +155,7 @@ class TbfParams(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rate_bytes_per_s: the limit.
-        buffer_ticks: depth of the bucket in ticks of 64 ns at that rate.
+        buffer_ticks: time that the bucket's bytes take at that rate, in ticks of 64 ns.
         limit_bytes: maximum length of the queue.
     """
 

@@ -83,8 +83,8 @@ class WorkQueue:
     async def work(self, reconcile: Reconcile, *, name: str, base_s: float = 0.2, cap_s: float = 60.0) -> None:
         """Reconcile keys until cancelled.
 
-        ``reconcile`` returns None, or seconds after which the key is queued again. After a KubekitError the key is queued again after a
-        back-off, at least Retry-After; `add` queues it at once, as in client-go. Any other error is a defect, and ends the process.
+        ``reconcile`` returns None, or seconds after which the key is queued again. After a KubekitError it is queued again after a
+        back-off from ``base_s`` to ``cap_s``, at least Retry-After; `add` queues it at once. Any other error ends the process.
         """
         while True:
             key = await self.get()

@@ -50,7 +50,7 @@ class Probe(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     Attributes:
         origin: the node that measures.
         destination: the node that answers.
-        slot: index of its slot in the round; no zone occurs twice in a slot. 0 for probes with another ``pair_index`` than 0.
+        slot: index of its slot in the round; no zone occurs twice in a slot. Meaningless (0) unless ``pair_index`` is 0.
         pair_index: 0 for the pair of nodes that netperf measures; from 1 on for further pairs of the same zones, which only datagrams
             measure.
         rotation: number of the rotation in which the nodes were chosen, see `netperf.pairs`.
@@ -73,7 +73,7 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         test: the netperf test.
-        extra_tests: tests that replace the usual test in every tenth round, in turn; the rounds differ between pairs.
+        extra_tests: tests that replace the usual test every ``rounds_per_extra_test`` rounds, in turn; the rounds differ between pairs.
         rounds_per_extra_test: rounds from one extra test to the next; other numbers than 10 are for tests.
         duration_s: length of a run; netperf busy-loops, so use 1 to 2 s.
         port: netserver's control port.
@@ -155,6 +155,13 @@ def _to_wire(plan: ZonePlan) -> _WirePlan:
     )
 
 
+class DecodedPlan(msgspec.Struct, frozen=True):
+    """A plan without its invalid probes, and a refusal of each invalid probe by its index in the object."""
+
+    plan: ZonePlan
+    refusals: tuple[Refusal, ...] = ()
+
+
 def _from_wire(wire: _WirePlan) -> DecodedPlan:
     peers = [Peer(*node) for node in wire.nodes]
     probes: list[Probe] = []
@@ -192,18 +199,11 @@ def encode_plan(plan: ZonePlan) -> dict[str, str]:
     """The ``data`` of a plan's ConfigMap.
 
     Raises:
-        ConfigMapTooLargeError: the plan is larger than `MAX_CONFIGMAP_BYTES`; that of one of 100 zones has about 25 kB.
+        ConfigMapTooLargeError: the plan is larger than `MAX_CONFIGMAP_BYTES`; with 100 zones, a plan has about 25 kB.
     """
     data = {PLAN_KEY: msgspec.json.encode(_to_wire(plan)).decode()}
-    check_size(plan_object_name(plan.zone), data, "fewer zones per plan")
+    check_size(plan_object_name(plan.zone), data, "fewer probes per zone")
     return data
-
-
-class DecodedPlan(msgspec.Struct, frozen=True):
-    """A plan without its invalid probes, and a refusal of each invalid probe by its index in the object."""
-
-    plan: ZonePlan
-    refusals: tuple[Refusal, ...] = ()
 
 
 def decode_plan(

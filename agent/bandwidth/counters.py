@@ -75,7 +75,7 @@ async def read_tc_counters(device_indexes: Iterable[int]) -> TcCounters:
     Raises:
         KernelError: netlink did not answer.
     """
-    async with rtnl.open_socket("cannot read the counters of limits") as netlink:
+    async with rtnl.open_rtnetlink("cannot read the counters of limits") as netlink:
         qdiscs = await rtnl.dump(netlink, rtnl.make_tc_request, RTM_GETQDISC, rtnl.parse_qdisc)
         filters = [filter_ for index in device_indexes for filter_ in await read_filters(netlink, index, "ingress")]
     root_qdisc_bytes = {qdisc.device_index: qdisc.sent_bytes for qdisc in qdiscs if qdisc.parent == rtnl.ROOT}

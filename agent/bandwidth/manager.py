@@ -44,7 +44,7 @@ MIN_PAUSE_S = 2.0
 RETRY_S = 5.0
 """Delay of the next attempt after the kernel refused to be read."""
 DEVICE_COUNTERS_INTERVAL_S = 4.5
-"""Interval of reading counters; the second reading shows an excess, within ten seconds."""
+"""Interval of reading counters. Two readings, so at most ten seconds, show an excess."""
 NEW_POD_AGE_S = 120.0
 """Pods older than this get no events when an agent starts, because the previous agent may have sent them."""
 MAX_UNLOCATED_LOGGED = 5
@@ -115,7 +115,7 @@ class BandwidthManager:
         self.report_plan(plan, pods)
 
     def report_plan(self, plan: BandwidthPlan, pods: tuple[PodBandwidthSpec, ...]) -> None:
-        """Report the statuses of a plan for these pods from now on."""
+        """Report the statuses of a plan for these pods, now and after each reading of counters."""
         self._plan, self._pod_specs = plan, pods
         self._report_statuses()
 
@@ -135,10 +135,10 @@ class BandwidthManager:
         try:
             await execute(action)
         except KernelError as error:
-            log.log_change(topic, str(error), "cannot set a limit", device=action.device_name, what=kind, error=error)
+            log.log_change(topic, str(error), "cannot set a limit", device=action.device_name, action=kind, error=error)
         else:
             has_succeeded = True
-            log.log_change(topic, "", "limits can be set again", device=action.device_name, what=kind)
+            log.log_change(topic, "", "limits can be set again", device=action.device_name, action=kind)
         loop.call_later(self._backoff.record_attempt(action, loop.time(), has_succeeded=has_succeeded), self._wake.set)
 
     async def _measure_traffic(self) -> None:
@@ -156,8 +156,6 @@ class BandwidthManager:
                 continue
             log.log_change("counters", "", "counters can be read again")
             self._report_statuses()
-
-    # --- reporting ---------------------------------------------------------------------------------------------------
 
     def _report_statuses(self) -> None:
         """Report the plan's statuses by metrics, and their changes by events and log lines."""
@@ -188,23 +186,22 @@ class BandwidthManager:
         log.log_change("unlocated", listed, "pods without verdict", level="info", count=len(reasons), pods=listed)
 
     def _report_mismatches(self) -> None:
-        """Report pods whose reserved bandwidth and limits differ, once per change."""
+        """Report pods whose reservation and limit differ, once per change."""
         before = self._mismatch_by_uid
         self._mismatch_by_uid = {pod.uid: pod.mismatch for pod in self._pod_specs if pod.mismatch}
         for pod in self._pod_specs:
             if pod.mismatch and pod.mismatch != before.get(pod.uid):
-                log.warning("scheduled and enforced bandwidth differ", pod=pod.key, why=pod.mismatch)
-                is_first = pod.uid not in before
-                self._send_event(pod, "BandwidthMismatch", pod.mismatch, "Compare", is_first=is_first)
+                log.warning("reservation and limit differ", pod=pod.key, why=pod.mismatch)
+                self._send_event(pod, "BandwidthMismatch", pod.mismatch, "Compare", is_first=pod.uid not in before)
 
     def _report_change(self, status: LimitStatus, before: LimitStatus | None) -> None:
         """Log a status whose verdict or rate changed; send an event about a changed verdict, and about a first one unless enforced."""
         if before is not None and (before.verdict, before.wanted_bps) == (status.verdict, status.wanted_bps):
             return
         is_normal = status.verdict == "enforced"
-        has_news = before.verdict != status.verdict if before is not None else not is_normal
-        write_line: Callable[..., None] = log.warning if has_news and not is_normal else log.info
-        write_line(
+        verdict_changed = status.verdict != (before.verdict if before is not None else "enforced")
+        write_log: Callable[..., None] = log.warning if verdict_changed and not is_normal else log.info
+        write_log(
             "limit",
             pod=status.pod.key,
             direction=status.direction,
@@ -213,7 +210,7 @@ class BandwidthManager:
             device=status.device_name,
             why=status.detail,
         )
-        if has_news:
+        if verdict_changed:
             reason = "Bandwidth" + "".join(part.capitalize() for part in status.verdict.split("-"))
             note, is_first = _format_event_note(status), before is None
             self._send_event(status.pod, reason, note, "CheckBandwidth", is_first=is_first, is_normal=is_normal)

@@ -3,8 +3,8 @@
 A configured limit may have no effect: its burst overflowed, a program redirects around the bucket, or the bucket is on another
 device. So traffic is measured by the counters of the pod's own device.
 
-Ingress: the bytes that the device received. Egress: the bytes that left the ifb's token bucket, plus the bytes that the pod sent and
-no filter redirected to the ifb. If there is no bucket, or the pod is not busy: all bytes that the pod sent.
+Ingress: the bytes that the device received. Egress: the bytes that left the ifb's token bucket, which may drop bytes, plus the bytes
+that the pod sent and no filter redirected to the ifb. If there is no bucket, or the pod is not busy: all bytes that the pod sent.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import msgspec
 from agent.bandwidth.state import CounterSource, LimitKey, LimitStatus
 from agent.bandwidth.tbf import ETHERNET_BYTES
 
-SLACK_RATIO = 1.05
+RATE_TOLERANCE_FACTOR = 1.05
 """Tolerance of rates, for imprecise timers and for headers."""
-SLACK_S = 0.25
-SLACK_BYTES = 131_072
-"""Tolerance of bursts: `SLACK_S` at the limit's rate, but at least `SLACK_BYTES`, two segments of 64 KiB."""
+BURST_TOLERANCE_S = 0.25
+MIN_BURST_TOLERANCE_BYTES = 131_072
+"""Tolerance of bursts: `BURST_TOLERANCE_S` at the limit's rate, but at least `MIN_BURST_TOLERANCE_BYTES`, two segments of 64 KiB."""
 EXCESS_SHOWN_S = 60.0
 """Time for which a limit counts as exceeded after the last excess."""
 MEAN_WINDOW_S = 12.0
@@ -54,11 +54,12 @@ class TrafficMeter(msgspec.Struct):
         device_counters: the latest counters of the pod's own device.
         counter_source: location of the counters.
         tc_bytes: the latest counters of bucket and filter; None if one was not read.
-        level_bytes: level of a leaky bucket that traffic fills and the limit's rate drains.
+        excess_level_bytes: bytes above the limit: passed bytes raise it, and the limit's rate, with tolerance, lowers it.
         passed_bytes: bytes passed since the first reading, except in intervals without counters.
-        mean_start_s, mean_start_bytes: time and ``passed_bytes`` at the start of the mean; the time is later by the length of intervals without counters.
+        mean_start_s, mean_start_bytes: time (later by intervals without counters) and ``passed_bytes`` at the start of the mean.
         bytes_per_s: measured rate; None before the second reading.
-        excess, excess_until_s: description of the latest excess, and until when it is shown; empty after that.
+        excess: description of the latest excess; empty after ``excess_until_s``.
+        excess_until_s: time until which the excess is shown.
     """
 
     wanted_bytes_per_s: float
@@ -66,7 +67,7 @@ class TrafficMeter(msgspec.Struct):
     device_counters: DeviceCounters
     counter_source: CounterSource
     tc_bytes: tuple[int, int] | None = None
-    level_bytes: float = 0.0
+    excess_level_bytes: float = 0.0
     passed_bytes: int = 0
     mean_start_s: float = 0.0
     mean_start_bytes: int = 0
@@ -144,7 +145,7 @@ class TrafficMeters:
 
 
 def _is_busy(meter: TrafficMeter, counters: DeviceCounters, now_s: float) -> bool:
-    """Whether a pod sent so much that it may have exceeded its limit."""
+    """Whether a pod was busy since its previous reading."""
     allowed_bytes = meter.wanted_bytes_per_s * (now_s - meter.read_at_s)
     return counters.sent_bytes - meter.device_counters.sent_bytes > _BUSY_RATIO * allowed_bytes
 
@@ -162,9 +163,7 @@ def _count_passed_bytes(
     tc_bytes = _read_tc_bytes(tc_counters, source)
     if tc_bytes is None or meter.tc_bytes is None:
         return None
-    bucket_bytes, redirected_bytes = (
-        max(0, now - before) for now, before in zip(tc_bytes, meter.tc_bytes, strict=True)
-    )
+    bucket_bytes, redirected_bytes = (max(0, new - old) for new, old in zip(tc_bytes, meter.tc_bytes, strict=True))
     # Filters do not count the Ethernet header of a packet.
     sent_bytes -= ETHERNET_BYTES * max(0, counters.sent_packets - meter.device_counters.sent_packets)
     return bucket_bytes + max(0, sent_bytes - redirected_bytes)
@@ -180,7 +179,7 @@ def _read_tc_bytes(tc_counters: TcCounters | None, source: CounterSource) -> tup
 
 
 def _update_rate_and_excess(meter: TrafficMeter, passed_bytes: int, status: LimitStatus, now_s: float) -> None:
-    """Add the bytes since the previous reading to the mean rate and to the leaky bucket, which overflows on an excess."""
+    """Add the bytes since the previous reading to the mean rate and to the excess level; too high a level is an excess."""
     elapsed_s, mean_s = now_s - meter.read_at_s, now_s - meter.mean_start_s
     if elapsed_s <= 0:
         return
@@ -189,9 +188,10 @@ def _update_rate_and_excess(meter: TrafficMeter, passed_bytes: int, status: Limi
         meter.bytes_per_s = (meter.passed_bytes - meter.mean_start_bytes) / mean_s
     if mean_s >= MEAN_WINDOW_S:
         meter.mean_start_s, meter.mean_start_bytes = now_s, meter.passed_bytes
-    meter.level_bytes = max(0.0, meter.level_bytes + passed_bytes - SLACK_RATIO * meter.wanted_bytes_per_s * elapsed_s)
+    allowed_bytes = RATE_TOLERANCE_FACTOR * meter.wanted_bytes_per_s * elapsed_s
+    meter.excess_level_bytes = max(0.0, meter.excess_level_bytes + passed_bytes - allowed_bytes)
     if not status.is_measurable:
-        meter.level_bytes = 0.0
-    elif meter.level_bytes > max(SLACK_S * meter.wanted_bytes_per_s, SLACK_BYTES):
-        meter.excess_until_s, meter.level_bytes = now_s + EXCESS_SHOWN_S, 0.0
+        meter.excess_level_bytes = 0.0
+    elif meter.excess_level_bytes > max(BURST_TOLERANCE_S * meter.wanted_bytes_per_s, MIN_BURST_TOLERANCE_BYTES):
+        meter.excess_until_s, meter.excess_level_bytes = now_s + EXCESS_SHOWN_S, 0.0
         meter.excess = f"{8 * passed_bytes / elapsed_s:.0f} bit/s went through for {elapsed_s:.0f} s"

@@ -54,7 +54,7 @@ async def read_tc_state(pid_by_uid: Mapping[str, int]) -> tuple[TcState, dict[st
     Raises:
         KernelError: netlink refused or did not answer.
     """
-    async with rtnl.open_socket("cannot read traffic control") as netlink:
+    async with rtnl.open_rtnetlink("cannot read traffic control") as netlink:
         devices = await rtnl.dump(netlink, ifinfmsg, RTM_GETLINK, parse_device)
         qdiscs = await rtnl.dump(netlink, rtnl.make_tc_request, RTM_GETQDISC, rtnl.parse_qdisc)
         filters: list[Filter] = []

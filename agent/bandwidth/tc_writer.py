@@ -25,7 +25,7 @@ from agent.bandwidth.state import (
 )
 from agent.bandwidth.tbf import UINT32_RANGE
 from agent.bandwidth.tc_reader import ALL_PROTOCOLS, PRIORITY_SHIFT
-from agent.rtnetlink import ROOT, TbfParams, open_socket
+from agent.rtnetlink import ROOT, TbfParams, open_rtnetlink
 
 _FLOW_ID = 0x10001
 """1:1, as in the filter of the CNI bandwidth plugin; a redirect ignores it."""
@@ -64,7 +64,7 @@ async def execute(action: Action) -> None:
     Raises:
         KernelError: the kernel did not answer, or refused, for example because a device changed since the snapshot.
     """
-    async with open_socket(f"{type(action).__name__} on {action.device_name}") as netlink:
+    async with open_rtnetlink(f"{type(action).__name__} on {action.device_name}") as netlink:
         if isinstance(action, SetIngressLimit):
             await _replace_tbf(netlink, action.device_index, action.params)
         elif isinstance(action, SetEgressLimit):

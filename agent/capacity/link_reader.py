@@ -54,7 +54,7 @@ class LinkReader:
             KernelError: netlink refused or did not answer.
         """
         directory = NetDirectory(self._sys)
-        async with rtnl.open_socket("cannot read links") as netlink:
+        async with rtnl.open_rtnetlink("cannot read links") as netlink:
             links = await rtnl.dump(netlink, ifinfmsg, RTM_GETLINK, partial(parse_link, directory=directory))
             qdiscs = await rtnl.dump(netlink, rtnl.make_tc_request, RTM_GETQDISC, rtnl.parse_qdisc)
             if time.monotonic() - self._routes_read_at_s >= ROUTES_INTERVAL_S:

@@ -1,7 +1,7 @@
-"""Plans the patches that publish the capacity on the node, or withdraw it. Pure.
+"""Plans the patches that publish the capacity on the node, or withdraw it. No I/O.
 
 Of the node's resources only ours is written. The kubelet copies capacity to allocatable, and overwrites an allocatable written by hand, so
-allocatable is written only where no kubelet runs.
+allocatable is set only where no kubelet runs. The withdrawal removes both everywhere, without waiting for the kubelet.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def find_foreign_capacity(node: OwnNode, our_bps: int | None) -> str:
 
 
 def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, dispute: str = "") -> Writes:
-    """Plan the writes that publish a capacity: none if it is published already, the condition alone if another writer's value stays.
+    """Plan the writes that publish a capacity; only the condition if it is published already, or another writer's value stays.
 
     A published capacity that is no longer known stays, because its removal would keep new pods away; the 0 that a kubelet
     leaves of it is removed.
@@ -81,12 +81,12 @@ def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, d
         return Writes(condition=condition)
     fields = ("capacity",) if _has_kubelet(node) else ("capacity", "allocatable")
     if node_bandwidth.rate_bps is None:
-        stale = tuple(
+        removals = tuple(
             patches.remove(pointer("status", field, BANDWIDTH_RESOURCE))
             for field in fields
             if bandwidth_owner_of(node) and _quantities(node, field).get(BANDWIDTH_RESOURCE) == "0"
         )
-        return Writes(status=stale, condition=condition)
+        return Writes(status=removals, condition=condition)
     value = str(node_bandwidth.rate_bps)
     operations: list[Operation] = []
     for field in fields:
@@ -143,9 +143,11 @@ def _blocking_condition(node: OwnNode, node_bandwidth: NodeBandwidth, dispute: s
     """The condition that says why another writer's value stays; None if ours may be written."""
     owner, foreign = bandwidth_owner_of(node), find_foreign_capacity(node, node_bandwidth.rate_bps)
     if owner not in {"", AGENT}:
-        return _owned_by_other(f"names {owner}; remove it")
+        message = f"annotation {BANDWIDTH_OWNER_ANNOTATION} names {owner}; remove it to let {AGENT} publish"
+        return _false_condition("OwnedByOther", message)
     if not owner and foreign:
-        return _owned_by_other(f"is missing and {BANDWIDTH_RESOURCE} is {foreign} already; set it to {AGENT}")
+        missing = f"annotation {BANDWIDTH_OWNER_ANNOTATION} is missing and {BANDWIDTH_RESOURCE} is {foreign} already"
+        return _false_condition("OwnedByOther", f"{missing}; set it to {AGENT} to let {AGENT} publish")
     return _false_condition("Disputed", dispute) if dispute else None
 
 
@@ -156,10 +158,6 @@ def _capacity_condition(node_bandwidth: NodeBandwidth) -> Condition:
         return _false_condition("CapacityUnknown", node_bandwidth.explanation)
     reason = "".join(part.capitalize() for part in node_bandwidth.source.split("-"))
     return conditions.make_condition(CONDITION, holds=True, reason=reason, message=node_bandwidth.explanation)
-
-
-def _owned_by_other(detail: str) -> Condition:
-    return _false_condition("OwnedByOther", f"annotation {BANDWIDTH_OWNER_ANNOTATION} {detail} to let {AGENT} publish")
 
 
 def _false_condition(reason: str, message: str) -> Condition:

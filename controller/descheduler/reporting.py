@@ -77,8 +77,10 @@ class DeschedulerReporter:
                     note = f"Node is overutilized, but {state.why}"
                     self._recorder.record_warning(ObjectReference("v1", "Node", state.node), "NotRelieved", note)
             # A node whose anomaly timed out is still above a threshold: it is not reported as relieved.
-            elif state.node in nodes_with_moves or state.kind not in {"overutilized", "unknown"}:
-                log.log_change(topic, "", "node is within its thresholds, or has enough moves", node=state.node)
+            elif state.kind not in {"overutilized", "unknown"}:
+                log.log_change(topic, "", "node is within its thresholds", node=state.node)
+            elif state.node in nodes_with_moves:
+                log.log_change(topic, "", "node has enough moves", node=state.node)
         for text in plan.notes:
             log.debug("note on the round", note=text)
 

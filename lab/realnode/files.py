@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 _PKI = "/etc/kubernetes/pki"
-_CONTAINERD_SOCKET = "unix:///run/containerd/containerd.sock"
+_CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 PAUSE_IMAGE = "registry.k8s.io/pause:3.10.1"
 
 
@@ -23,7 +23,7 @@ def build_containerd_config(*, snapshotter: str) -> str:
 root = "/var/lib/containerd"
 state = "/run/containerd"
 [grpc]
-  address = "/run/containerd/containerd.sock"
+  address = "{_CONTAINERD_SOCKET}"
 [plugins."io.containerd.cri.v1.images"]
   snapshotter = "{snapshotter}"
   discard_unpacked_layers = true
@@ -85,7 +85,7 @@ def build_kubelet_config(*, dns: str, max_pods: int, reserved: dict[str, str]) -
             "kind": "KubeletConfiguration",
             "failCgroupV1": False,
             "cgroupDriver": "cgroupfs",
-            "containerRuntimeEndpoint": _CONTAINERD_SOCKET,
+            "containerRuntimeEndpoint": f"unix://{_CONTAINERD_SOCKET}",
             "authentication": {
                 "anonymous": {"enabled": False},
                 "webhook": {"enabled": True},

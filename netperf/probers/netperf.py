@@ -48,7 +48,7 @@ NO_CONTROL_CONNECTION_STATUS = 255
 _COMMON_KEYS = ("ELAPSED_TIME", "LOCAL_TRANSPORT_RETRANS", "REMOTE_TRANSPORT_RETRANS")
 _STREAM_KEYS = ("THROUGHPUT", "THROUGHPUT_UNITS", *_COMMON_KEYS)
 _LATENCY_KEYS = ("MIN_LATENCY", "MEAN_LATENCY", "MAX_LATENCY", "P50_LATENCY", "P90_LATENCY", "P99_LATENCY")
-_CALL_KEYS = (*_LATENCY_KEYS, "LOCAL_SEND_CALLS", "LOCAL_RECV_CALLS", *_COMMON_KEYS)
+_RR_KEYS = (*_LATENCY_KEYS, "LOCAL_SEND_CALLS", "LOCAL_RECV_CALLS", *_COMMON_KEYS)
 _UNITS_BPS = {"10^6bits/s": 1e6, "10^3bits/s": 1e3, "10^9bits/s": 1e9}
 
 
@@ -67,7 +67,7 @@ def find_binary(name: str, environ: Mapping[str, str] = os.environ) -> str | Non
 
 def output_selectors(test: Test) -> tuple[str, ...]:
     """The output selectors of a test. Those of a stream have no latencies, which would be of send calls instead of round trips."""
-    return _STREAM_KEYS if test == "TCP_STREAM" else _CALL_KEYS
+    return _STREAM_KEYS if test == "TCP_STREAM" else _RR_KEYS
 
 
 def choose_transaction_count(duration_s: float, rtt_s: float) -> int | None:

@@ -17,7 +17,7 @@ _TIMESPEC = struct.Struct("@qq")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_TIMESPEC.size)
 _READ_BYTES = 2048
 MAX_BATCH = 64
-"""Maximum of datagrams to read at a time, so that a flood does not block the event loop."""
+"""Maximum number of datagrams to read at a time, so that a flood does not block the event loop."""
 
 
 def now_ns() -> int:

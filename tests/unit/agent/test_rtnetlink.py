@@ -22,6 +22,7 @@ from pyroute2.netlink import NLM_F_ACK_TLVS, NLM_F_DUMP_INTR, NLM_F_MULTI, NLMSG
 from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_NEWLINK
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
+from agent import netlink as netlink_module
 from agent import rtnetlink as rtnetlink_module
 from agent.bandwidth.state import Device, SetIngressLimit
 from agent.bandwidth.tc_reader import parse_device
@@ -35,7 +36,7 @@ from agent.rtnetlink import (
     Qdisc,
     TbfParams,
     dump,
-    open_socket,
+    open_rtnetlink,
     parse_attributes,
     parse_qdisc,
     read_number,
@@ -170,7 +171,7 @@ def read_body(data: bytes, begin: int, end: int) -> bytes:
 
 
 async def dump_links() -> list[bytes]:
-    async with open_socket("cannot ask") as netlink:
+    async with open_rtnetlink("cannot ask") as netlink:
         return await dump(netlink, ifinfmsg, RTM_GETLINK, read_body)
 
 
@@ -226,3 +227,24 @@ async def test_a_request_without_an_answer_times_out(monkeypatch: pytest.MonkeyP
     async with simulated_kernel(monkeypatch):
         with pytest.raises(KernelError, match="cannot ask: no response in time"):
             await dump_links()
+
+
+async def test_an_os_error_of_a_listener_is_not_taken_for_one_of_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    reader.setblocking(False)  # noqa: FBT003  the name of the argument is not part of the socket interface
+    monkeypatch.setattr(netlink_module, "open_socket", lambda *_, **__: reader)
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    received: list[bytes | None] = []
+
+    def fail_once(data: bytes | None) -> None:
+        received.append(data)
+        if len(received) == 1:
+            raise OSError(errno.EIO, "disk")
+
+    with writer:
+        listening = asyncio.create_task(netlink_module.listen(0, 0, 0, fail_once))
+        for _ in range(2):
+            writer.send(b"event")
+            await asyncio.sleep(0.05)
+        assert (received, listening.done()) == ([b"event", b"event"], False)
+        listening.cancel()
