@@ -1,8 +1,8 @@
 """A model of the default kube-scheduler's scores, Kubernetes 1.36, for comparisons with plans.
 
 NodeResourcesFit (LeastAllocated) and BalancedAllocation have weight 1, PodTopologySpread, InterPodAffinity and NodeAffinity 2,
-TaintToleration 3. The model leaves out ImageLocality, extenders and changed profiles. It scores all hosts, while the scheduler samples
-clusters of more than 100 nodes.
+TaintToleration 3. The model leaves out ImageLocality, extenders, changed profiles, and the ``namespaces`` and ``namespaceSelector`` of
+terms. It scores all hosts, while the scheduler samples clusters of more than 100 nodes.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class DefaultSchedulerModel:
         self._allocatable = np.array([_array_of(host.allocatable) for host in hosts], np.int64).reshape(-1, 2)
         requested = [_array_of(used.get(host.name, {})) for host in hosts]
         self._requested = np.array(requested, np.int64).reshape(-1, 2)
-        self._scored_requests = self._requested.copy()
+        self._requested_with_defaults = self._requested.copy()
         self._domains: dict[str, Ints] = {}
         self._has_soft_taints = any(host.prefer_no_schedule_taints for host in hosts)
 
     def add_pod(self, pod: PodInfo, node: str) -> None:
         """Add a pod to a host."""
         host, requests = self._host_index[node], _array_of(pod.requests)
-        for totals, added in ((self._requested, requests), (self._scored_requests, _with_defaults(requests))):
+        for totals, added in ((self._requested, requests), (self._requested_with_defaults, _with_defaults(requests))):
             totals[host] = np.clip(totals[host] + added, -MAX_AMOUNT, MAX_AMOUNT)
 
     def scores(
@@ -57,7 +57,7 @@ class DefaultSchedulerModel:
     ) -> Ints:
         """[host] the score for a pod, normalised over the hosts where the pod may run, and undefined for others.
 
-        ``siblings`` are the other pods of its workload, ``namespace_pods`` those of its namespace. The pod's current node does not count.
+        ``siblings`` are the other pods of its workload, ``namespace_pods`` those of its namespace. ``pod.node`` is not read.
         """
         spec, namespace_pods, requests = pod.constraints.spec, list(namespace_pods), _array_of(pod.requests)
         affinity = _scale_to_100(self._score_node_affinity(spec), is_feasible)
@@ -72,7 +72,7 @@ class DefaultSchedulerModel:
         return total
 
     def _score_least_allocated(self, requests: Ints) -> Ints:
-        used, has_resource = self._scored_requests + requests, self._allocatable > 0
+        used, has_resource = self._requested_with_defaults + requests, self._allocatable > 0
         free = np.where(has_resource & (used <= self._allocatable), self._allocatable - used, 0)
         scores = free * 100 // np.maximum(self._allocatable, 1)
         mean: Ints = scores.sum(axis=1) // np.maximum(has_resource.sum(axis=1), 1)
@@ -90,6 +90,7 @@ class DefaultSchedulerModel:
     def _score_spread(
         self, spec: PodSpec, siblings: Iterable[PodInfo], namespace_pods: Sequence[PodInfo], is_feasible: Bools
     ) -> Ints:
+        """podtopologyspread/scoring.go: a host without a topology key of the pod's own constraints scores 0."""
         declared = spec.topology_spread_constraints
         constraints: list[tuple[str, int, Iterable[PodInfo]]] = [
             (c.topology_key, c.max_skew, _matching(compile_or_none(c.label_selector), namespace_pods))
@@ -99,17 +100,17 @@ class DefaultSchedulerModel:
         if not declared:
             siblings = list(siblings)
             constraints = [(key, skew, siblings) for key, skew in DEFAULT_SPREAD_CONSTRAINTS]
+        domains = [self._domain_of(key) for key, _, _ in constraints]
+        is_scored = is_feasible & np.all([domain_of >= 0 for domain_of in domains], axis=0) if declared else is_feasible
         raw = np.zeros(len(self._hosts))
-        for key, skew, pods in constraints:
-            domain_of = self._domain_of(key)
-            domain_count = np.unique(domain_of[is_feasible & (domain_of >= 0)]).size
-            raw += self._count_pods_in_domain(key, pods, is_feasible) * math.log(domain_count + 2) + (skew - 1)
+        for (key, skew, pods), domain_of in zip(constraints, domains, strict=True):
+            weight = math.log(np.unique(domain_of[is_scored]).size + 2)
+            raw += self._count_pods_in_domain(key, pods, is_scored) * weight + (skew - 1) * (domain_of >= 0)
         rounded = np.round(raw).astype(np.int64)
-        highest = int(rounded[is_feasible].max(initial=0))
+        highest = int(rounded[is_scored].max(initial=0))
         if highest == 0:
-            return np.full(len(self._hosts), 100, np.int64)
-        spread: Ints = 100 * (highest + int(rounded[is_feasible].min()) - rounded) // highest
-        return spread
+            return np.where(is_scored, 100, 0)
+        return np.where(is_scored, 100 * (highest + int(rounded[is_scored].min()) - rounded) // highest, 0)
 
     def _count_pods_in_domain(self, key: str, pods: Iterable[PodInfo], is_feasible: Bools) -> Floats:
         """[host] number of pods on feasible hosts of its domain."""

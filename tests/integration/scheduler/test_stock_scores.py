@@ -38,7 +38,9 @@ async def make_hosts(client: Client, rng: random.Random, prefix: str) -> list[Ho
     for i in range(rng.randint(4, 14)):
         name = f"{prefix}n{i:02}"
         zone, disk = f"z{rng.randint(0, 3)}", rng.choice(["ssd", "hdd"])
-        labels = {ZONE_LABEL: zone, REGION_LABEL: "r", "kubernetes.io/hostname": name, "disk": disk}
+        labels = {REGION_LABEL: "r", "kubernetes.io/hostname": name, "disk": disk}
+        if rng.random() < 0.85:
+            labels[ZONE_LABEL] = zone
         amounts = {"cpu": rng.choice(["4", "8", "16"]), "memory": rng.choice(["16Gi", "32Gi", "64Gi"]), "pods": "110"}
         status = {"capacity": amounts, "allocatable": amounts, "conditions": [{"type": "Ready", "status": "True"}]}
         await client.create(NODES, {"metadata": {"name": name, "labels": labels}, "status": status}, Node)

@@ -72,6 +72,16 @@ def test_the_model_of_the_default_scheduler_accepts_impossible_requests() -> Non
     assert model.scores(greedy, [], [], both).min() >= 0
 
 
+def test_the_model_gives_no_points_for_spread_to_a_host_without_the_topology_key() -> None:
+    constraint = {"maxSkew": 1, "topologyKey": "rack", "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {}}
+    body = {"metadata": {"name": "p", "namespace": "d"}, "spec": {"topologySpreadConstraints": [constraint]}}
+    pod, hosts = PodReader().read(msgspec.convert(body, Pod)), [host_of(node(name)) for name in "abc"]
+    hosts = [msgspec.structs.replace(h, labels={} if h.name == "c" else {"rack": h.name}) for h in hosts]
+    others = [bound_pod("x", node_name="a"), bound_pod("y", node_name="a"), bound_pod("z", node_name="b")]
+    scores = DefaultSchedulerModel(hosts).scores(pod, [], others, np.ones(3, np.bool_))
+    assert np.argsort(scores).tolist() == [2, 0, 1]
+
+
 def test_the_model_gives_a_host_port_to_at_most_one_pod() -> None:
     spec = {"containers": [{"ports": [{"containerPort": 80, "hostPort": 80}]}]}
     pods = [msgspec.convert({"metadata": {"name": name, "namespace": "d"}, "spec": spec}, Pod) for name in "abc"]
