@@ -30,7 +30,7 @@ from controller.descheduler.config import StrategyName
 from controller.descheduler.history import PendingMove
 from controller.descheduler.node_load import NodeLoad, usage_of
 from controller.descheduler.plan_builder import Candidate, PlanBuilder
-from controller.scheduler.advice import copy_placed_group, zone_spread_workloads
+from controller.scheduler.advice import copy_placed_group
 from controller.scheduler.rules import NodeScore, ScoreTable
 
 MIN_GAIN_SHARE = 0.2
@@ -171,7 +171,7 @@ class MisplacementStrategies:
         if group not in self._zones_by_group:
             placed = copy_placed_group(self._network, group)
             self._zones_by_group[group] = {
-                placed.graph.selectors[w]: zones for w, zones in zone_spread_workloads(placed)
+                placed.graph.selectors[w]: zones for w, zones in placed.zone_spread_workloads()
             }
         return self._zones_by_group[group].get(pod.labels.get(WORKLOAD_LABEL, ""), Counter())
 

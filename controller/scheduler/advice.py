@@ -112,6 +112,12 @@ class PlacedGroup(msgspec.Struct, frozen=True, dict=True):
         routed_edges = [msgspec.structs.replace(edge, routing=routing) for edge in edges]
         return evaluate_edges(self.problem, routed_edges, self.replica_counts)
 
+    def zone_spread_workloads(self) -> Iterator[tuple[int, Counter[Location]]]:
+        """Yield workloads with spread ``zone`` and two or more replicas, if there are two or more zones: index, and replicas by location."""
+        for workload, pods_by_node in enumerate(self.pods_by_node):
+            if self.spreads[workload] == "zone" and sum(pods_by_node.values()) > 1 and self.zone_count > 1:
+                yield workload, count_by_location(pods_by_node, self.locations)
+
 
 def copy_placed_group(state: State, key: str) -> PlacedGroup:
     """The placed pods of a group, as a copy that later changes of the state do not change."""
@@ -227,7 +233,7 @@ def _balanced_state(placed: PlacedGroup) -> ConditionState:
 
 
 def _one_zone_messages(placed: PlacedGroup) -> Iterator[str]:
-    for workload, replicas_by_location in zone_spread_workloads(placed):
+    for workload, replicas_by_location in placed.zone_spread_workloads():
         if len(replicas_by_location) == 1:
             zone = next(iter(replicas_by_location)).zone
             where = f"in {zone}" if zone else "on nodes without a zone"
@@ -242,10 +248,3 @@ def _overloaded_replica_messages(placed: PlacedGroup) -> Iterator[str]:
         ratio = placed.evaluate(edges, routing).max_load_ratio if routing is not Routing.ANY else 1.0
         if ratio > OVERLOADED_RATIO:
             yield f"a replica of {selector} takes {ratio:.1f} times its fair share of the calls"
-
-
-def zone_spread_workloads(placed: PlacedGroup) -> Iterator[tuple[int, Counter[Location]]]:
-    """Yield workloads with spread ``zone`` and two or more replicas, if there are two or more zones: index, and replicas by location."""
-    for workload, pods_by_node in enumerate(placed.pods_by_node):
-        if placed.spreads[workload] == "zone" and sum(pods_by_node.values()) > 1 and placed.zone_count > 1:
-            yield workload, count_by_location(pods_by_node, placed.locations)
