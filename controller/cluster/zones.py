@@ -30,21 +30,19 @@ class ZoneMap(msgspec.Struct, frozen=True):
 
 def build_zone_map(nodes: Iterable[Node]) -> ZoneMap:
     """Read zones and regions from nodes' labels."""
-    region_counts_by_zone: dict[str, Counter[str]] = defaultdict(Counter)
+    counts_by_zone: dict[str, Counter[str]] = defaultdict(Counter)
     location_by_node: dict[str, NodeLocation] = {}
     for node in nodes:
         region, zone = location_of(node)
         location_by_node[node.metadata.name] = NodeLocation(node.metadata.name, zone, region)
         if zone:
-            region_counts_by_zone[zone][region] += 1
+            counts_by_zone[zone][region] += 1
     return ZoneMap(
-        region_by_zone={
-            zone: _most_common_region(region_counts_by_zone[zone]) for zone in sorted(region_counts_by_zone)
-        },
+        region_by_zone={zone: _most_common_region(counts) for zone, counts in sorted(counts_by_zone.items())},
         location_by_node=location_by_node,
         unzoned_nodes=tuple(sorted(name for name, location in location_by_node.items() if not location.zone)),
         zones_with_conflicting_regions=tuple(
-            sorted(zone for zone, regions in region_counts_by_zone.items() if len(regions) > 1)
+            sorted(zone for zone, counts in counts_by_zone.items() if len(counts) > 1)
         ),
     )
 

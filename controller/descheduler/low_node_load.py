@@ -73,8 +73,7 @@ class LowNodeLoadStrategy:
         keep_s = max(self._config.detector_cache_timeout_s, MIN_DETECTOR_ROUNDS * self._builder.config.interval_s)
         detectors = update_detectors(detectors, self.loads_by_node.values(), keep_s, self._builder.now)
         for pool in self._config.pools:
-            overutilized = self._loads_of(pool, "overutilized")
-            for load in sorted(overutilized, key=lambda load: (-load.mean_percent, load.name)):
+            for load in sorted(self._loads_of(pool, "overutilized"), key=lambda load: (-load.mean_percent, load.name)):
                 detector = detectors[load.name]
                 if assume_lasting or detector.is_anomalous:
                     self._relieve(load)

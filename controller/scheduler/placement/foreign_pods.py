@@ -37,11 +37,8 @@ def find_foreign_pods(node_cache: NodeCache, pods: Iterable[Pod]) -> tuple[Forei
     foreign_pods = []
     for key, template in node_cache.templates.items():
         kinds = _relating_rule_kinds(template, terms, representatives)
-        if not kinds:
-            continue
         # The subtraction drops nodes without other pods.
-        pods_by_node = template.pods_by_node - group_counts_by_template.get(key, Counter())
-        if pods_by_node:
+        if kinds and (pods_by_node := template.pods_by_node - group_counts_by_template.get(key, Counter())):
             is_required = bool(kinds - {RuleKind.PREFERENCE})
             foreign_pods.append(ForeignPods(template.example_pod.pod_without_requests, pods_by_node, is_required))
     return tuple(foreign_pods)
@@ -66,7 +63,7 @@ def _count_by_template(node_cache: NodeCache, pods: Iterable[Pod]) -> dict[Templ
 def _relating_rule_kinds(
     template: PodTemplate, terms: Collection[Term], representatives: Sequence[Pod]
 ) -> set[RuleKind]:
-    """Kinds of the rules that relate pods of a template to the group, which has these terms, and a representative for each set of them."""
+    """Kinds of the rules that relate a template to the group; ``representatives`` are one of its pods for each set of constraints."""
     example = template.example_pod
     kinds = {term.kind for term in terms if term.selects(example.namespace, example.labels)}
     for term in _cached_terms(template):

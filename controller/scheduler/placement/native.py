@@ -119,8 +119,8 @@ class NativeProblem:
         native.limit_price, native.one_zone_price = LIMIT_PRICE, ONE_ZONE_PRICE
         native.overload_price, native.balance_price = problem.overload_price, problem.balance_price * costs.per_replica
         # A host's price grows with the square of its replicas; divided thus, evenly filled hosts have the price of one replica each.
-        crowding_price = problem.crowding_price / max(1.0, costs.replicas / max(len(problem.free), 1)) ** 2
-        native.crowding_price = crowding_price * costs.per_replica * costs.host_gain
+        replicas_per_host = max(1.0, costs.replicas / max(len(problem.free), 1))
+        native.crowding_price = problem.crowding_price / replicas_per_host**2 * costs.per_replica * costs.host_gain
 
     def search(
         self,
@@ -231,10 +231,9 @@ class _CallCosts:
 
 
 def _host_arrays(problem: Problem, costs: _CallCosts) -> dict[str, object]:
-    inverse = np.where(problem.capacity > 0, 1.0 / np.maximum(problem.capacity, 1), 0.0)
     return {
         "free": problem.free,
-        "inverse_capacity": inverse,
+        "inverse_capacity": np.where(problem.capacity > 0, 1.0 / np.maximum(problem.capacity, 1), 0.0),
         "zone_of": problem.zone_of,
         "has_zone_label": problem.has_zone_label,
         "host_price": problem.host_price * costs.per_replica,
