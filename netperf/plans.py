@@ -73,7 +73,7 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         test: the netperf test.
-        extra_tests: tests that replace the usual test every ``rounds_per_extra_test`` rounds, in turn; the rounds differ between pairs.
+        extra_tests: tests that replace the usual test in every tenth round, in turn; the rounds differ between pairs.
         rounds_per_extra_test: rounds from one extra test to the next; other numbers than 10 are for tests.
         duration_s: length of a run; netperf busy-loops, so use 1 to 2 s.
         port: netserver's control port.
