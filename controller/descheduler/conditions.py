@@ -89,17 +89,15 @@ def _check_owner_kind(builder: PlanBuilder, candidate: Candidate) -> str:
     """The kind of its workload is one of `protection.ownerKinds`, or it has none."""
     kinds = builder.config.protection.owner_kinds
     kind = candidate.pod.workload.split("/")[1] if candidate.pod.workload else ""
-    if not kind or kind in kinds:
-        return ""
-    return f"it belongs to a {kind}, and protection.ownerKinds are {', '.join(kinds)}"
+    reason = f"it belongs to a {kind}, and protection.ownerKinds are {', '.join(kinds)}"
+    return reason if kind and kind not in kinds else ""
 
 
 def _check_volume_claim(builder: PlanBuilder, candidate: Candidate) -> str:
     """It mounts no PersistentVolumeClaim, or `protection.evictVolumeClaims` is set."""
     claims = candidate.pod.claim_names
-    if not claims or builder.config.protection.evict_volume_claims:
-        return ""
-    return f"it mounts PersistentVolumeClaim {', '.join(claims)}, which may hold it to this node or zone"
+    reason = f"it mounts PersistentVolumeClaim {', '.join(claims)}, which may hold it to this node or zone"
+    return reason if claims and not builder.config.protection.evict_volume_claims else ""
 
 
 def _check_local_storage(builder: PlanBuilder, candidate: Candidate) -> str:
@@ -222,9 +220,8 @@ def _check_workload_limit(builder: PlanBuilder, candidate: Candidate) -> str:
     earlier = sum(eviction.workload == workload for eviction in builder.history.evictions)
     recent = earlier + builder.evictions_by_workload[workload]
     limit = resolve_limit(limits.per_workload, builder.workload_size(candidate.pod).pods)
-    if recent < limit:
-        return ""
-    return f"{recent} moves of {workload} in {limits.workload_backoff_s:g} s, at most {limit}"
+    reason = f"{recent} moves of {workload} in {limits.workload_backoff_s:g} s, at most {limit}"
+    return reason if recent >= limit else ""
 
 
 def _check_unavailable_limit(builder: PlanBuilder, candidate: Candidate) -> str:
@@ -233,9 +230,8 @@ def _check_unavailable_limit(builder: PlanBuilder, candidate: Candidate) -> str:
     size = builder.workload_size(candidate.pod)
     missing = max(size.not_ready, builder.awaited_by_workload[workload]) + builder.evictions_by_workload[workload]
     limit = resolve_limit(builder.config.limits.unavailable_per_workload, size.pods)
-    if missing < limit:
-        return ""
-    return f"{missing} of {size.pods} pods of {workload} are not available, at most {limit} may be"
+    reason = f"{missing} of {size.pods} pods of {workload} are not available, at most {limit} may be"
+    return reason if missing >= limit else ""
 
 
 def _check_disruption_budget(builder: PlanBuilder, candidate: Candidate) -> str:
