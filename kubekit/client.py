@@ -45,7 +45,7 @@ PAGE_SIZE = 500
 WATCH_LIFETIME_S = 300.0
 MAX_WATCH_SILENCE_S = 85.0
 """Bookmarks arrive once a minute. A watch that is silent for longer is broken, or no object of its kind changed since the server started
-(1.36.3 then sends no bookmarks). A new watch costs only one request."""
+(1.36.3 then sends no bookmarks). To reopen the watch is cheap: one request."""
 MAX_THROTTLED_ATTEMPTS = 5
 """Maximum number of attempts for a request that the server throttles."""
 

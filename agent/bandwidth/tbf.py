@@ -67,7 +67,7 @@ def find_overflowed_burst_bytes(params: TbfParams) -> int | None:
 
 
 def choose_params(rate_bps: int, mtu: int) -> TbfParams:
-    """Choose our parameters for a rate in bits per second and an MTU in bytes: they limit from the first second, with a short queue."""
+    """Choose our parameters for a rate of at least 1000 bit/s and an MTU in bytes: they limit from the first second, with a short queue."""
     rate_bytes_per_s = rate_bps // 8
     frame_bytes = mtu + ETHERNET_BYTES
     burst_bytes = max(math.ceil(rate_bytes_per_s * BURST_S), MIN_BURST_FRAMES * frame_bytes)

@@ -34,8 +34,8 @@ DEFAULT_SCHEDULER = "default-scheduler"
 OUR_SCHEDULER = "network-aware-scheduler"
 """schedulerName of the profile that calls netaware's extender, unless configured."""
 PLACEMENT_LABEL = "netaware.io/placement"
-"""Label of a pod or its namespace, with a `Placement` as value."""
-Placement = Literal["extender", "affinity"]
+"""Label of a pod or its namespace, with a `PlacementMode` as value."""
+PlacementMode = Literal["extender", "affinity"]
 """How a pod gets to its planned node: by the extender's answers, or by node affinity."""
 TARGET_ANNOTATION = "netaware.io/target"
 """Annotation of a pod: its planned node, as JSON of `Target`."""
@@ -314,7 +314,7 @@ def calls_extender(scheduler_name: str, scheduler_names: Collection[str]) -> boo
     return not scheduler_names or scheduler_name in scheduler_names
 
 
-def placement_of(labels: Mapping[str, str] | None, default: Placement) -> Placement:
+def placement_of(labels: Mapping[str, str] | None, default: PlacementMode) -> PlacementMode:
     """The value of `PLACEMENT_LABEL` in a pod's or namespace's labels; ``default`` without a valid value."""
     match (labels or {}).get(PLACEMENT_LABEL):
         case "affinity" | "extender" as placement:

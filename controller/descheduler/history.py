@@ -30,7 +30,7 @@ MoveOutcome = Literal[
     "not-scheduled",  # the replacement has no node
     "not-replaced",  # the workload has no new pod
     "unknown",  # usage was missing
-    "not-evicted",
+    "not-evicted",  # the pod itself still runs
 ]
 CONFIGMAP_NAME, CONFIGMAP_KEY = "netaware-descheduler", "history.json"
 DAY_S = 86_400.0

@@ -10,7 +10,7 @@ import msgspec
 from controller.cluster.crds import AppGroup
 from controller.cluster.eligibility import blocking_taints
 from controller.cluster.membership import Membership
-from controller.cluster.pods import DEFAULT_SCHEDULER, OUR_SCHEDULER, Placement, Pod, placement_of, target_of
+from controller.cluster.pods import DEFAULT_SCHEDULER, OUR_SCHEDULER, PlacementMode, Pod, placement_of, target_of
 from controller.diagnosis.agents import build_agents
 from controller.diagnosis.bandwidth import build_bandwidth
 from controller.diagnosis.cluster_views import AgentView, BandwidthView, NetworkView
@@ -143,7 +143,7 @@ def build_facts(snapshot: ClusterSnapshot, pod: Pod | None = None) -> Facts:
     )
 
 
-def build_pod_fact(pod: Pod, membership: Membership, namespace_placement: Placement) -> PodFact:
+def build_pod_fact(pod: Pod, membership: Membership, namespace_placement: PlacementMode) -> PodFact:
     """The facts of a pod; ``namespace_placement`` is the placement mode of its namespace, which counts if the pod has no mode itself."""
     return PodFact(
         metadata=pod.metadata,

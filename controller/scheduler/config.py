@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from controller.cluster.config import NetworkOverheadArgs, NetworkOverheadConfig
-from controller.cluster.pods import OUR_SCHEDULER, Placement
+from controller.cluster.pods import OUR_SCHEDULER, PlacementMode
 from kubekit.errors import ConfigError
 from kubekit.settings import Range, Section, join_path
 
@@ -84,7 +84,7 @@ class SchedulerConfig(Section, frozen=True):
     """
 
     scheduler_names: tuple[str, ...] = (OUR_SCHEDULER,)
-    placement: Placement = "extender"
+    placement: PlacementMode = "extender"
     parity: Parity = "none"
     network_overhead: NetworkOverheadConfig = NetworkOverheadConfig()
     allocatable: AllocatableArgs = AllocatableArgs()

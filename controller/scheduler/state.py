@@ -16,7 +16,7 @@ from controller.cluster.crds import AppGroup, NetworkTopology
 from controller.cluster.dependency_graph import DependencyGraph
 from controller.cluster.index import Index
 from controller.cluster.membership import Membership
-from controller.cluster.pods import PLACEMENT_LABEL, Placement, Pod, placement_of
+from controller.cluster.pods import PLACEMENT_LABEL, PlacementMode, Pod, placement_of
 from controller.cluster.services import Routing, Service, ServiceIndex
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.rules import PeerWorkload, ScoreTable, score_locations
@@ -156,7 +156,7 @@ class State(Index):
             self._placement_labels[key] = placement
             self._increment_versions()
 
-    def placement_of(self, labels: Mapping[str, str] | None, namespace: str, default: Placement) -> Placement:
+    def placement_of(self, labels: Mapping[str, str] | None, namespace: str, default: PlacementMode) -> PlacementMode:
         """The placement mode of a pod: from its own label, else its namespace's label, else the default."""
         return placement_of(labels, placement_of({PLACEMENT_LABEL: self._placement_labels.get(namespace, "")}, default))
 

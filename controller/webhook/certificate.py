@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from controller.cluster.crds import APPGROUP_LABEL
-from controller.cluster.pods import OUR_SCHEDULER, PLACEMENT_LABEL, Placement
+from controller.cluster.pods import OUR_SCHEDULER, PLACEMENT_LABEL, PlacementMode
 from controller.webhook.gate import WEBHOOK_PATH
 from netperf.contract import PART_OF_LABELS
 
@@ -24,7 +24,7 @@ Json = dict[str, Any]
 WEBHOOK_NAME = "netaware-webhook"
 """Name of the webhook's Service, Secret and configuration."""
 _MAX_CLOCK_SKEW = datetime.timedelta(minutes=5)
-_ANY_SCHEDULER_PLACEMENTS = [placement for placement in get_args(Placement) if placement != "extender"]
+_ANY_SCHEDULER_PLACEMENTS = [placement for placement in get_args(PlacementMode) if placement != "extender"]
 """Values of `PLACEMENT_LABEL` with which pods of any scheduler are gated."""
 _HAS_NO_NODE = {"name": "has-no-node", "expression": "!has(object.spec.nodeName) || object.spec.nodeName == ''"}
 _IS_PLACED_BY_US = {

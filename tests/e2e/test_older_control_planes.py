@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
-from controller.cluster.pods import TARGET_ANNOTATION, Placement
+from controller.cluster.pods import TARGET_ANNOTATION, PlacementMode
 from kubekit import conditions
 from kubekit.client import Client
 from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Object, Pod
@@ -57,7 +57,7 @@ def oldest() -> Binaries:
 @pytest.mark.parametrize("placement", ["extender", "affinity"])
 @pytest.mark.usefixtures("privileges")
 async def test_pods_are_placed_on_the_oldest_minor_and_after_the_upgrade_to_the_newest(
-    tmp_path: Path, oldest: Binaries, placement: Placement
+    tmp_path: Path, oldest: Binaries, placement: PlacementMode
 ) -> None:
     newest = find_or_build_programs()
     programs = tmp_path / "bin"
@@ -103,7 +103,7 @@ async def test_pods_are_placed_on_the_oldest_minor_and_after_the_upgrade_to_the_
 class Steps:
     """Steps of an operator in a lab, each with a wait for its effect."""
 
-    def __init__(self, lab: Lab, client: Client, placement: Placement) -> None:
+    def __init__(self, lab: Lab, client: Client, placement: PlacementMode) -> None:
         self._lab, self._client, self._placement = lab, client, placement
         # With affinity the default scheduler places pods, and users only set a label.
         scheduler = "network-aware-scheduler" if placement == "extender" else "default-scheduler"

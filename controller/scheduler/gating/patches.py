@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from controller.cluster.pods import GATE, TARGET_ANNOTATION, NodeAffinity, Placement, Pod, Target, calls_extender
+from controller.cluster.pods import GATE, TARGET_ANNOTATION, NodeAffinity, PlacementMode, Pod, Target, calls_extender
 from controller.scheduler.affinity import (
     NARROWED_ANNOTATION,
     is_daemon_pod,
@@ -28,7 +28,7 @@ PodPatch = dict[str, Any]
 _REMOVE_GATE = {"$patch": "delete", "name": GATE}
 
 
-def placement_of_pod(pod: Pod, config: SchedulerConfig, state: State) -> Placement:
+def placement_of_pod(pod: Pod, config: SchedulerConfig, state: State) -> PlacementMode:
     """How the scheduler learns a pod's placement: always by affinity if it does not call our extender."""
     if not calls_extender(pod.spec.scheduler_name, config.scheduler_names):
         return "affinity"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controller.cluster.crds import AppGroup
-from controller.cluster.pods import Placement, Pod, target_of
+from controller.cluster.pods import PlacementMode, Pod, target_of
 from controller.scheduler.config import SchedulerConfig
 from kubekit import conditions
 from kubekit.client import Client
@@ -57,7 +57,7 @@ async def find_condition(client: Client, namespace: str) -> Condition | None:
 
 @pytest.mark.parametrize("placement", ["extender", "affinity"])
 async def test_gates_of_one_pod_group_open_together(
-    client: Client, namespace: str, ready_node: MakeNode, placement: Placement, scheduling: Scheduling
+    client: Client, namespace: str, ready_node: MakeNode, placement: PlacementMode, scheduling: Scheduling
 ) -> None:
     """Otherwise the pods of one workload wait for others to be bound, which wait for the whole PodGroup."""
     for node, zone in (("n-a", "a"), ("n-b", "b")):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from controller.cluster.pods import Placement, Pod
+from controller.cluster.pods import PlacementMode, Pod
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import DEPLOYMENTS, PODS, Object, Resource
@@ -50,7 +50,7 @@ CLAIM_TEMPLATES = Resource(DRA, "v1", "resourceclaimtemplates", "ResourceClaimTe
 class Stage:
     """Nine nodes of 4 cpu in three zones, a group web -> m -> db, and the programs that place its pods."""
 
-    def __init__(self, client: Client, namespace: str, placement: Placement, lead: Lead, *, zoned: bool) -> None:
+    def __init__(self, client: Client, namespace: str, placement: PlacementMode, lead: Lead, *, zoned: bool) -> None:
         self.client, self.namespace, self.lead = client, namespace, lead
         self.config = SchedulerConfig(placement=placement)
         self.leader, self.extender, self.objects = AsyncExitStack(), AsyncExitStack(), AsyncExitStack()

@@ -14,7 +14,7 @@ import yaml
 
 from agent.probing.results_writer import GATHER_S
 from controller.cluster.crds import APPGROUP_LABEL
-from controller.cluster.pods import PLACEMENT_LABEL, Placement, Pod, PodSpec, Toleration
+from controller.cluster.pods import PLACEMENT_LABEL, PlacementMode, Pod, PodSpec, Toleration
 from controller.diagnosis.cluster_views import AgentView
 from controller.diagnosis.control_plane import LeaseStatus, ProgramPod, ProgramPodObject, build_program_pods
 from controller.diagnosis.diagnose import diagnose
@@ -262,7 +262,7 @@ def test_a_scheduler_that_works_through_a_queue_is_not_missing(ago_s: float, sch
     ],
 )
 def test_the_placement_mode_comes_from_pod_namespace_or_configuration(
-    labels: dict[str, str], namespace_labels: dict[str, str], placement: Placement, *, is_placed_by_affinity: bool
+    labels: dict[str, str], namespace_labels: dict[str, str], placement: PlacementMode, *, is_placed_by_affinity: bool
 ) -> None:
     body = {"metadata": {"name": "p", "namespace": "web", "labels": {APPGROUP_LABEL: "shop", **labels}}}
     namespace = Object(metadata=ObjectMeta(name="web", labels=namespace_labels))
