@@ -88,8 +88,5 @@ def has_excessive_burst_or_queue(params: TbfParams, mtu: int) -> bool:
 
 
 def blocks_everything(params: TbfParams, mtu: int) -> bool:
-    """Whether the bucket is smaller than a frame, so that the kernel drops every full-sized packet (sch_tbf.c).
-
-    False if the ticks are at their 32-bit maximum, where the burst is unknown.
-    """
+    """Whether the bucket is smaller than a frame, so full-sized packets are dropped; False at the maximum of ticks (unknown burst)."""
     return params.burst_bytes < mtu + ETHERNET_BYTES and params.buffer_ticks < UINT32_RANGE - 1

@@ -233,7 +233,6 @@ def _balanced_state(placed: PlacedGroup) -> ConditionState:
 
 
 def _one_zone_messages(placed: PlacedGroup) -> Iterator[str]:
-    """Yield a message for each workload with spread ``zone`` whose replicas are all in one zone."""
     for workload, replicas_by_location in placed.zone_spread_workloads():
         if len(replicas_by_location) == 1:
             zone = next(iter(replicas_by_location)).zone

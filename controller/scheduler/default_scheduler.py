@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -53,7 +53,7 @@ class DefaultSchedulerModel:
             totals[host] = np.clip(totals[host] + added, -MAX_AMOUNT, MAX_AMOUNT)
 
     def scores(
-        self, pod: PodInfo, siblings: Iterable[PodInfo], namespace_pods: Iterable[PodInfo], is_feasible: Bools
+        self, pod: PodInfo, siblings: Collection[PodInfo], namespace_pods: Iterable[PodInfo], is_feasible: Bools
     ) -> Ints:
         """[host] the score for a pod, normalised over the hosts where the pod may run, and undefined for others.
 
@@ -88,7 +88,7 @@ class DefaultSchedulerModel:
         return total
 
     def _score_spread(
-        self, spec: PodSpec, siblings: Iterable[PodInfo], namespace_pods: Sequence[PodInfo], is_feasible: Bools
+        self, spec: PodSpec, siblings: Collection[PodInfo], namespace_pods: Sequence[PodInfo], is_feasible: Bools
     ) -> Ints:
         """podtopologyspread/scoring.go: a host without a topology key of the pod's own constraints scores 0."""
         declared = spec.topology_spread_constraints
@@ -98,7 +98,6 @@ class DefaultSchedulerModel:
             if c.when_unsatisfiable == "ScheduleAnyway"
         ]
         if not declared:
-            siblings = list(siblings)
             constraints = [(key, skew, siblings) for key, skew in DEFAULT_SPREAD_CONSTRAINTS]
         domains = [self._domain_of(key) for key, _, _ in constraints]
         is_scored = is_feasible & np.all([domain_of >= 0 for domain_of in domains], axis=0) if declared else is_feasible
