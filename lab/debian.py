@@ -130,7 +130,7 @@ def _download_and_unpack(folder: Path, packages: Sequence[str], components: Sequ
         "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled": "false",
         "Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled": "false",
         "Acquire::Retries": "2",
-        # As root, apt would switch to the user _apt, which cannot enter a private cache directory. Signatures are still checked.
+        # apt that runs as root would switch to the user _apt, which cannot enter a private cache directory. Signatures are still checked.
         "APT::Sandbox::User": "root",
     }
     apt = ["apt-get", *(word for name, value in settings.items() for word in ("-o", f"{name}={value}"))]

@@ -28,7 +28,7 @@ STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.02
 _WATCH_S = 0.25
 _LOG_TAIL_BYTES = 2000
-# As `ip netns exec` does, because programs read the speed of the namespace's network cards in sysfs.
+# Programs read the speed of network cards in sysfs, so it must show the namespace. `ip netns exec` mounts it likewise.
 _MOUNT_SYSFS_AND_EXEC = (
     'mount -t sysfs netaware-lab /sys || echo "lab: /sys still shows the devices of the host" >&2; exec "$@"'
 )

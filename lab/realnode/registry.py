@@ -40,7 +40,7 @@ class Registry:
         reference = request.match_info["reference"]
         if ":" in reference:
             return self._build_file_response(reference, MANIFEST_TYPE)
-        # As the mirror of all registries, this registry learns from ``ns`` which of them containerd asks for.
+        # This registry is the mirror of all registries; ``ns`` names the one that containerd asks for.
         registry = request.query.get("ns", _DEFAULT_REGISTRY)
         tag_file = self._store.tag_path(ImageReference(registry, request.match_info["repository"], reference))
         if not tag_file.resolve().is_relative_to(self._store.folder.resolve() / "tags") or not tag_file.is_file():
