@@ -20,7 +20,7 @@ def make_condition(type_: str, *, holds: bool | None, reason: str, message: str 
     return Condition(type=type_, status=status, reason=reason, message=message, observed_generation=generation)
 
 
-def merge_conditions(old: Sequence[Condition] | None, new: Sequence[Condition], now: float) -> list[Condition]:
+def merge_conditions(old: Sequence[Condition] | None, new: Sequence[Condition], now_s: float) -> list[Condition]:
     """Conditions of ``old``, with those of ``new`` added or in their place; sorted by type.
 
     A time stays while the status is the same, so a result that is merged again does not change. Times of ``new`` are ignored.
@@ -28,7 +28,7 @@ def merge_conditions(old: Sequence[Condition] | None, new: Sequence[Condition], 
     by_type = {c.type: c for c in old or ()}
     for condition in new:
         before = by_type.get(condition.type)
-        transition_time = format_time(now)
+        transition_time = format_time(now_s)
         if before is not None and before.status == condition.status and before.last_transition_time:
             transition_time = before.last_transition_time
         by_type[condition.type] = msgspec.structs.replace(condition, last_transition_time=transition_time)

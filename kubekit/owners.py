@@ -20,7 +20,7 @@ def controller_of(metadata: ObjectMeta) -> OwnerReference | None:
     return next((o for o in metadata.owner_references or () if o.controller), None)
 
 
-def owner_of(metadata: ObjectMeta) -> tuple[str, str] | None:
+def find_workload(metadata: ObjectMeta) -> tuple[str, str] | None:
     """Kind and name of a pod's workload; None if no controller owns the pod, or if kind or name is invalid.
 
     The API server validates neither of them, and users paste commands with them into a shell.
@@ -47,7 +47,7 @@ def find_outdated_pod_keys(pods: Iterable[ObjectMeta]) -> set[str]:
         if not revision or controller is None:
             continue
         if controller.uid not in owners or not controller.uid:
-            owners[controller.uid] = owner_of(pod)
+            owners[controller.uid] = find_workload(pod)
         owner = owners[controller.uid]
         if owner is not None:
             pods_by_revision_by_owner.setdefault((pod.namespace, *owner), {}).setdefault(revision, []).append(pod)

@@ -76,7 +76,7 @@ class Condition(Wire, frozen=True):
     observed_generation: int = 0
 
     @property
-    def changed_s(self) -> float | None:
+    def changed_at_s(self) -> float | None:
         """Time of the last change of the condition's status, seconds since 1970; None if unknown."""
         return parse_time_or_none(self.last_transition_time)
 

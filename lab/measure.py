@@ -57,7 +57,7 @@ async def serve_probes(address: str, prober: str, passphrase: bytes) -> None:
 async def probe_and_print(args: argparse.Namespace, passphrase: bytes) -> None:
     """Measure once and print the measurement as JSON."""
     prober = NetperfProber(find_binary("netperf") or "netperf", passphrase)
-    settings = ProbeSettings(duration_s=args.duration_s, port=PORT, data_port=PORT + 1)
+    settings = ProbeSettings(duration_s=args.duration_s, control_port=PORT, data_port=PORT + 1)
     for attempt in range(args.attempts):
         try:
             if args.prober == "datagrams":

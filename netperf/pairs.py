@@ -21,18 +21,18 @@ from kubekit.errors import ConfigError
 from kubekit.settings import Range, Section, join_path
 from netperf.consensus import ZoneLink, link_between
 from netperf.contract import RESULTS_NAME
-from netperf.errors import Refusal, make_refusal
 from netperf.plans import (
+    CONTROL_PORT,
     DATA_PORT,
     DATAGRAM_PORT,
     MAX_NODE_PAIRS,
-    PROBE_PORT,
     Peer,
     Port,
     Probe,
     ProbeSettings,
     ZonePlan,
 )
+from netperf.refusals import Refusal, make_refusal
 from netperf.results import MAX_NAME_LENGTH
 from netperf.sample import Test
 from netperf.shards import assign_shards
@@ -82,7 +82,7 @@ class PlanOptions(Section, frozen=True):
     test: Test = "TCP_RR"
     extra_tests: tuple[Test, ...] = ()
     duration_s: Annotated[float, Range(0.01, 60)] = 1.0
-    port: Port = PROBE_PORT
+    control_port: Port = CONTROL_PORT
     data_port: Port = DATA_PORT
     datagram_port: Port = DATAGRAM_PORT
 
@@ -102,11 +102,11 @@ class PlanOptions(Section, frozen=True):
         return ProbeSettings(**{n: getattr(self, n) for n in ProbeSettings.__struct_fields__ if hasattr(self, n)})
 
 
-class PairPlan(msgspec.Struct, frozen=True, kw_only=True):
+class ProbePlan(msgspec.Struct, frozen=True, kw_only=True):
     """The plans of all zones.
 
     Attributes:
-        zones: plan by origin zone; without probes if no probe starts in the zone.
+        plan_by_zone: plan by origin zone; without probes if no probe starts in the zone.
         refusals: nodes and zones that are not measured. Reasons of a node are ``long-name``, ``no-zone``, ``not-ready``, ``unschedulable``,
             ``no-agent``, ``bad-address``, ``foreign-address`` and ``shared-address``; that of a zone is ``zone-without-probers``.
         link_count: number of unordered zone pairs that are measured.
@@ -114,7 +114,7 @@ class PairPlan(msgspec.Struct, frozen=True, kw_only=True):
         slot_count: number of slots in a round.
     """
 
-    zones: dict[str, ZonePlan]
+    plan_by_zone: dict[str, ZonePlan]
     refusals: tuple[Refusal, ...]
     link_count: int
     interval_s: float
@@ -137,9 +137,9 @@ class _PairNodes(msgspec.Struct, frozen=True):
     rotation: int
 
 
-def plan_pairs(
+def plan_probes(
     nodes: Iterable[ProbeNode], options: PlanOptions, previous: Mapping[str, ZonePlan] | None, now_s: float
-) -> PairPlan:
+) -> ProbePlan:
     """Plan the probes of all zones.
 
     Args:
@@ -174,8 +174,8 @@ def plan_pairs(
         )
         for zone in zones
     ]
-    return PairPlan(
-        zones={plan.zone: _with_epoch(plan, before.get(plan.zone), now_s) for plan in plans},
+    return ProbePlan(
+        plan_by_zone={plan.zone: _with_epoch(plan, before.get(plan.zone), now_s) for plan in plans},
         refusals=refusals,
         link_count=sum(key.pair_index == 0 for key in keys),
         interval_s=interval_s,

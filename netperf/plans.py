@@ -16,7 +16,7 @@ from kubekit.addresses import parse_host_address
 from kubekit.wire import DECODE_ERRORS
 from netperf.configmap_size import check_size
 from netperf.contract import PLAN_NAME_PREFIX
-from netperf.errors import PlanRefusedError, Refusal, make_refusal
+from netperf.refusals import PlanRefusedError, Refusal, make_refusal
 from netperf.sample import Count, Label, NodeLocation, NodeName, Test
 
 PLAN_KEY = "plan.json"
@@ -26,7 +26,7 @@ MAX_NODE_PAIRS = 9
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Zone = Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
 PairIndex = Annotated[int, msgspec.Meta(ge=0, lt=MAX_NODE_PAIRS)]
-PROBE_PORT, DATA_PORT, DATAGRAM_PORT = 12865, 12866, 12867
+CONTROL_PORT, DATA_PORT, DATAGRAM_PORT = 12865, 12866, 12867
 """Default ports of netserver's control and data connections, and of the datagram responder; see `ProbeSettings`."""
 
 
@@ -76,7 +76,7 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
         extra_tests: tests that replace the usual test in every tenth round, in turn; the rounds differ between pairs.
         rounds_per_extra_test: rounds from one extra test to the next; other numbers than 10 are for tests.
         duration_s: length of a run; netperf busy-loops, so use 1 to 2 s.
-        port: netserver's control port.
+        control_port: netserver's control port.
         data_port: netserver's data port.
         datagram_port: UDP port of the datagram responder.
     """
@@ -85,7 +85,7 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
     extra_tests: tuple[Test, ...] = ()
     rounds_per_extra_test: Annotated[int, msgspec.Meta(ge=2, le=100_000)] = 10
     duration_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 1.0
-    port: Port = PROBE_PORT
+    control_port: Port = CONTROL_PORT
     data_port: Port = DATA_PORT
     datagram_port: Port = DATAGRAM_PORT
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from netperf.errors import Refusal, make_refusal
+from netperf.refusals import Refusal, make_refusal
 from netperf.sample import MAX_LATENCY_US, PERCENTILES, Measurement, NodeLocation, Percentile, Sample
 
 MAX_KEY_LENGTH = 253

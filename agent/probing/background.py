@@ -74,7 +74,7 @@ class BackgroundProber:
             return False
         if window.answer_count:
             return True
-        await tcp_ping(probe.destination.address, plan.settings.port)
+        await tcp_ping(probe.destination.address, plan.settings.control_port)
         raise ProbeFailedError("timeout", "no datagram came back, but the host answers", has_answered=True)
 
     def apply_plan(self) -> None:

@@ -34,7 +34,7 @@ class _ServerInputs(NamedTuple):
     """The settings of the servers, which restart when one changes."""
 
     address: str
-    port: int
+    control_port: int
     datagram_port: int
     passphrase: bytes
 
@@ -133,7 +133,7 @@ class ProbingManager:
             return None
         plan = self._plans.plan
         settings = plan.settings if plan is not None else ProbeSettings()
-        return _ServerInputs(address, settings.port, settings.datagram_port, self._passphrase)
+        return _ServerInputs(address, settings.control_port, settings.datagram_port, self._passphrase)
 
     async def _run_servers(self) -> None:
         while True:

@@ -13,8 +13,8 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.reflector import Reflector
 from kubekit.wire import CONFIGMAPS, ConfigMap
-from netperf.errors import PlanRefusedError
 from netperf.plans import Probe, ZonePlan, decode_plan, plan_object_name
+from netperf.refusals import PlanRefusedError
 
 log = logs.get("agent.probing")
 

@@ -34,14 +34,17 @@ class ProbeResponder:
 
     Args:
         address: of the node, as an IP literal.
-        port, datagram_port: of netserver and of the datagram responder.
+        control_port, datagram_port: of netserver and of the datagram responder.
         passphrase: shared with the probers, possibly empty.
         netserver: path of the binary; None if netperf is not installed.
     """
 
-    def __init__(self, address: str, port: int, datagram_port: int, passphrase: bytes, netserver: str | None) -> None:
-        self._address, self._port, self._datagram_port, self._passphrase = address, port, datagram_port, passphrase
-        self._netserver = Netserver(netserver, address, port, passphrase) if netserver else None
+    def __init__(
+        self, address: str, control_port: int, datagram_port: int, passphrase: bytes, netserver: str | None
+    ) -> None:
+        self._address, self._passphrase = address, passphrase
+        self._control_port, self._datagram_port = control_port, datagram_port
+        self._netserver = Netserver(netserver, address, control_port, passphrase) if netserver else None
         self._datagrams: DatagramResponder | None = None
 
     @property
@@ -58,7 +61,7 @@ class ProbeResponder:
         if self.problem:
             return None
         if self._netserver is not None:
-            return Announcement(self._address, self._port, installed_version(), "netperf")
+            return Announcement(self._address, self._control_port, installed_version(), "netperf")
         return Announcement(self._address, self._datagram_port, installed_version(), "datagrams")
 
     async def run(self) -> None:

@@ -20,7 +20,7 @@ from agent.traffic.conntrack import ConntrackState, dump_table, listen_for_ends,
 from agent.traffic.edges import EdgeBytes, EdgeTotals, WorkloadReference
 from kubekit import logs
 from kubekit.addresses import parse_address
-from kubekit.owners import owner_of
+from kubekit.owners import find_workload
 from kubekit.reflector import Reflector
 from kubekit.wire import Pod
 from netperf.contract import MIN_TRAFFIC_PAUSE_S, traffic_pause_s
@@ -39,7 +39,8 @@ def find_workloads(pods: Iterable[Pod]) -> dict[bytes, WorkloadReference]:
     for pod in pods:
         if pod.spec.host_network or pod.is_finished:
             continue
-        workload = WorkloadReference(pod.metadata.namespace, *(owner_of(pod.metadata) or ("Pod", pod.metadata.name)))
+        kind, name = find_workload(pod.metadata) or ("Pod", pod.metadata.name)
+        workload = WorkloadReference(pod.metadata.namespace, kind, name)
         for text in {pod.status.pod_ip, *(pod_ip.ip for pod_ip in pod.status.pod_ips or ())}:
             address = parse_address(text)
             if address is not None:  # The pod may have no address yet.

@@ -44,8 +44,8 @@ from kubekit.wire import (
     Resource,
 )
 from netperf.contract import AGENT_POD_SELECTOR, CONTROLLER, CONTROLLER_POD_SELECTOR, PLAN_SELECTOR
-from netperf.errors import PlanRefusedError
 from netperf.plans import ZonePlan, decode_plan
+from netperf.refusals import PlanRefusedError
 
 UNFINISHED_PODS_FIELD_SELECTOR = "status.phase!=Succeeded,status.phase!=Failed"
 READYZ_TIMEOUT_S = 5.0

@@ -12,7 +12,7 @@ from controller.cluster.eligibility import Constraints, parse_int64
 from controller.cluster.pods import Pod, PodSpec, PodStatus
 from controller.cluster.resource_requests import has_infeasible_resize, ports_of, requests_of
 from controller.cluster.volumes import claim_names_of
-from kubekit.owners import controller_of, owner_of
+from kubekit.owners import controller_of, find_workload
 from kubekit.wire import FINISHED_PHASES, MIRROR_ANNOTATION, ObjectMeta, OwnerReference, parse_time
 from netperf.contract import AGENT, EGRESS_ANNOTATION, INGRESS_ANNOTATION, NAME_LABEL
 
@@ -162,7 +162,7 @@ class PodReader:
             uid=meta.uid,
             labels=self._labels.get(meta.labels, lambda: meta.labels or {}),
             # The Deployment, because back-offs must last beyond a rollout, which makes a new ReplicaSet.
-            workload=sys.intern("/".join((meta.namespace, *top_owner)) if (top_owner := owner_of(meta)) else ""),
+            workload=sys.intern("/".join((meta.namespace, *top_owner)) if (top_owner := find_workload(meta)) else ""),
             node=sys.intern(spec.node_name),
             phase=sys.intern(status.phase),
             is_terminating=meta.deletion_timestamp is not None,

@@ -144,6 +144,6 @@ def _build_program_pod(pod: ProgramPodObject, program: Program) -> ProgramPod:
         phase=pod.status.phase,
         is_ready=bool(containers) and all(c.ready for c in containers) and pod.metadata.deletion_timestamp is None,
         reason=reason,
-        ready_changed_at_s=ready.changed_s if ready is not None else None,
+        ready_changed_at_s=ready.changed_at_s if ready is not None else None,
         template_hash=pod.metadata.label(TEMPLATE_HASH_LABEL),
     )

@@ -17,7 +17,7 @@ from controller.diagnosis.cluster_views import AgentView, BandwidthView, Network
 from controller.diagnosis.control_plane import ControlPlaneStatus
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.diagnosis.zones import build_network
-from kubekit.owners import owner_of
+from kubekit.owners import find_workload
 from kubekit.text import format_command
 from kubekit.wire import Condition, Taint, parse_time_or_none
 from netperf.contract import NETAWARE_NAMESPACE, ZONE_LABEL
@@ -53,7 +53,7 @@ class PodFact(Pod, frozen=True):
     @property
     def owner(self) -> tuple[str, str] | None:
         """Kind and name of its controller, with the Deployment for a ReplicaSet; None for a bare pod."""
-        return owner_of(self.metadata)
+        return find_workload(self.metadata)
 
     @property
     def is_unschedulable(self) -> bool:

@@ -53,7 +53,7 @@ def _find_missing_members(group: AppGroup, pod_count: int, pending_count: int, n
     """A finding if some of the group's pods do not exist for a long time, and none is pending; a group without any pod is not in use."""
     meta, required = group.metadata, group.spec.num_members
     complete = find_condition(group.status.conditions, COMPLETE)
-    since = complete.changed_s if complete is not None and complete.status == "False" else None
+    since = complete.changed_at_s if complete is not None and complete.status == "False" else None
     if since is None or not 0 < pod_count < required or pending_count or now_s - since < CREATION_TIMEOUT_S:
         return
     summary = f"AppGroup {meta.key}: {required - pod_count} of {required} pods do not exist"
@@ -76,7 +76,7 @@ def _find_failed_conditions(group: AppGroup, unreachable_zones: Collection[str])
         condition = failed[condition_type]
         severity: Severity = "info" if condition_type == BALANCED else "warning"
         summary, cause = f"AppGroup {meta.key}: {summary}", (condition.message,)
-        affects, since = (meta.key,), condition.changed_s
+        affects, since = (meta.key,), condition.changed_at_s
         return ConditionFinding(code, severity, summary, cause, since=since, affects=affects, fix=fix, alert=alert)
 
     if ADMITTED in failed:

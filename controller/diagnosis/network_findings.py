@@ -13,13 +13,13 @@ from controller.diagnosis.findings import APPLY_AGAIN, ConditionFinding, Finding
 from kubekit.text import format_command, pluralize
 from kubekit.wire import Condition, split_key
 from netperf.contract import AGENT, CONTROLLER, REGION_LABEL, ZONE_LABEL
-from netperf.plans import DATA_PORT, DATAGRAM_PORT, PROBE_PORT
+from netperf.plans import CONTROL_PORT, DATA_PORT, DATAGRAM_PORT
 
 NEW_ZONE_ROUNDS = 3.0
 """Rounds before a pair without a measurement is reported: a new installation or zone is measured within two."""
 OUTLIER_ROUNDS = 8.0
 """Rounds before an outlier is reported, because its pair is probed again after at most six."""
-_OPEN_PORTS = f"open TCP {PROBE_PORT} and {DATA_PORT}, and UDP {DATAGRAM_PORT}"
+_OPEN_PORTS = f"open TCP {CONTROL_PORT} and {DATA_PORT}, and UDP {DATAGRAM_PORT}"
 _DESCRIBE_TOPOLOGY = "kubectl -n {namespace} describe networktopology {name}"
 
 
@@ -134,7 +134,7 @@ def _find_stale(facts: Facts, pairs: Sequence[PairView]) -> Iterator[Finding]:
     if names or conditions:
         summary, alert = "costs between some zones are based on old measurements", "NetawareMeasurementsStale"
         cause = tuple(condition.message for condition in conditions.values())
-        since = min((c.changed_s for c in conditions.values() if c.changed_s is not None), default=None)
+        since = min((c.changed_at_s for c in conditions.values() if c.changed_at_s is not None), default=None)
         fix = ("kubectl netaware costs", "kubectl netaware status", f"{_OPEN_PORTS} between nodes, if probes time out")
         affects = names or tuple(conditions)
         yield ConditionFinding(
@@ -160,7 +160,7 @@ def _may_clear_soon(condition: Condition, facts: Facts) -> bool:
 
 def _is_recent(condition: Condition, rounds: float, facts: Facts) -> bool:
     max_age_s = rounds * (facts.network.interval_s or 0.0)
-    return condition.changed_s is not None and facts.now_s - condition.changed_s < max_age_s
+    return condition.changed_at_s is not None and facts.now_s - condition.changed_at_s < max_age_s
 
 
 def _condition_finding(topology_key: str, condition: Condition, facts: Facts) -> Finding:
@@ -183,7 +183,7 @@ def _condition_finding(topology_key: str, condition: Condition, facts: Facts) ->
         severity,
         f"NetworkTopology {topology_key}: {summary}",
         cause=(condition.message,),
-        since=condition.changed_s,
+        since=condition.changed_at_s,
         affects=(topology_key,),
         fix=commands,
         alert=alert,

@@ -107,7 +107,7 @@ def _diagnose_unschedulable(pod: PodFact, facts: Facts) -> PodDiagnosis:
     reason = find_reason(pod, surveys)
     text = f"{pod.printable_scheduler_name} finds no node for it: {reason.meaning} ({scheduled.message or scheduled.reason})"
     kind: PodDiagnosisKind = "refused" if reason.code == "max-cost" else "unschedulable"
-    since = scheduled.changed_s or pod.created_s
+    since = scheduled.changed_at_s or pod.created_s
     return PodDiagnosis(kind, "; ".join((text, *list_restrictions(pod, surveys))), since, fix=reason.fix)
 
 

@@ -126,7 +126,7 @@ def _find_unschedulable(facts: Facts) -> Iterator[PodFinding]:
         reason = find_reason(first, surveys)
         summary = f"{_format_pods(pods)}: {first.printable_scheduler_name} finds no node: {reason.meaning}"
         cause = tuple(filter(None, (first.scheduled_condition.message, *list_restrictions(first, surveys))))
-        times = (pod.scheduled_condition.changed_s for pod in pods)
+        times = (pod.scheduled_condition.changed_at_s for pod in pods)
         since = min((time for time in times if time is not None), default=_first_created_s(pods))
         affects = _keys_of((*pods, *gated_by_group[group_key]))
         yield PodFinding(f"no-node-{code}", "warning", summary, cause, since=since, affects=affects, fix=reason.fix)
@@ -163,7 +163,7 @@ def _active_schedulers(facts: Facts) -> set[str]:
     """Names of schedulers that bound or refused a pod within the last `GATED_ATTEMPT_TIMEOUT_S`."""
     names: set[str] = set()
     for pod in facts.pods:
-        tried_s = pod.scheduled_condition.changed_s if pod.spec.node_name or pod.is_unschedulable else None
+        tried_s = pod.scheduled_condition.changed_at_s if pod.spec.node_name or pod.is_unschedulable else None
         if tried_s is not None and facts.now_s - tried_s < GATED_ATTEMPT_TIMEOUT_S:
             names.add(pod.printable_scheduler_name)
     return names

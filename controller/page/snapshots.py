@@ -16,9 +16,9 @@ from controller.scheduler.config import SchedulerConfig
 from controller.topology.results_names import list_results_names
 from kubekit.client import Client
 from kubekit.wire import ConfigMap
-from netperf.errors import PlanRefusedError
 from netperf.plans import ZonePlan, decode_plan
 from netperf.policy import CostPolicy
+from netperf.refusals import PlanRefusedError
 
 STATUS_INTERVAL_S = 10.0
 """Time between readings of the control plane's status, which are requests to the API server."""

@@ -22,9 +22,9 @@ from kubekit.wire import CONFIGMAPS, ConfigMap, Node, Object
 from kubekit.workqueue import WorkQueue
 from netperf.configmap_size import ConfigMapTooLargeError
 from netperf.contract import PART_OF_LABELS, PLAN_LABEL, ZONE_LABEL
-from netperf.errors import PlanRefusedError
-from netperf.pairs import PairPlan, plan_pairs
+from netperf.pairs import ProbePlan, plan_probes
 from netperf.plans import ZonePlan, decode_plan, encode_plan, plan_object_name
+from netperf.refusals import PlanRefusedError
 from netperf.results import build_merge_patch, find_keys_to_remove, list_planned_keys
 
 log = logs.get("controller.topology.planner")
@@ -43,7 +43,7 @@ class _ComputedPlan(NamedTuple):
     """The stored plans by zone, the new plan, the keys of results of both, and the number of zones with nodes."""
 
     previous: dict[str, ZonePlan]
-    plan: PairPlan
+    plan: ProbePlan
     expected_keys: Collection[str]
     zone_count: int
 
@@ -124,16 +124,16 @@ class ProbePlanner:
         computed = await asyncio.to_thread(self._compute_plan, plan_objects, nodes, pods, self._wall())
         plan, self.zone_count = computed.plan, computed.zone_count
         self._expect_keys(computed.expected_keys)
-        for results in sorted({zone_plan.results_name for zone_plan in plan.zones.values()}):
+        for results in sorted({zone_plan.results_name for zone_plan in plan.plan_by_zone.values()}):
             await self._create_results(ObjectName(self._namespace, results))
         await self._write_changed_plans(plan_objects, computed)
-        self._plans, self.interval_s = plan.zones, plan.interval_s
+        self._plans, self.interval_s = plan.plan_by_zone, plan.interval_s
         self._report_plan(plan)
         await self._remove_obsolete_results()
         return min(REPLAN_INTERVAL_S, self.interval_s)
 
     async def _write_changed_plans(self, plan_objects: Mapping[str, ConfigMap], computed: _ComputedPlan) -> None:
-        plans = {plan_object_name(zone): zone_plan for zone, zone_plan in computed.plan.zones.items()}
+        plans = {plan_object_name(zone): zone_plan for zone, zone_plan in computed.plan.plan_by_zone.items()}
         for name, zone_plan in plans.items():
             if name in plan_objects and computed.previous.get(zone_plan.zone) == zone_plan:
                 continue
@@ -166,9 +166,9 @@ class ProbePlanner:
     ) -> _ComputedPlan:
         previous, agent_pods = _decode_plans(plan_objects), agent_pods_by_node(pods)
         probe_nodes = [to_probe_node(node, agent_pods) for node in nodes]
-        plan = plan_pairs(probe_nodes, self._config.probing, previous, wall_s)
+        plan = plan_probes(probe_nodes, self._config.probing, previous, wall_s)
         # Another leader may have made the previous plan, so its keys may not be expected yet.
-        keys = list_planned_keys((*previous.values(), *plan.zones.values()))
+        keys = list_planned_keys((*previous.values(), *plan.plan_by_zone.values()))
         return _ComputedPlan(previous, plan, keys, len({node.zone for node in probe_nodes} - {""}))
 
     def _expect_keys(self, keys: Collection[str]) -> None:
@@ -195,7 +195,7 @@ class ProbePlanner:
         self._writes.labels("plan-written").inc()
         log.info("plan written", zone=plan.zone, probes=len(plan.probes), epoch=plan.epoch, interval_s=plan.interval_s)
 
-    def _report_plan(self, plan: PairPlan) -> None:
+    def _report_plan(self, plan: ProbePlan) -> None:
         self._zone_pairs_gauge.set(plan.link_count)
         self._interval_gauge.set(plan.interval_s)
         reasons = [refusal.reason for refusal in plan.refusals]

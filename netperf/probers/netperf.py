@@ -87,7 +87,7 @@ def build_command(
     """
     ends_by_time = transactions is None or settings.test == "TCP_STREAM"
     length = str(max(1, math.ceil(settings.duration_s))) if ends_by_time else f"-{transactions}"
-    command = [binary, "-H", address, "-p", str(settings.port), "-Z", hourly_passphrase, "-t", settings.test]
+    command = [binary, "-H", address, "-p", str(settings.control_port), "-Z", hourly_passphrase, "-t", settings.test]
     command += ["-l", length, "-P", "0", "--"]
     if settings.test == "TCP_RR":
         command.append("-D")
@@ -202,7 +202,7 @@ class NetperfProber:
         """
         if not os.access(self._binary, os.X_OK):
             raise ProbeFailedError("no-netperf", f"install netperf, or set {BINARY_VARIABLE}")
-        rtt_s = await tcp_ping(address, settings.port)
+        rtt_s = await tcp_ping(address, settings.control_port)
         first, neighbour = epochs_to_try(self._wall_clock())
         try:
             return await self._run(address, settings, derive_hourly_passphrase(self._passphrase, first), rtt_s)
@@ -275,7 +275,7 @@ async def _diagnose_failure(
 ) -> ProbeFailedError:
     """The error of a failed run. netperf's messages are ambiguous, so this function also connects to the control port."""
     message = _last_line(completed.stderr) or _last_line(completed.stdout) or f"exit status {completed.returncode}"
-    peer = await _check_control_port(address, settings.port)
+    peer = await _check_control_port(address, settings.control_port)
     if completed.returncode == NO_CONTROL_CONNECTION_STATUS:
         name = peer.state if peer.state in {"unreachable", "timeout"} else "refused"
         return ProbeFailedError(name, message)

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
+from netperf.pairs import PlanOptions, ProbeNode, plan_probes
 from netperf.plans import PLAN_KEY, encode_plan
 from tests.bench.figures import Figures, figure
 
@@ -18,28 +18,28 @@ def measure() -> Figures:
     """All figures, by name."""
     figures: Figures = {}
     for zones, nodes_per_zone in SIZES:
-        plan = plan_pairs(_nodes(zones, nodes_per_zone), PlanOptions(), None, NOW_S)
+        plan = plan_probes(_nodes(zones, nodes_per_zone), PlanOptions(), None, NOW_S)
         # Runs of netperf; datagrams go all the time.
-        probes = sum(probe.pair_index == 0 for zone in plan.zones.values() for probe in zone.probes)
+        probes = sum(probe.pair_index == 0 for zone in plan.plan_by_zone.values() for probe in zone.probes)
         what = f"probes per round, {zones} zones x {nodes_per_zone} nodes"
         figures[what] = figure(probes, "probes", zones * (zones - 1) // 2)
     nodes = _nodes(*SIZES[-1])
-    plan = plan_pairs(nodes, PlanOptions(), None, NOW_S)
-    removed = plan.zones["zone-000"].probes[0].origin.node
+    plan = plan_probes(nodes, PlanOptions(), None, NOW_S)
+    removed = plan.plan_by_zone["zone-000"].probes[0].origin.node
     remaining = [node for node in nodes if node.name != removed]
-    changed = plan_pairs(remaining, PlanOptions(), plan.zones, NOW_S)
-    changed_zones = sum(old.probes != changed.zones[zone].probes for zone, old in plan.zones.items())
+    changed = plan_probes(remaining, PlanOptions(), plan.plan_by_zone, NOW_S)
+    changed_zones = sum(old.probes != changed.plan_by_zone[zone].probes for zone, old in plan.plan_by_zone.items())
     zones_of_removed = sum(
         any(removed in (probe.origin.node, probe.destination.node) for probe in zone.probes)
-        for zone in plan.zones.values()
+        for zone in plan.plan_by_zone.values()
     )
-    largest = max(len(encode_plan(zone)[PLAN_KEY]) for zone in plan.zones.values())
+    largest = max(len(encode_plan(zone)[PLAN_KEY]) for zone in plan.plan_by_zone.values())
     return figures | {
         "plan, 100 zones x 100 nodes, fresh": figure(
-            _median_ms(lambda: plan_pairs(nodes, PlanOptions(), None, NOW_S)), "ms"
+            _median_ms(lambda: plan_probes(nodes, PlanOptions(), None, NOW_S)), "ms"
         ),
         "plan, 100 zones x 100 nodes, one node dies": figure(
-            _median_ms(lambda: plan_pairs(remaining, PlanOptions(), plan.zones, NOW_S)), "ms"
+            _median_ms(lambda: plan_probes(remaining, PlanOptions(), plan.plan_by_zone, NOW_S)), "ms"
         ),
         "plan objects written when one of 10,000 nodes dies": figure(
             changed_zones, "objects", zones_of_removed, "those with a probe from or to it"

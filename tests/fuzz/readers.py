@@ -39,12 +39,12 @@ from kubekit.http import parse_listen
 from kubekit.settings import parse_yaml
 from kubekit.wire import DECODE_ERRORS, ObjectMeta
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION, decode_announcement
-from netperf.errors import PlanRefusedError
 from netperf.latencies import decode_latencies
 from netperf.plans import PLAN_KEY, decode_plan
 from netperf.policy import parse_policy
 from netperf.probers.failure import ProbeFailedError
 from netperf.probers.netperf import output_selectors, parse_output
+from netperf.refusals import PlanRefusedError
 from netperf.results import ResultKey, decode_results, sample_key
 from netperf.sample import NodeLocation
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from netperf.contract import AGENT_ANNOTATION, BANDWIDTH_RESOURCE, REGION_LABEL, ZONE_LABEL
-from netperf.plans import PROBE_PORT
+from netperf.plans import CONTROL_PORT
 
 ZONES_PER_REGION = 4
 CONDITIONS = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable", "Ready")
@@ -45,7 +45,7 @@ def node_body(name: str, *, zone: int, number: int) -> dict[str, Any]:
         for type_ in CONDITIONS
     ]
     amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", "ephemeral-storage": "100Gi", BANDWIDTH_RESOURCE: "10G"}
-    note = json.dumps({"address": address, "port": PROBE_PORT, "version": "0.1.0", "prober": "netperf"})
+    note = json.dumps({"address": address, "port": CONTROL_PORT, "version": "0.1.0", "prober": "netperf"})
     return {
         "apiVersion": "v1",
         "kind": "Node",

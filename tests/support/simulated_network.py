@@ -13,7 +13,7 @@ from agent.probing.results_queue import MIN_EQUIVALENT_WRITES, is_equivalent
 from netperf.cost_state import CostState, update_state
 from netperf.costs import ZoneCosts, compute_costs
 from netperf.latencies import Latencies, ZonePair, apply_hysteresis
-from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
+from netperf.pairs import PlanOptions, ProbeNode, plan_probes
 from netperf.plans import Probe, ZonePlan
 from netperf.policy import CostPolicy
 from netperf.results import (
@@ -92,7 +92,7 @@ class SimulatedNetwork:
         before = self.writes
         for _ in range(count):
             self.round_number += 1
-            self.plans = plan_pairs(self.nodes, self._options, self.plans, self.now_s).zones
+            self.plans = plan_probes(self.nodes, self._options, self.plans, self.now_s).plan_by_zone
             keys = list_planned_keys(self.plans.values())
             self._results = {key: value for key, value in self._results.items() if key in keys}
             probes = [probe for plan in self.plans.values() for probe in plan.probes]

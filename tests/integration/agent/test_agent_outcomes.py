@@ -56,7 +56,7 @@ class ProbingNode:
         self._control_plane, self._folder = control_plane, folder
         self.node = f"home-{uuid.uuid4().hex[:6]}"
         self.zone = f"zone-{self.node}"
-        self.settings = ProbeSettings(port=free_port(), data_port=free_port(), datagram_port=free_port())
+        self.settings = ProbeSettings(control_port=free_port(), data_port=free_port(), datagram_port=free_port())
         self.epoch = 1
 
     def plan(self, addresses: Mapping[str, str], *, idle_slots: int = 0, **settings: Any) -> ZonePlan:
@@ -161,7 +161,7 @@ async def test_each_failure_is_counted_by_name_and_has_no_latency(
     plan = probing_node.plan(
         zones, idle_slots=3
     )  # a peer that hangs is given up after six seconds, which miss the next turns
-    port, netserver = plan.settings.port, str(netperf_programs.netserver)
+    port, netserver = plan.settings.control_port, str(netperf_programs.netserver)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(misbehaving_peer(port, "hangs", zones["hangs"]))
         await stack.enter_async_context(misbehaving_peer(port, "resets", zones["resets"]))
@@ -208,11 +208,13 @@ async def test_an_agent_announces_itself_runs_all_tests_and_drops_pairs_that_lea
     plan = probing_node.plan({"healthy": "127.66.0.16"}, extra_tests=("UDP_RR", "TCP_STREAM"), rounds_per_extra_test=2)
     await probing_node.write(plan)
     async with (
-        running_server(Netserver(str(netperf_programs.netserver), "127.66.0.16", plan.settings.port, PASSPHRASE)),
+        running_server(
+            Netserver(str(netperf_programs.netserver), "127.66.0.16", plan.settings.control_port, PASSPHRASE)
+        ),
         # Any stream spends this for longer than the test lasts, also on a slow machine.
         probing_node.agent("--max-stream-bandwidth=10k", netperf=netperf_programs) as agent,
     ):
-        await eventually(announced(probing_node, "netperf", plan.settings.port))
+        await eventually(announced(probing_node, "netperf", plan.settings.control_port))
         wanted = [("healthy", test, "ok") for test in ("TCP_RR", "UDP_RR", "TCP_STREAM")]
         capped = ("healthy", "TCP_STREAM", "over-budget")
         await eventually(counted(agent, "netaware_probe_runs", *wanted, capped), PATIENCE_S)
@@ -234,7 +236,7 @@ async def test_an_agent_announces_itself_runs_all_tests_and_drops_pairs_that_lea
 
         await eventually(has_no_series)
         assert await agent.stop() == 0
-    await eventually(announced(probing_node, "netperf", plan.settings.port))
+    await eventually(announced(probing_node, "netperf", plan.settings.control_port))
 
 
 async def test_without_netperf_datagrams_measure_loss_once_the_node_has_a_zone(probing_node: ProbingNode) -> None:
@@ -275,7 +277,9 @@ async def test_samples_of_a_throttled_agent_are_flagged(probing_node: ProbingNod
     with cpu_group(quota_ratio=0.25) as group:
         enter = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
         async with (
-            running_server(Netserver(str(netperf_programs.netserver), "127.66.0.16", plan.settings.port, PASSPHRASE)),
+            running_server(
+                Netserver(str(netperf_programs.netserver), "127.66.0.16", plan.settings.control_port, PASSPHRASE)
+            ),
             probing_node.agent(netperf=netperf_programs, prefix=enter) as agent,
         ):
             doubt = ("healthy", "TCP_RR", "throttled")

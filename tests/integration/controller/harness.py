@@ -24,9 +24,9 @@ from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Node, Object
 from lab.controlplane import find_free_ports
 from lab.credentials import credentials_dir
-from netperf.errors import PlanRefusedError
 from netperf.latencies import ZonePair
 from netperf.plans import ZonePlan, decode_plan
+from netperf.refusals import PlanRefusedError
 from netperf.results import build_merge_patch, encode_samples
 from netperf.sample import Measurement
 from tests.support.samples import make_sample

@@ -11,4 +11,4 @@ from tests.integration.netperf.peers import free_port
 @pytest.fixture
 def settings() -> ProbeSettings:
     """Free ports, and the shortest duration that netperf supports."""
-    return ProbeSettings(duration_s=1.0, port=free_port(), data_port=free_port(), datagram_port=free_port())
+    return ProbeSettings(duration_s=1.0, control_port=free_port(), data_port=free_port(), datagram_port=free_port())

@@ -34,7 +34,7 @@ def prober(netperf_programs: Netperf) -> NetperfProber:
 
 @pytest.fixture
 def netserver(netperf_programs: Netperf, settings: ProbeSettings) -> Netserver:
-    return Netserver(str(netperf_programs.netserver), ADDRESS, settings.port, PASSPHRASE)
+    return Netserver(str(netperf_programs.netserver), ADDRESS, settings.control_port, PASSPHRASE)
 
 
 def our_netservers() -> list[psutil.Process]:
@@ -78,7 +78,15 @@ async def test_this_netperf_knows_every_selector_and_drops_unknown_ones_silently
     """`parse_output` depends on this."""
     async with running_server(netserver):
         hourly_passphrase = derive_hourly_passphrase(PASSPHRASE, epoch_at(time.time()))
-        command = [str(netperf_programs.netperf), "-H", ADDRESS, "-p", str(settings.port), "-Z", hourly_passphrase]
+        command = [
+            str(netperf_programs.netperf),
+            "-H",
+            ADDRESS,
+            "-p",
+            str(settings.control_port),
+            "-Z",
+            hourly_passphrase,
+        ]
         finished = await child.run_to_end([*command, "-l", "1", "-P", "0", "--", "-k", "P50_LATENCY,NO_SUCH_KEY"], 10.0)
     assert finished.returncode == 0
     assert "NO_SUCH_KEY" not in finished.stdout
@@ -90,7 +98,7 @@ async def test_this_netperf_knows_every_selector_and_drops_unknown_ones_silently
 async def test_netserver_listens_on_its_own_address_only(netserver: Netserver, settings: ProbeSettings) -> None:
     async with running_server(netserver):
         with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection(RELAY_ADDRESS, settings.port)
+            await asyncio.open_connection(RELAY_ADDRESS, settings.control_port)
 
 
 async def test_seven_hundred_silent_connections_start_no_process_and_do_not_block_an_agent(
@@ -98,10 +106,10 @@ async def test_seven_hundred_silent_connections_start_no_process_and_do_not_bloc
 ) -> None:
     monkeypatch.setattr("netperf.probers.netserver.REQUEST_TIMEOUT_S", 600.0)
     async with running_server(netserver), AsyncExitStack() as stack:
-        reader, waiting = await asyncio.open_connection(ADDRESS, settings.port, local_addr=(RELAY_ADDRESS, 0))
+        reader, waiting = await asyncio.open_connection(ADDRESS, settings.control_port, local_addr=(RELAY_ADDRESS, 0))
         stack.callback(waiting.close)
         for number in range(700):
-            _, writer = await asyncio.open_connection(ADDRESS, settings.port)
+            _, writer = await asyncio.open_connection(ADDRESS, settings.control_port)
             stack.callback(writer.close)
             if number % 2:
                 writer.write(bytes(REQUEST_BYTES))
@@ -132,7 +140,7 @@ async def test_a_netserver_has_resource_limits_and_no_capabilities(
 
 async def test_a_used_port_is_reported_and_retried(netserver: Netserver, settings: ProbeSettings) -> None:
     with socket.socket() as squatter:
-        squatter.bind((ADDRESS, settings.port))
+        squatter.bind((ADDRESS, settings.control_port))
         task = asyncio.create_task(netserver.run())
         while "cannot serve" not in netserver.failure:
             await asyncio.sleep(0.02)
@@ -144,7 +152,7 @@ async def test_a_used_port_is_reported_and_retried(netserver: Netserver, setting
 
 
 async def test_a_netserver_that_cannot_start_has_a_failure(settings: ProbeSettings) -> None:
-    server = Netserver("/nonexistent/netserver", ADDRESS, settings.port, PASSPHRASE)
+    server = Netserver("/nonexistent/netserver", ADDRESS, settings.control_port, PASSPHRASE)
     task = asyncio.create_task(server.run())
     while "No such file" not in server.failure:
         await asyncio.sleep(0.02)
@@ -161,7 +169,9 @@ async def test_a_passphrase_is_refused_after_its_hour(netperf_programs: Netperf,
         return 100 * EPOCH_S - left_s + (time.monotonic() - began)
 
     stolen_at = 99 * EPOCH_S + 1  # so early that the thief also tries the epoch before, and never the next one
-    server = Netserver(str(netperf_programs.netserver), ADDRESS, settings.port, PASSPHRASE, wall_clock=wall_clock)
+    server = Netserver(
+        str(netperf_programs.netserver), ADDRESS, settings.control_port, PASSPHRASE, wall_clock=wall_clock
+    )
     thief = NetperfProber(str(netperf_programs.netperf), PASSPHRASE, wall_clock=lambda: stolen_at)
     honest = NetperfProber(str(netperf_programs.netperf), PASSPHRASE, wall_clock=wall_clock)
     async with running_server(server):
@@ -186,7 +196,7 @@ async def test_netserver_ends_with_a_killed_agent(netperf_programs: Netperf) -> 
             task = asyncio.create_task(server.run())
             await server.listening.wait()
             print("ready", flush=True)
-            settings = ProbeSettings(duration_s=60, port={port}, data_port={free_port()})
+            settings = ProbeSettings(duration_s=60, control_port={port}, data_port={free_port()})
             await NetperfProber({str(netperf_programs.netperf)!r}, {PASSPHRASE!r}).probe({ADDRESS!r}, settings)
         asyncio.run(main())
     """)

@@ -60,7 +60,7 @@ def wan(tmp_path: Path) -> Iterator[Wan]:
 async def measure(wan: Wan, programs: Netperf, duration_s: float = 1.0) -> Measurement:
     """Run netperf from origin to destination."""
     settings = ProbeSettings(duration_s=duration_s)
-    server = Netserver(str(programs.netserver), wan.destination.address, settings.port, PASSPHRASE)
+    server = Netserver(str(programs.netserver), wan.destination.address, settings.control_port, PASSPHRASE)
     prober = NetperfProber(str(programs.netperf), PASSPHRASE)
     listening, over = threading.Event(), threading.Event()
 

@@ -24,7 +24,7 @@ from kubekit.wire import Node
 from netperf.contract import AGENT_ANNOTATION, REGION_LABEL, ZONE_LABEL
 from netperf.cost_state import update_state
 from netperf.costs import compute_costs
-from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
+from netperf.pairs import PlanOptions, ProbeNode, plan_probes
 from netperf.policy import CostPolicy
 from netperf.results import encode_samples
 from netperf.sample import Measurement, Sample
@@ -152,7 +152,7 @@ def make_snapshot(zones: int, per_zone: int = 2) -> ClusterSnapshot:
         )
         for n in nodes
     ]
-    plans = tuple(plan_pairs(probe_nodes, PlanOptions(node_pairs=1), None, NOW_S).zones.values())
+    plans = tuple(plan_probes(probe_nodes, PlanOptions(node_pairs=1), None, NOW_S).plan_by_zone.values())
     samples = make_samples(nodes, plans)
     regions = {n.metadata.label(ZONE_LABEL): n.metadata.label(REGION_LABEL) for n in nodes}
     state = update_state(samples, {}, CostPolicy(), NOW_S, NOW_S)

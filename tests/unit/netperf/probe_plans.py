@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from netperf.pairs import PairPlan, PlanOptions, ProbeNode, plan_pairs
+from netperf.pairs import PlanOptions, ProbeNode, ProbePlan, plan_probes
 
 NOW_S = 1_700_000_000.0
 
@@ -19,6 +19,6 @@ def make_nodes(sizes: Iterable[int]) -> list[ProbeNode]:
     ]
 
 
-def make_plan(sizes: Iterable[int], **options: Any) -> PairPlan:
+def make_plan(sizes: Iterable[int], **options: Any) -> ProbePlan:
     """The first plan of zones with these numbers of nodes."""
-    return plan_pairs(make_nodes(sizes), PlanOptions(**options), None, NOW_S)
+    return plan_probes(make_nodes(sizes), PlanOptions(**options), None, NOW_S)

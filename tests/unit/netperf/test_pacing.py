@@ -13,7 +13,7 @@ from netperf.plans import ProbeSettings
 from tests.unit.netperf.probe_plans import make_plan
 
 PLAN = make_plan([1] * 9, node_pairs=1, extra_tests=("UDP_RR",))
-BUSIEST = max(PLAN.zones.values(), key=lambda p: len(p.probes))
+BUSIEST = max(PLAN.plan_by_zone.values(), key=lambda p: len(p.probes))
 NODE = BUSIEST.probes[0].origin.node
 
 
@@ -39,7 +39,7 @@ def test_the_next_run_is_within_two_rounds(now_s: float) -> None:
 @given(st.integers(0, 10**8))
 def test_probes_that_touch_the_same_node_never_overlap(round_number: int) -> None:
     spans_by_node: dict[str, list[tuple[float, float]]] = {}
-    for plan in PLAN.zones.values():
+    for plan in PLAN.plan_by_zone.values():
         for probe in plan.probes:
             begin = probe_start_s(plan, probe, round_number)
             for node in (probe.origin.node, probe.destination.node):
@@ -76,7 +76,7 @@ def test_extra_tests_take_every_nth_round_one_after_the_other(first: int, every:
 
 def test_streams_of_different_pairs_are_spread_over_the_rounds() -> None:
     settings = ProbeSettings(extra_tests=("TCP_STREAM",))
-    probes = [probe for plan in PLAN.zones.values() for probe in plan.probes]
+    probes = [probe for plan in PLAN.plan_by_zone.values() for probe in plan.probes]
     streams_by_round = [sum(choose_test(settings, probe, n) == "TCP_STREAM" for probe in probes) for n in range(10)]
     assert sum(streams_by_round) == len(probes) == 36
     assert max(streams_by_round) <= 12

@@ -12,18 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubekit.errors import ConfigError
-from netperf.pairs import PairPlan, PlanOptions, ProbeNode, plan_pairs
+from netperf.pairs import PlanOptions, ProbeNode, ProbePlan, plan_probes
 from netperf.plans import PLAN_KEY, Probe, encode_plan
 from netperf.shards import shard_names, zones_per_shard
 from tests.unit.netperf.probe_plans import NOW_S, make_nodes, make_plan
 
 
-def netperf_probes(plan: PairPlan) -> list[Probe]:
+def netperf_probes(plan: ProbePlan) -> list[Probe]:
     return [probe for probe in all_probes(plan) if probe.pair_index == 0]
 
 
-def all_probes(plan: PairPlan) -> list[Probe]:
-    return [probe for zone in plan.zones.values() for probe in zone.probes]
+def all_probes(plan: ProbePlan) -> list[Probe]:
+    return [probe for zone in plan.plan_by_zone.values() for probe in zone.probes]
 
 
 def identity(probe: Probe) -> tuple[str, str, int]:
@@ -44,7 +44,7 @@ def test_every_pair_of_zones_is_probed_once_for_any_number_of_nodes(sizes: list[
 
 @given(sizes, options)
 def test_no_zone_and_so_no_node_takes_part_in_two_probes_of_a_slot(sizes: list[int], options: PlanOptions) -> None:
-    plan = plan_pairs(make_nodes(sizes), options, None, NOW_S)
+    plan = plan_probes(make_nodes(sizes), options, None, NOW_S)
     seen: set[tuple[int, str]] = set()
     for probe in netperf_probes(plan):
         for zone in {probe.origin.zone, probe.destination.zone}:
@@ -56,33 +56,36 @@ def test_no_zone_and_so_no_node_takes_part_in_two_probes_of_a_slot(sizes: list[i
 @given(sizes, st.data())
 def test_a_dead_node_changes_only_its_own_probes(sizes: list[int], data: st.DataObject) -> None:
     nodes = make_nodes(sizes)
-    before = plan_pairs(nodes, PlanOptions(), None, NOW_S)
+    before = plan_probes(nodes, PlanOptions(), None, NOW_S)
     # Some nodes die earlier, because the plan must be stable also after earlier changes.
     alive = list(nodes)
     for _ in range(data.draw(st.integers(0, 3))):
         victim = data.draw(st.sampled_from(alive))
         if sum(n.zone == victim.zone for n in alive) > 1:
             alive.remove(victim)
-            before = plan_pairs(alive, PlanOptions(), before.zones, NOW_S + 1)
+            before = plan_probes(alive, PlanOptions(), before.plan_by_zone, NOW_S + 1)
     victim = data.draw(st.sampled_from(alive))
-    after = plan_pairs([n for n in alive if n != victim], PlanOptions(), before.zones, NOW_S + 2)
+    after = plan_probes([n for n in alive if n != victim], PlanOptions(), before.plan_by_zone, NOW_S + 2)
     old = {identity(p) for p in netperf_probes(before) if victim.name not in (p.origin.node, p.destination.node)}
-    zone_gone = victim.zone not in after.zones
+    zone_gone = victim.zone not in after.plan_by_zone
     new = {identity(p) for p in netperf_probes(after)}
     if zone_gone:
         assert all(victim.zone not in (p.origin.zone, p.destination.zone) for p in netperf_probes(after))
     assert old <= new
-    for zone, plan in after.zones.items():
-        touched = any(victim.name in (p.origin.node, p.destination.node) for p in before.zones[zone].probes)
+    for zone, plan in after.plan_by_zone.items():
+        touched = any(victim.name in (p.origin.node, p.destination.node) for p in before.plan_by_zone[zone].probes)
         same_shape = after.slot_count == before.slot_count and after.interval_s == before.interval_s
-        if not touched and same_shape and plan.results_name == before.zones[zone].results_name:
-            assert plan == before.zones[zone]
+        if not touched and same_shape and plan.results_name == before.plan_by_zone[zone].results_name:
+            assert plan == before.plan_by_zone[zone]
 
 
 @given(sizes, options)
 def test_planning_again_changes_nothing(sizes: list[int], options: PlanOptions) -> None:
-    before = plan_pairs(make_nodes(sizes), options, None, NOW_S)
-    assert plan_pairs(reversed(make_nodes(sizes)), options, before.zones, NOW_S).zones == before.zones
+    before = plan_probes(make_nodes(sizes), options, None, NOW_S)
+    assert (
+        plan_probes(reversed(make_nodes(sizes)), options, before.plan_by_zone, NOW_S).plan_by_zone
+        == before.plan_by_zone
+    )
 
 
 @given(sizes)
@@ -97,7 +100,7 @@ def test_no_node_has_more_than_its_share_of_pairs(sizes: list[int]) -> None:
 
 def test_a_node_with_many_pairs_loses_some_when_its_zone_grows() -> None:
     small = make_plan([1] * 20)
-    grown = plan_pairs(make_nodes([10] * 20), PlanOptions(), small.zones, NOW_S + 1)
+    grown = plan_probes(make_nodes([10] * 20), PlanOptions(), small.plan_by_zone, NOW_S + 1)
     load = Counter(node for p in all_probes(grown) for node in (p.origin.node, p.destination.node))
     assert max(load.values()) <= 2 * math.ceil(3 * 19 / 10)
 
@@ -105,12 +108,12 @@ def test_a_node_with_many_pairs_loses_some_when_its_zone_grows() -> None:
 def test_one_pair_index_rotates_at_a_time_and_a_zones_plan_is_written_once_an_hour() -> None:
     options = PlanOptions()
     nodes = make_nodes([8] * 10)
-    plan = plan_pairs(nodes, options, None, NOW_S)
+    plan = plan_probes(nodes, options, None, NOW_S)
     written: Counter[str] = Counter()
     start = node_pairs_by_link(plan)
     for step in range(1, 61):
-        after = plan_pairs(nodes, options, plan.zones, NOW_S + 60 * step)
-        changed = [zone for zone in after.zones if after.zones[zone] != plan.zones[zone]]
+        after = plan_probes(nodes, options, plan.plan_by_zone, NOW_S + 60 * step)
+        changed = [zone for zone in after.plan_by_zone if after.plan_by_zone[zone] != plan.plan_by_zone[zone]]
         assert len(changed) <= 4
         written.update(changed)
         for link, pairs in node_pairs_by_link(after).items():
@@ -121,7 +124,7 @@ def test_one_pair_index_rotates_at_a_time_and_a_zones_plan_is_written_once_an_ho
     assert renewed > 20  # of 45; the others rotate in another hour
 
 
-def node_pairs_by_link(plan: PairPlan) -> dict[frozenset[str], set[tuple[str, str]]]:
+def node_pairs_by_link(plan: ProbePlan) -> dict[frozenset[str], set[tuple[str, str]]]:
     node_pairs: dict[frozenset[str], set[tuple[str, str]]] = {}
     for probe in all_probes(plan):
         zones = frozenset((probe.origin.zone, probe.destination.zone))
@@ -163,17 +166,17 @@ def test_unusable_nodes_and_zones_are_left_out_with_a_reason(fields: dict[str, o
     base: dict[str, object] = {"name": "odd", "address": "10.0.0.9", "zone": "z000"}
     odd = ProbeNode(**{**base, **fields})  # type: ignore[arg-type]
     lonely = ProbeNode(name="lonely", address="10.9.9.9", zone="dark", is_ready=False)
-    plan = plan_pairs([*make_nodes([1, 1]), odd, lonely], PlanOptions(), None, NOW_S)
+    plan = plan_probes([*make_nodes([1, 1]), odd, lonely], PlanOptions(), None, NOW_S)
     refusals = [("lonely", "not-ready"), ("odd", reason), ("dark", "zone-without-probers")]
     assert [(r.key, r.reason) for r in plan.refusals] == refusals
     assert all("odd" not in (p.origin.node, p.destination.node) for p in netperf_probes(plan))
 
 
 def test_an_empty_cluster_and_a_single_zone_have_a_plan_without_probes() -> None:
-    assert plan_pairs([], PlanOptions(), None, NOW_S).zones == {}
+    assert plan_probes([], PlanOptions(), None, NOW_S).plan_by_zone == {}
     alone = make_plan([3])
     assert netperf_probes(alone) == []
-    assert list(alone.zones) == ["z000"]
+    assert list(alone.plan_by_zone) == ["z000"]
 
 
 @pytest.mark.parametrize(("zones", "interval_s"), [(2, 60), (10, 60), (15, 90), (40, 234), (100, 594)])
@@ -189,9 +192,9 @@ def test_a_hundred_zones_fit_far_below_a_mebibyte_per_object() -> None:
         for z in range(100)
         for i in range(2)
     ]
-    plan = plan_pairs(nodes, PlanOptions(), None, NOW_S)
-    assert len(plan.zones) == 100
-    assert max(len(encode_plan(zone)[PLAN_KEY]) for zone in plan.zones.values()) < 2**19
+    plan = plan_probes(nodes, PlanOptions(), None, NOW_S)
+    assert len(plan.plan_by_zone) == 100
+    assert max(len(encode_plan(zone)[PLAN_KEY]) for zone in plan.plan_by_zone.values()) < 2**19
 
 
 @pytest.mark.parametrize("zones", [1, 10, 13, 40, 66, 100, 101, 150, 200, 400, 1000])
@@ -208,21 +211,23 @@ def test_the_agents_role_names_every_results_object(zones: int) -> None:
 @given(st.integers(1, 60), st.integers(1, 60))
 def test_shards_have_a_limited_number_of_zones_and_zones_keep_their_shard_if_possible(before: int, after: int) -> None:
     old = make_plan([1] * before)
-    new = plan_pairs(make_nodes([1] * after), PlanOptions(), old.zones, NOW_S)
-    sizes = Counter(zone.results_name for zone in new.zones.values())
+    new = plan_probes(make_nodes([1] * after), PlanOptions(), old.plan_by_zone, NOW_S)
+    sizes = Counter(zone.results_name for zone in new.plan_by_zone.values())
     assert max(sizes.values()) <= zones_per_shard(after)
     assert set(sizes) <= set(shard_names("netperf-metrics", after))
     if after >= before and zones_per_shard(after) == zones_per_shard(before):
-        assert all(new.zones[zone].results_name == plan.results_name for zone, plan in old.zones.items())
+        assert all(new.plan_by_zone[zone].results_name == plan.results_name for zone, plan in old.plan_by_zone.items())
 
 
 def test_epochs_increase_even_if_the_clock_is_set_back() -> None:
     first = make_plan([2, 2])
     used = netperf_probes(first)[0].origin.node
-    second = plan_pairs([n for n in make_nodes([2, 2]) if n.name != used], PlanOptions(), first.zones, NOW_S - 3000)
-    changed = [zone for zone in second.zones if second.zones[zone] != first.zones[zone]]
+    second = plan_probes(
+        [n for n in make_nodes([2, 2]) if n.name != used], PlanOptions(), first.plan_by_zone, NOW_S - 3000
+    )
+    changed = [zone for zone in second.plan_by_zone if second.plan_by_zone[zone] != first.plan_by_zone[zone]]
     assert changed
-    assert all(second.zones[zone].epoch > first.zones[zone].epoch for zone in changed)
+    assert all(second.plan_by_zone[zone].epoch > first.plan_by_zone[zone].epoch for zone in changed)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netperf.configmap_size import ConfigMapTooLargeError
-from netperf.errors import PlanRefusedError
 from netperf.plans import PLAN_KEY, ZonePlan, decode_plan, encode_plan, plan_object_name
+from netperf.refusals import PlanRefusedError
 from tests.unit.netperf.probe_plans import make_plan
 
-PLANS = make_plan([1] * 6).zones
+PLANS = make_plan([1] * 6).plan_by_zone
 PLAN = max(PLANS.values(), key=lambda p: len(p.probes))
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kubekit.settings import YEAR_S
 from netperf.configmap_size import MAX_CONFIGMAP_BYTES, ConfigMapTooLargeError
-from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
+from netperf.pairs import PlanOptions, ProbeNode, plan_probes
 from netperf.results import (
     MAX_NAME_LENGTH,
     ResultKey,
@@ -256,7 +256,7 @@ def test_a_mebibyte_of_invalid_keys_is_counted_and_a_valid_key_is_decoded() -> N
 def test_keys_of_unplanned_pairs_are_removed_and_keys_of_other_components_stay() -> None:
     others = [location for location in LOCATIONS.values() if location.node != "a2"]
     nodes = [ProbeNode(name=at.node, address=f"10.0.0.{i}", zone=at.zone) for i, at in enumerate(others)]
-    plans = plan_pairs(nodes, PlanOptions(), None, NOW_S).zones.values()
+    plans = plan_probes(nodes, PlanOptions(), None, NOW_S).plan_by_zone.values()
     gone = sample(origin="a2")
     foreign = "netperf.p90.latency.milliseconds.origin.c1.destination.a2"
     data = {**written(sample(), gone, upstream=("p90",)), foreign: "5", "theirs": "x", "netaware.v1.broken": "{"}
@@ -267,8 +267,8 @@ def test_keys_of_unplanned_pairs_are_removed_and_keys_of_other_components_stay()
 
 
 def test_keys_of_an_unplanned_test_are_removed() -> None:
-    with_streams = list_planned_keys(make_plan([1, 1], extra_tests=("TCP_STREAM",)).zones.values())
-    without = list_planned_keys(make_plan([1, 1]).zones.values())
+    with_streams = list_planned_keys(make_plan([1, 1], extra_tests=("TCP_STREAM",)).plan_by_zone.values())
+    without = list_planned_keys(make_plan([1, 1]).plan_by_zone.values())
     streams = {key for key in with_streams if "TCP_STREAM" in key}
     assert len(streams) == 2
     assert find_keys_to_remove(dict.fromkeys(streams, "{}"), without) == streams
