@@ -39,18 +39,18 @@ class RepairBackoff:
     """Remembers attempts to repair limits, and when the next one is due."""
 
     def __init__(self) -> None:
-        self._attempts: dict[RepairKey, _Attempts] = {}
+        self._attempts_by_key: dict[RepairKey, _Attempts] = {}
 
     def select_due(self, actions: Sequence[Action], now_s: float) -> list[Action]:
         """Select the actions to execute now.
 
         An action that differs from the last one of its kind on its device, for example after a new annotation, is due at once.
         """
-        self._forget_old(now_s)
+        self._forget_old_attempts(now_s)
         return [
             action
             for action in actions
-            if (attempts := self._attempts.get(_key_of(action))) is None
+            if (attempts := self._attempts_by_key.get(_key_of(action))) is None
             or attempts.target != _target_of(action)
             or attempts.due_at_s <= now_s
         ]
@@ -58,9 +58,9 @@ class RepairBackoff:
     def record_attempt(self, action: Action, now_s: float, *, has_succeeded: bool) -> float:
         """Record an attempt; returns the delay until the next one is due, in seconds."""
         key = _key_of(action)
-        attempts = self._attempts.get(key)
+        attempts = self._attempts_by_key.get(key)
         if attempts is None or attempts.target != _target_of(action):
-            attempts = self._attempts[key] = _Attempts(_target_of(action))
+            attempts = self._attempts_by_key[key] = _Attempts(_target_of(action))
         attempts.count += 1
         if has_succeeded and isinstance(action, SetIngressLimit | SetEgressLimit):
             attempts.set_count += 1
@@ -70,16 +70,18 @@ class RepairBackoff:
 
     def describe_disputes(self, now_s: float) -> Mapping[RepairKey, str]:
         """Describe the disputed limits."""
-        self._forget_old(now_s)
+        self._forget_old_attempts(now_s)
         return {
             key: f"set {attempts.set_count} times, because another program removes or replaces it"
-            for key, attempts in self._attempts.items()
+            for key, attempts in self._attempts_by_key.items()
             if attempts.set_count >= DISPUTE_THRESHOLD
         }
 
-    def _forget_old(self, now_s: float) -> None:
+    def _forget_old_attempts(self, now_s: float) -> None:
         oldest_s = now_s - DISPUTE_WINDOW_S
-        self._attempts = {key: attempts for key, attempts in self._attempts.items() if attempts.last_at_s > oldest_s}
+        self._attempts_by_key = {
+            key: attempts for key, attempts in self._attempts_by_key.items() if attempts.last_at_s > oldest_s
+        }
 
 
 def _key_of(action: Action) -> RepairKey:

@@ -48,6 +48,11 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     plugins: tuple[str, ...] = ()
     requested_bandwidth: dict[str, int] = {}
 
+    @property
+    def precedence(self) -> tuple[bool, bool]:
+        """Rank among the pod's attachments: the bandwidth plugin's first, Multus' own last."""
+        return "bandwidth" in self.plugins, "multus" not in self.plugins
+
 
 def read_network(directory: Path = CONFIG_DIR) -> Network:
     """Read the directory's first valid configuration by name, as container runtimes choose it; empty if there is none."""
@@ -61,15 +66,16 @@ def read_network(directory: Path = CONFIG_DIR) -> Network:
         except (OSError, ValueError, RecursionError):
             continue
         if isinstance(document, dict) and isinstance(document.get("name"), str):
-            return Network(document["name"], _plugin_types(document))
+            return Network(document["name"], _read_plugin_types(document))
     return Network()
 
 
-def _plugin_types(document: object) -> tuple[str, ...]:
+def _read_plugin_types(document: object) -> tuple[str, ...]:
+    """Read the types of a configuration's plugins; a ``.conf`` file is one plugin."""
     if not isinstance(document, dict):
         return ()
-    listed = document.get("plugins", [document])
-    types = [plugin.get("type") for plugin in listed if isinstance(plugin, dict)] if isinstance(listed, list) else []
+    plugins = document.get("plugins", [document])
+    types = [plugin.get("type") for plugin in plugins if isinstance(plugin, dict)] if isinstance(plugins, list) else []
     return tuple(type_ for type_ in types if isinstance(type_, str))
 
 
@@ -104,16 +110,19 @@ class ResultCache:
                 files = [(entry.name, entry.stat().st_mtime_ns) for entry in entries if entry.is_file()]
         except OSError:
             return {}
-        known = self._attachment_by_file
-        self._attachment_by_file = {file: known[file] if file in known else self._read_file(file[0]) for file in files}
-        candidates = [
-            # Multus caches results too; the newest belongs to the pod's current sandbox.
-            ("bandwidth" in attachment.plugins, "multus" not in attachment.plugins, mtime_ns, attachment)
-            for (_, mtime_ns), attachment in self._attachment_by_file.items()
-            if attachment is not None and attachment.interface == interface
-        ]
-        # The best candidate of a pod comes last, and replaces the others.
-        return {attachment.pod_uid: attachment for *_, attachment in sorted(candidates, key=lambda c: c[:3])}
+        before = self._attachment_by_file
+        self._attachment_by_file = {
+            file: before[file] if file in before else self._read_file(file[0]) for file in files
+        }
+        attachment_by_uid: dict[str, Attachment] = {}
+        # By modification time, because the newest belongs to the pod's current sandbox.
+        for _, attachment in sorted(self._attachment_by_file.items(), key=lambda item: item[0][1]):
+            if attachment is None or attachment.interface != interface:
+                continue
+            other = attachment_by_uid.get(attachment.pod_uid)
+            if other is None or attachment.precedence >= other.precedence:
+                attachment_by_uid[attachment.pod_uid] = attachment
+        return attachment_by_uid
 
     def _read_file(self, name: str) -> Attachment | None:
         try:
@@ -133,7 +142,7 @@ def parse_cached_result(data: bytes) -> Attachment | None:
     if cached.kind != "cniCacheV1" or not uid:
         return None
     try:
-        plugins = _plugin_types(json.loads(base64.b64decode(cached.config)))
+        plugins = _read_plugin_types(json.loads(base64.b64decode(cached.config)))
     except (ValueError, RecursionError):
         plugins = ()
     return Attachment(

@@ -15,7 +15,7 @@ from agent.bandwidth.processes import POD_INTERFACE
 from agent.bandwidth.state import LimitStatus
 from agent.bandwidth.tc_reader import read_filters
 
-_ETH0_LABEL = b" " + POD_INTERFACE.encode() + b":"
+_POD_INTERFACE_LABEL = b" " + POD_INTERFACE.encode() + b":"
 _RECEIVED_BYTES, _SENT_BYTES, _SENT_PACKETS = 0, 8, 9
 """Columns of ``/proc/net/dev``."""
 _MAX_FILE_BYTES = 16384
@@ -32,9 +32,9 @@ async def take_readings(meters: TrafficMeters, proc: Path, statuses: Sequence[Li
     busy_indexes = meters.find_busy_devices(statuses, counters_by_pid, now_s)
     tc_counters = await read_tc_counters(busy_indexes) if busy_indexes else None
     busy_pids = {source.pid for source in sources if source.host_device_index in busy_indexes}
-    # Again after the buckets, so that what passes between the two reads does not count as excess.
-    reread_by_pid = read_device_counters(proc, busy_pids)
-    meters.add_readings(statuses, counters_by_pid, tc_counters, now_s, reread_by_pid)
+    # Read again after the buckets, because packets that pass between the two reads would count as excess.
+    later_counters_by_pid = read_device_counters(proc, busy_pids)
+    meters.add_readings(statuses, counters_by_pid, tc_counters, now_s, later_counters_by_pid)
 
 
 def read_device_counters(proc: Path, pids: Iterable[int]) -> dict[int, DeviceCounters]:
@@ -60,7 +60,7 @@ def read_device_counters(proc: Path, pids: Iterable[int]) -> dict[int, DeviceCou
 
 def parse_device_counters(text: bytes) -> DeviceCounters | None:
     """Parse the line of eth0 in ``/proc/net/dev``; None if it is missing or malformed."""
-    columns = text.partition(_ETH0_LABEL)[2].split(b"\n", 1)[0].split()
+    columns = text.partition(_POD_INTERFACE_LABEL)[2].split(b"\n", 1)[0].split()
     try:
         return DeviceCounters(*(int(columns[i]) for i in (_RECEIVED_BYTES, _SENT_BYTES, _SENT_PACKETS)))
     except (ValueError, IndexError):

@@ -56,8 +56,9 @@ class TrafficMeter(msgspec.Struct):
         tc_bytes: the latest counters of bucket and filter; None if one was not read.
         excess_level_bytes: bytes above the limit: passed bytes raise it, and the limit's rate, with tolerance, lowers it.
         passed_bytes: bytes passed since the first reading, except in intervals without counters.
-        mean_start_s, mean_start_bytes: time (later by intervals without counters) and ``passed_bytes`` at the start of the mean.
-        bytes_per_s: measured rate; None before the second reading.
+        window_start_s: start of the window of the mean rate, later by the intervals without counters in it.
+        window_start_bytes: ``passed_bytes`` at that time.
+        bytes_per_s: mean rate of the last window; None before the second reading.
         excess: description of the latest excess; empty after ``excess_until_s``.
         excess_until_s: time until which the excess is shown.
     """
@@ -69,8 +70,8 @@ class TrafficMeter(msgspec.Struct):
     tc_bytes: tuple[int, int] | None = None
     excess_level_bytes: float = 0.0
     passed_bytes: int = 0
-    mean_start_s: float = 0.0
-    mean_start_bytes: int = 0
+    window_start_s: float = 0.0
+    window_start_bytes: int = 0
     bytes_per_s: float | None = None
     excess: str = ""
     excess_until_s: float = 0.0
@@ -108,12 +109,12 @@ class TrafficMeters:
         counters_by_pid: Mapping[int, DeviceCounters],
         tc_counters: TcCounters | None,
         now_s: float,
-        reread_by_pid: Mapping[int, DeviceCounters] = {},
+        later_counters_by_pid: Mapping[int, DeviceCounters] = {},
     ) -> None:
         """Add readings for these limits; other limits are forgotten.
 
-        ``counters_by_pid`` are of the pods' own devices, by a process of the pod. ``reread_by_pid`` are the same counters, read after
-        ``tc_counters``, so that traffic in between does not count as excess.
+        ``counters_by_pid`` are of the pods' own devices, by a process of the pod. ``later_counters_by_pid`` are the same counters, read
+        after ``tc_counters``, so that traffic in between does not count as excess.
         """
         meter_by_key: dict[LimitKey, TrafficMeter] = {}
         for status in statuses:
@@ -124,19 +125,19 @@ class TrafficMeters:
             meter = self.meter_by_key.get(key)
             if meter is None or (meter.counter_source, meter.wanted_bytes_per_s) != (source, wanted_bps / 8):
                 # The limit was repaired, or the annotation changed. The rate and an earlier excess are still shown.
-                new = TrafficMeter(wanted_bps / 8, now_s, counters, source, mean_start_s=now_s)
+                new_meter = TrafficMeter(wanted_bps / 8, now_s, counters, source, window_start_s=now_s)
                 if meter is not None:
-                    new.bytes_per_s = meter.bytes_per_s
-                    new.excess, new.excess_until_s = meter.excess, meter.excess_until_s
-                meter_by_key[key] = new
+                    new_meter.bytes_per_s = meter.bytes_per_s
+                    new_meter.excess, new_meter.excess_until_s = meter.excess, meter.excess_until_s
+                meter_by_key[key] = new_meter
                 continue
             meter_by_key[key] = meter
             passed_bytes = _count_passed_bytes(meter, status, counters, tc_counters, now_s)
             if passed_bytes is None:
-                meter.mean_start_s += now_s - meter.read_at_s
+                meter.window_start_s += now_s - meter.read_at_s
             else:
                 _update_rate_and_excess(meter, passed_bytes, status, now_s)
-            meter.read_at_s, meter.device_counters = now_s, reread_by_pid.get(source.pid, counters)
+            meter.read_at_s, meter.device_counters = now_s, later_counters_by_pid.get(source.pid, counters)
             meter.tc_bytes = _read_tc_bytes(tc_counters, source)
             if now_s > meter.excess_until_s:
                 meter.excess = ""
@@ -180,14 +181,14 @@ def _read_tc_bytes(tc_counters: TcCounters | None, source: CounterSource) -> tup
 
 def _update_rate_and_excess(meter: TrafficMeter, passed_bytes: int, status: LimitStatus, now_s: float) -> None:
     """Add the bytes since the previous reading to the mean rate and to the excess level; too high a level is an excess."""
-    elapsed_s, mean_s = now_s - meter.read_at_s, now_s - meter.mean_start_s
+    elapsed_s, window_s = now_s - meter.read_at_s, now_s - meter.window_start_s
     if elapsed_s <= 0:
         return
     meter.passed_bytes += passed_bytes
-    if mean_s >= MEAN_WINDOW_S or meter.bytes_per_s is None:
-        meter.bytes_per_s = (meter.passed_bytes - meter.mean_start_bytes) / mean_s
-    if mean_s >= MEAN_WINDOW_S:
-        meter.mean_start_s, meter.mean_start_bytes = now_s, meter.passed_bytes
+    if window_s >= MEAN_WINDOW_S or meter.bytes_per_s is None:
+        meter.bytes_per_s = (meter.passed_bytes - meter.window_start_bytes) / window_s
+    if window_s >= MEAN_WINDOW_S:
+        meter.window_start_s, meter.window_start_bytes = now_s, meter.passed_bytes
     allowed_bytes = RATE_TOLERANCE_FACTOR * meter.wanted_bytes_per_s * elapsed_s
     meter.excess_level_bytes = max(0.0, meter.excess_level_bytes + passed_bytes - allowed_bytes)
     if not status.is_measurable:

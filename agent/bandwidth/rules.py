@@ -1,4 +1,4 @@
-"""Decides whether each pod's limits are enforced, and how to repair them. Pure.
+"""Decides whether each pod's limits are enforced, and how to repair them. No I/O.
 
 Limits are set like those of the CNI bandwidth plugin: a token bucket at the root of the host-side veth limits packets to the pod; a
 filter redirects packets from the pod to an ifb with a token bucket of its own.
@@ -58,15 +58,15 @@ def plan_limits(snapshot: BandwidthSnapshot, policy: RepairPolicy) -> BandwidthP
     """Check every annotated pod, and plan repairs and removals as the policy permits."""
     tc = TcIndex(snapshot)
     statuses: list[LimitStatus] = []
-    unlocated_reasons: dict[str, str] = {}
+    reason_by_pod: dict[str, str] = {}
     actions: list[Action] = []
     repairable = _REPAIRABLE | _WRONG_BURST if policy.repair_burst else _REPAIRABLE
     for pod in snapshot.pods:
-        sandbox = snapshot.sandboxes.get(pod.uid)
+        sandbox = snapshot.sandbox_by_uid.get(pod.uid)
         for direction in pod.limits:
             assessment = _assess(pod, direction, sandbox, tc)
             if isinstance(assessment, str):
-                unlocated_reasons[pod.key] = assessment
+                reason_by_pod[pod.key] = assessment
                 continue
             statuses.append(_make_status(pod, direction, assessment, sandbox, tc))
             if policy.enforce and assessment.action is not None and assessment.verdict in repairable:
@@ -77,7 +77,7 @@ def plan_limits(snapshot: BandwidthSnapshot, policy: RepairPolicy) -> BandwidthP
             actions += _plan_removals(device, unwanted, tc) if device is not None else []
     if policy.enforce:
         actions += _plan_ifb_deletions(tc, snapshot)
-    return BandwidthPlan(statuses=tuple(statuses), unlocated_reasons=unlocated_reasons, actions=tuple(actions))
+    return BandwidthPlan(statuses=tuple(statuses), unlocated_reason_by_pod=reason_by_pod, actions=tuple(actions))
 
 
 def plan_cleanup(tc_state: TcState) -> list[Action]:
@@ -139,9 +139,9 @@ def _assess_located(
     if device is None:
         detail = "the pod's eth0 is not an end of a veth pair on this node (macvlan, ipvlan, SR-IOV or similar)"
         return LimitAssessment("not-applicable", detail)
-    foreign = find_foreign_limit(direction, device, sandbox.attachment, tc)
-    if foreign is not None:
-        return foreign
+    foreign_limit = find_foreign_limit(direction, device, sandbox.attachment, tc)
+    if foreign_limit is not None:
+        return foreign_limit
     if direction == "ingress":
         assessment = _assess_ingress(rate_bps, device, tc)
     else:
@@ -151,14 +151,16 @@ def _assess_located(
 
 
 def _defer_to_foreign_filters(assessment: LimitAssessment, device: Device, hook: Hook, tc: TcIndex) -> LimitAssessment:
-    """Name foreign filters, and drop the repair: they may limit, or need the packets that our filter would redirect."""
-    owner = describe_cilium(device, tc) or tc.describe_foreign_filters(device, hook)
-    if not owner or assessment.verdict == "other-enforcer":
+    """Name foreign filters in the detail, and drop the repair, because they may limit or need packets that ours would redirect."""
+    foreign_filters = describe_cilium(device, tc) or tc.describe_foreign_filters(device, hook)
+    if not foreign_filters or assessment.verdict == "other-enforcer":
         return assessment
     if assessment.verdict == "enforced":
-        detail = f"set up correctly, but packets may bypass it through {owner}"
+        detail = f"set up correctly, but packets may bypass it through {foreign_filters}"
         return msgspec.structs.replace(assessment, detail=detail)
-    return LimitAssessment("other-enforcer", f"{owner} may limit, so nothing is set; {assessment.detail}", device)
+    return LimitAssessment(
+        "other-enforcer", f"{foreign_filters} may limit, so nothing is set; {assessment.detail}", device
+    )
 
 
 def _keep_stricter_limit(
@@ -321,13 +323,14 @@ def _plan_removals(device: Device, directions: Collection[Direction], tc: TcInde
 
 def _plan_ifb_deletions(tc: TcIndex, snapshot: BandwidthSnapshot) -> list[Action]:
     """Plan the deletion of our ifbs that no filter redirects to and no repair will use."""
-    target_indexes, pod_by_uid = tc.redirect_target_indexes(), {pod.uid: pod for pod in snapshot.pods}
+    target_indexes = {filter_.target_index for filter_ in snapshot.tc_state.filters}
+    pod_by_uid = {pod.uid: pod for pod in snapshot.pods}
     deletions: list[Action] = []
     for device in tc.device_by_index.values():
         if not is_our_ifb(device) or device.index in target_indexes:
             continue
         uid = device.alias.removeprefix(ALIAS_PREFIX).removesuffix(INGRESS_QDISC_SUFFIX)
-        pod, sandbox = pod_by_uid.get(uid), snapshot.sandboxes.get(uid)
+        pod, sandbox = pod_by_uid.get(uid), snapshot.sandbox_by_uid.get(uid)
         # Until the sandbox is known, the name of the ifb that the pod needs is unknown, so all its ifbs stay.
         may_need_ifb = pod is not None and (
             sandbox is None or ("egress" in pod.limits and ifb_name_of(pod, sandbox, tc) == device.name)

@@ -25,18 +25,18 @@ async def take_snapshot(
     """
     uids = [pod.uid for pod in pods if not pod.uses_host_network and pod.has_address]
     # Reading /proc blocks for some milliseconds per thousand processes.
-    sandboxes = await asyncio.to_thread(find_sandboxes, proc, uids)
-    tc_state, namespace_ids = await read_tc_state({uid: sandbox.pid for uid, sandbox in sandboxes.items()})
-    attachments = await asyncio.to_thread(result_cache.read_attachments, POD_INTERFACE)
-    sandboxes = {
+    sandbox_by_uid = await asyncio.to_thread(find_sandboxes, proc, uids)
+    tc_state, namespace_id_by_uid = await read_tc_state({uid: sandbox.pid for uid, sandbox in sandbox_by_uid.items()})
+    attachment_by_uid = await asyncio.to_thread(result_cache.read_attachments, POD_INTERFACE)
+    sandbox_by_uid = {
         uid: msgspec.structs.replace(
             sandbox,
-            container_id=attachments[uid].container_id if uid in attachments else sandbox.container_id,
-            attachment=attachments.get(uid),
-            namespace_id=namespace_ids.get(uid),
+            container_id=attachment_by_uid[uid].container_id if uid in attachment_by_uid else sandbox.container_id,
+            attachment=attachment_by_uid.get(uid),
+            namespace_id=namespace_id_by_uid.get(uid),
             is_in_host_network=is_in_host_network(proc, sandbox.pid),
             pod_interface_index=read_pod_interface_index(proc, sandbox.pid),
         )
-        for uid, sandbox in sandboxes.items()
+        for uid, sandbox in sandbox_by_uid.items()
     }
-    return BandwidthSnapshot(pods=tuple(pods), sandboxes=sandboxes, tc_state=tc_state, network=network)
+    return BandwidthSnapshot(pods=tuple(pods), sandbox_by_uid=sandbox_by_uid, tc_state=tc_state, network=network)

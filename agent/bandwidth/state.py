@@ -51,7 +51,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: IFLA_INFO_KIND, such as ``veth`` or ``ifb``; empty for hardware.
         mtu: bytes.
-        alias: IFLA_IFALIAS.
+        alias: IFLA_IFALIAS, which marks our ifbs.
         namespace_id: the kernel's id of the network namespace of its other end; None if that is the host's or unknown.
         peer_index: index of its other end, in that namespace; None if unknown.
         is_up: IFF_UP; packets redirected to a device that is down are lost.
@@ -127,13 +127,13 @@ class BandwidthSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         pods: pods of this node that are neither finished nor being deleted.
-        sandboxes: by pod uid; pods whose processes were not found are missing.
+        sandbox_by_uid: sandboxes by pod uid; pods whose processes were not found are missing.
         tc_state: devices, qdiscs and filters.
         network: the CNI network; its name is part of device names.
     """
 
     pods: tuple[PodBandwidthSpec, ...]
-    sandboxes: dict[str, PodSandbox] = {}
+    sandbox_by_uid: dict[str, PodSandbox] = {}
     tc_state: TcState = TcState()
     network: Network = Network()
 
@@ -229,7 +229,7 @@ class RemoveLimit(msgspec.Struct, frozen=True):
         direction: direction of the limit.
         ifb_name: name of the ifb, which is deleted too; empty for ingress.
         filter_priorities: priorities of our filters that redirect to the ifb.
-        remove_ingress_qdisc: remove the device's ``ingress`` qdisc too, because we added it and nobody else uses it.
+        remove_ingress_qdisc: remove the device's ``ingress`` qdisc too, because we added it and no other program uses it.
     """
 
     device_index: int
@@ -273,10 +273,10 @@ class BandwidthPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         statuses: one per annotated direction that has a verdict.
-        unlocated_reasons: why an annotated pod has a direction without a verdict, by ``namespace/name``.
+        unlocated_reason_by_pod: why an annotated pod has a direction without a verdict, by ``namespace/name``.
         actions: repairs and removals; empty unless enforcing.
     """
 
     statuses: tuple[LimitStatus, ...] = ()
-    unlocated_reasons: dict[str, str] = {}
+    unlocated_reason_by_pod: dict[str, str] = {}
     actions: tuple[Action, ...] = ()

@@ -1,6 +1,6 @@
 """Arithmetic of token buckets: the CNI bandwidth plugin's parameters, their 32-bit overflow, and our own parameters.
 
-A tick is 64 ns (15.625 per microsecond, /proc/net/psched). The plugin's formulas are in docs/contracts, section 9,
+A tick is 64 ns (15.625 per microsecond, /proc/net/psched). The plugin's formulas are in docs/contracts.md, section 9,
 the kernel's in net/sched/sch_tbf.c.
 """
 
@@ -33,7 +33,7 @@ MAX_QUEUE_S = 0.5
 """A queue that lasts longer delays packets too much."""
 GSO_BYTES = 65536
 """Any queue may hold one segment of this size, so smaller bursts are never too large."""
-_TICK_SLACK = 32
+_TICK_TOLERANCE = 32
 """Tolerance for differences of rounding between the plugin, the kernel and this module."""
 
 
@@ -56,12 +56,12 @@ def find_overflowed_burst_bytes(params: TbfParams) -> int | None:
     rate_bytes_per_s = params.rate_bytes_per_s
     if rate_bytes_per_s <= 0:
         return None
-    limit_without_latency = params.limit_bytes - int(rate_bytes_per_s * PLUGIN_LATENCY_S)
-    for burst_bytes in (limit_without_latency, limit_without_latency + UINT32_RANGE):
+    limit_without_latency_bytes = params.limit_bytes - int(rate_bytes_per_s * PLUGIN_LATENCY_S)
+    for burst_bytes in (limit_without_latency_bytes, limit_without_latency_bytes + UINT32_RANGE):
         if burst_bytes <= 0:
             continue
         plugin_ticks = compute_plugin_buffer_ticks(rate_bytes_per_s, burst_bytes)
-        if any(abs(params.buffer_ticks - ticks) <= _TICK_SLACK for ticks in plugin_ticks):
+        if any(abs(params.buffer_ticks - ticks) <= _TICK_TOLERANCE for ticks in plugin_ticks):
             return burst_bytes if burst_bytes / rate_bytes_per_s * 1e6 * TICKS_PER_US >= UINT32_RANGE else None
     return None
 

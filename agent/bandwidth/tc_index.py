@@ -39,13 +39,13 @@ class TcIndex:
             if qdisc.parent != ROOT and qdisc.handle != INGRESS_HANDLE:
                 self.kinds_below_root.setdefault(qdisc.device_index, set()).add(qdisc.kind)
         self.devices_with_ingress_qdisc = {qdisc.device_index for qdisc in qdiscs if qdisc.handle == INGRESS_HANDLE}
-        self._pod_devices: dict[int, list[Device]] = {}
+        self._pod_devices_by_namespace: dict[int, list[Device]] = {}
         for device in tc_state.devices:
             if device.kind in {"veth", "netkit"} and device.namespace_id is not None:
-                self._pod_devices.setdefault(device.namespace_id, []).append(device)
-        self._filters: dict[tuple[int, Hook], list[Filter]] = {}
+                self._pod_devices_by_namespace.setdefault(device.namespace_id, []).append(device)
+        self._filters_by_hook: dict[tuple[int, Hook], list[Filter]] = {}
         for filter_ in sorted(tc_state.filters, key=lambda f: f.priority):
-            self._filters.setdefault((filter_.device_index, filter_.hook), []).append(filter_)
+            self._filters_by_hook.setdefault((filter_.device_index, filter_.hook), []).append(filter_)
 
     def pod_device(self, sandbox: PodSandbox) -> Device | None:
         """The host's end of a pod's eth0; None if eth0 is not an end of a veth or netkit pair.
@@ -55,7 +55,7 @@ class TcIndex:
         """
         if sandbox.namespace_id is None:
             return None
-        devices = self._pod_devices.get(sandbox.namespace_id, ())
+        devices = self._pod_devices_by_namespace.get(sandbox.namespace_id, ())
         if sandbox.pod_interface_index is not None and all(device.peer_index is not None for device in devices):
             return next((device for device in devices if device.peer_index == sandbox.pod_interface_index), None)
         return min(devices, key=lambda device: (device.peer_index or 0, device.index), default=None)
@@ -82,11 +82,7 @@ class TcIndex:
 
     def filters_at(self, device_index: int, hook: Hook = "ingress") -> list[Filter]:
         """Filters at a device's hook, in the order in which they run."""
-        return self._filters.get((device_index, hook), [])
-
-    def redirect_target_indexes(self) -> set[int]:
-        """Indexes of the devices that filters redirect to."""
-        return {f.target_index for filters in self._filters.values() for f in filters if f.target_index is not None}
+        return self._filters_by_hook.get((device_index, hook), [])
 
     def describe_foreign_filters(self, device: Device, hook: Hook) -> str:
         """Describe filters, neither ours nor the CNI bandwidth plugin's, in words that help to find them with ``tc``; empty without any."""

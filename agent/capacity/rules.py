@@ -1,7 +1,7 @@
 """Computes the capacity of the physical devices below the default route. Pure.
 
 If the path is not certain, the slowest one counts, and an unreliable speed is unknown; otherwise the scheduler would place pods on
-bandwidth that does not exist (docs/contracts, section 10).
+bandwidth that does not exist (docs/contracts.md, section 10).
 """
 
 from __future__ import annotations

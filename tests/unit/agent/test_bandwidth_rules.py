@@ -72,7 +72,7 @@ def plan_for(
     state = tc.TcState(devices=(NODE, device, *devices), qdiscs=qdiscs, **kernel)
     snapshot = tc.BandwidthSnapshot(
         pods=pods,
-        sandboxes={pods[0].uid: sandbox} if sandbox is not None else {},
+        sandbox_by_uid={pods[0].uid: sandbox} if sandbox is not None else {},
         tc_state=state,
         network=Network(NETWORK, network),
     )
@@ -254,7 +254,7 @@ def test_pods_that_cannot_be_limited_get_a_reason(
     plan = plan_for(make_pod(RATE, **changes), sandbox=sandbox, qdiscs=(our_qdisc(VETH),))
     assert plan.actions == ()
     if not verdict:
-        assert plan == tc.BandwidthPlan(unlocated_reasons={"default/p": detail})
+        assert plan == tc.BandwidthPlan(unlocated_reason_by_pod={"default/p": detail})
         return
     assert (only_status(plan).verdict, detail in only_status(plan).detail) == (verdict, True)
     assert sandbox is None or not sandbox.is_in_host_network or only_status(plan).counter_source is None

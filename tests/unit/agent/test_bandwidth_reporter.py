@@ -1,4 +1,4 @@
-"""Events of the bandwidth manager."""
+"""Events about limits."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from agent.bandwidth.annotations import LimitSpec, PodBandwidthSpec
-from agent.bandwidth.manager import BandwidthManager
-from agent.bandwidth.state import BandwidthPlan, LimitStatus, Verdict
-from agent.config import AgentConfig
+from agent.bandwidth.reporter import LimitReporter
+from agent.bandwidth.state import LimitStatus, Verdict
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.events import EventRecorder
-from kubekit.reflector import Reflector
-from kubekit.wire import PODS, Pod
 
 POD = PodBandwidthSpec(
     namespace="default",
@@ -66,9 +63,9 @@ async def test_a_change_of_verdict_sends_one_event(
     pod: PodBandwidthSpec, verdicts: list[Verdict | None], rates_bps: list[int], reasons: list[str]
 ) -> None:
     async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
-        events, pods = RecordingEventRecorder(client), Reflector(client, PODS, Pod)
-        manager = BandwidthManager(AgentConfig(node_name="n1"), events, CollectorRegistry(), pods)
+        events = RecordingEventRecorder(client)
+        reporter = LimitReporter(events, CollectorRegistry())
         for verdict, rate_bps in zip_longest(verdicts, rates_bps):
             status = verdict and LimitStatus(pod=pod, direction="ingress", verdict=verdict, wanted_bps=rate_bps)
-            manager.report_plan(BandwidthPlan(statuses=(status,) if status else ()), (pod,))
+            reporter.report([status] if status else [], [pod], {})
         assert events.reasons == reasons
