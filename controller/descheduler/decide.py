@@ -180,10 +180,10 @@ def decide(
     """
     history, evaluated = evaluate_moves(snapshot, history, config.limits, now)
     builder = PlanBuilder(snapshot, history, config, now)
-    low_node_load = None if config.low_node_load is None else LowNodeLoadStrategy(builder, config.low_node_load)
     if config.low_node_load is not None and config.low_node_load.args.paused:
         builder.add_note("LowNodeLoad is paused, and with it all strategies")
-        return UnconfirmedDecision(builder, ReasonDurations(durations.detectors), evaluated, low_node_load)
+        return UnconfirmedDecision(builder, ReasonDurations(), evaluated, None)
+    low_node_load = None if config.low_node_load is None else LowNodeLoadStrategy(builder, config.low_node_load)
     detectors, better_since = durations.detectors, dict[str, float]()
     if low_node_load is not None:
         detectors = low_node_load.plan_moves(detectors, assume_lasting=assume_lasting)

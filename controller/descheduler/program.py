@@ -25,7 +25,7 @@ from controller.descheduler.plan import Move
 from controller.descheduler.reporting import DeschedulerMetrics, DeschedulerReporter
 from controller.descheduler.snapshot import take_snapshot
 from controller.descheduler.sources import UsageReader
-from controller.descheduler.taints import nodes_to_taint, taint_patches
+from controller.descheduler.taints import HOT_EFFECT, nodes_to_taint, taint_patches
 from controller.descheduler.usage import DropReason, UsageBatch, UsageStore
 from controller.scheduler.gating.controller import GatingController
 from kubekit import logs
@@ -35,6 +35,7 @@ from kubekit.events import EventRecorder
 from kubekit.reflector import Reflector
 from kubekit.runtime import supervise
 from kubekit.wire import NODES, Object
+from netperf.contract import HOT_TAINT
 
 log = logs.get("controller.descheduler")
 
@@ -75,9 +76,10 @@ class Descheduler:
         self._budgets: Reflector[PodDisruptionBudget] = Reflector(client, DISRUPTION_BUDGETS, PodDisruptionBudget)
 
     async def run(self) -> None:
-        """Run rounds until cancelled; does nothing if the descheduler is not enabled."""
-        if not self._is_enabled:
-            await asyncio.Event().wait()
+        """Run rounds until cancelled. If the descheduler is not enabled, only remove the taints that it had written."""
+        while not self._is_enabled:
+            await self._remove_taints()
+            await asyncio.sleep(self._config.interval_s)
         self._metrics.init_counters()
         # After an earlier leadership of this replica the budgets may be hours old: wait for a new list.
         self._budgets.synced.clear()
@@ -127,8 +129,8 @@ class Descheduler:
         self._history = decision.history
         self._metrics.set_round_gauges(decision)
         self._reporter.report_plan(decision.plan)
+        await self._update_taints(decision)
         if not self._config.dry_run:
-            await self._write_taints(decision)
             self._reserve_replacement_targets(decision)
         await self._evict_pods(decision)
         self._metrics.set_backoff_gauges(self._history, self._config.limits, now)
@@ -157,14 +159,32 @@ class Descheduler:
         log.log_change("usage-dropped", reasons, message, count=sum(dropped.values()) - dropped["unknown-pod"])
         return unconfirmed
 
-    async def _write_taints(self, decision: DescheduleDecision) -> None:
+    async def _update_taints(self, decision: DescheduleDecision) -> None:
         """Write taints before the evictions, so that kube-scheduler, which does not know usage, avoids these nodes.
+
+        Raises:
+            KubekitError: there are nodes to taint, and a taint was not written.
+        """
+        states = () if self._config.dry_run else decision.plan.nodes
+        tainted = nodes_to_taint(states, decision.durations.detectors, self._inputs.node_cache.hosts)
+        await (self._write_taints(tainted) if tainted else self._remove_taints())
+
+    async def _remove_taints(self) -> None:
+        """Remove the taint from all nodes. The first failure ends this call, and the next call removes the rest."""
+        try:
+            await self._write_taints(frozenset())
+        except KubekitError as error:
+            message = f"taint not removed; to remove it: kubectl taint nodes --all {HOT_TAINT}:{HOT_EFFECT}-"
+            log.log_change("taints", type(error).__name__, message, error=error)
+        else:
+            log.log_change("taints", "", "taint is removed again")
+
+    async def _write_taints(self, tainted: frozenset[str]) -> None:
+        """Add the taint to these nodes, and remove it from all others.
 
         Raises:
             KubekitError: a taint was not written, for another reason than a change of its node.
         """
-        detectors, hosts = decision.durations.detectors, self._inputs.node_cache.hosts
-        tainted = nodes_to_taint(decision.plan.nodes, detectors, hosts)
         for name, patch in taint_patches(self._cache.nodes.items, tainted).items():
             try:
                 await self._client.patch(NODES, name, patch, Object, patch_type=JSON_PATCH)

@@ -16,8 +16,8 @@ from controller.descheduler.disruption_budgets import DISRUPTION_BUDGETS
 from controller.descheduler.evict import evict
 from controller.descheduler.plan import Move
 from kubekit.client import Client
-from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, PODS, Object, Pod
-from netperf.contract import CONTROLLER
+from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, NODES, PODS, Node, Object, Pod
+from netperf.contract import CONTROLLER, HOT_TAINT
 from tests.integration.conftest import MakeNode, StartScheduler, eventually
 from tests.integration.descheduler.harness import (
     DeschedulerHarness,
@@ -115,6 +115,8 @@ async def test_a_dry_run_evicts_no_pod_and_shows_the_moves_of_the_live_loop(
     await create_bound_replica_set(harness.client, harness.namespace, "a", 0.8, [names[0]] * 3)
     await create_bound_replica_set(harness.client, harness.namespace, "b", 0.7, [names[0]] * 3)
     await harness.wait_for_running_pods(6)
+    taints = [{"key": key, "effect": "PreferNoSchedule"} for key in ("other", HOT_TAINT)]
+    await harness.client.patch(NODES, names[0], {"spec": {"taints": taints}}, Node)
     dry_run = harness.start_manager(dryRun=True)
 
     async def has_planned() -> bool:
@@ -125,6 +127,8 @@ async def test_a_dry_run_evicts_no_pod_and_shows_the_moves_of_the_live_loop(
     assert {name for name, count in metrics.items() if "evictions_total" in name and count} == {
         'netaware_descheduler_evictions_total{result="dry-run",strategy="LowNodeLoad"}'
     }
+    untainted = await harness.client.get(NODES, names[0], Node)
+    assert [taint.key for taint in untainted.spec.taints or []] == ["other"]
     (planned_move,) = (await run_dry_run(harness))["plan"]["moves"]
     assert planned_move["target"] in names[1:]
     assert planned_move["nodeBefore"]["cpu"] > 50 > planned_move["nodeAfter"]["cpu"]

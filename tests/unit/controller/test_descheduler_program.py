@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,7 +22,8 @@ from controller.descheduler.low_node_load import LowNodeLoadStrategy
 from controller.descheduler.program import Descheduler
 from controller.descheduler.reporting import DeschedulerReporter
 from kubekit.errors import ApiError, KubekitError, UnreachableError
-from kubekit.wire import ConfigMap, ObjectMeta
+from kubekit.wire import ConfigMap, Node, ObjectMeta
+from netperf.contract import HOT_TAINT
 from tests.support.descheduler_builders import (
     CALM,
     GI,
@@ -50,15 +51,16 @@ POLICY = {
     "anomalyCondition": CALM,
 }
 NODES = {"hot": 3.6, "cold": 0.1, "cool": 0.2}
+HOT = {"key": HOT_TAINT, "effect": "PreferNoSchedule"}
 
 
 class Api:
     """A client that records evictions and patches; evictions raise the error, if one is given."""
 
-    def __init__(self, error: KubekitError | None = None) -> None:
-        self._error = error
+    def __init__(self, error: KubekitError | None = None, patch_error: KubekitError | None = None) -> None:
+        self._error, self._patch_error = error, patch_error
         self.evictions: list[tuple[str, str, str, bool]] = []
-        self.tainted: list[str] = []
+        self.patched: list[str] = []
 
     @property
     def evicted(self) -> list[str]:
@@ -74,7 +76,9 @@ class Api:
         pass
 
     async def patch(self, _: Any, name: str, *__: Any, **___: Any) -> None:
-        self.tainted.append(name)
+        self.patched.append(name)
+        if self._patch_error is not None:
+            raise self._patch_error
 
 
 class StoredConfigMap:
@@ -107,7 +111,9 @@ class Pods(SimpleNamespace):
         return iter(self.items.values())
 
 
-def make_descheduler(api: Api, netaware_namespace: str = "netaware-system") -> tuple[Descheduler, World]:
+def make_descheduler(
+    api: Api, netaware_namespace: str = "netaware-system", nodes: Iterable[Node] = (), **settings: Any
+) -> tuple[Descheduler, World]:
     """A descheduler of three nodes, one of which is overutilized by four pods."""
     world = World()
     for name in NODES:
@@ -121,9 +127,11 @@ def make_descheduler(api: Api, netaware_namespace: str = "netaware-system") -> t
         return UsageBatch((*used, *(UsageReading(key, "cpu", 500.0, NOW_S) for key in world.pods)))
 
     free = {"perWorkload": 100, "unavailablePerWorkload": 100, "perNode": 100}
-    document = {"policy": POLICY, "limits": free, "protection": {"minReplicas": 1, "minPodAgeS": 0}}
+    document = {"policy": POLICY, "limits": free, "protection": {"minReplicas": 1, "minPodAgeS": 0}, **settings}
     stores = SimpleNamespace(
-        nodes=SimpleNamespace(items={}), pods=Pods(items=world.pods), netaware_namespace=netaware_namespace
+        nodes=SimpleNamespace(items={node.metadata.name: node for node in nodes}),
+        pods=Pods(items=world.pods),
+        netaware_namespace=netaware_namespace,
     )
     descheduler = Descheduler(
         cast("Any", api),
@@ -136,6 +144,34 @@ def make_descheduler(api: Api, netaware_namespace: str = "netaware-system") -> t
         wall=lambda: NOW_S,
     )
     return descheduler, world
+
+
+NO_STRATEGY = {"apiVersion": "descheduler/v1alpha2", "kind": "DeschedulerConfiguration"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"enabled": False, "intervalS": 0.05},
+        {"dryRun": True},
+        {"policy": {**POLICY, "dryRun": True}},
+        {"policy": {**POLICY, "paused": True}},
+        {"policy": NO_STRATEGY},
+    ],
+)
+async def test_a_descheduler_that_does_not_relieve_nodes_removes_its_taints(settings: dict[str, Any]) -> None:
+    """Without the right to patch nodes, it sends one request per round, and its rounds finish."""
+    for error in (None, ApiError(403, "Forbidden", "no right to patch nodes")):
+        api = Api(patch_error=error)
+        nodes = [node_object(name, taints=[HOT, {**HOT, "key": "other"}]) for name in NODES]
+        nodes += [node_object("user", taints=[{**HOT, "effect": "NoSchedule"}]), node_object("plain")]
+        descheduler, _ = make_descheduler(api, nodes=nodes, **settings)
+        if settings.get("enabled", True):
+            await descheduler.run_round()
+        else:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(descheduler.run(), 0.01)
+        assert api.patched == (list(NODES) if error is None else ["hot"])
 
 
 def act_during_decision(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> list[bool]:
