@@ -33,7 +33,7 @@ test-pythons: ## Run unit tests on the other supported Pythons that are installe
 check: ## Check lint rules, types, import layers and dependencies
 	@$(RUN) ruff check .
 	@$(RUN) ruff format --check .
-	@$(RUN) mypy kubekit netperf agent controller lab tests
+	@$(RUN) mypy kubekit netperf agent controller lab tests docs
 	@$(RUN) lint-imports
 	@$(RUN) deptry .
 

@@ -272,7 +272,12 @@ def build_metrics_page() -> str:
             extender | shared,
         ),
         ("Extender", "Each replica of the scheduler.", extender, shared),
-        ("All programs", "Beside these, the usual `process_` and `python_` families.", shared, {}),
+        (
+            "All programs",
+            "Beside these, the usual `process_` and `python_` families.",
+            shared,
+            dict[str, metric_families.Family](),
+        ),
     )
     parts = ["# Metrics\n", _NOTICE, _METRICS_RULES]
     for title, introduction, families, listed_elsewhere in programs:

@@ -99,7 +99,7 @@ async def _save_screenshots(tab: Tab, folder: Path) -> None:
             await tab.evaluate(f"showTab({view!r})")
             await tab.evaluate("selectPair(state.positions.get('z3'), state.positions.get('z1'))")
             path = folder / f"page-{view}-{scheme}.png"
-            await tab.screenshot(path, whole=True)
+            await tab.screenshot(path)
             if path.stat().st_size > MAX_BYTES:
                 raise SystemExit(f"{path} has {path.stat().st_size} bytes, more than {MAX_BYTES}")
     if tab.problems:
