@@ -45,7 +45,7 @@ class Module:
         name: its name in progress lines, and its folder in the cache.
         folder: folder of its go.mod, go.sum and tools.go.
         programs: file name of a program -> Go package of its main function.
-        versioned_by: module path whose version in go.mod is the programs' version.
+        version_module: module path whose version in go.mod is the programs' version.
         link_flags: returns Go's ``-ldflags`` for a version, which set the version that the programs report.
         tags: Go's ``-tags``.
         assets_variable: environment variable that names a folder with some of the programs; empty for none.
@@ -54,7 +54,7 @@ class Module:
     name: str
     folder: Path
     programs: Mapping[str, str]
-    versioned_by: str
+    version_module: str
     link_flags: Callable[[str], str]
     tags: str = ""
     assets_variable: str = ""
@@ -62,7 +62,7 @@ class Module:
     @property
     def version(self) -> str:
         """The version that go.mod pins, such as ``v1.37.2``."""
-        return _search_go_mod(rf"^\s*(?:require )?{re.escape(self.versioned_by)} (v\S+)", self.folder)
+        return _search_go_mod(rf"^\s*(?:require )?{re.escape(self.version_module)} (v\S+)", self.folder)
 
     @property
     def fingerprint(self) -> str:
@@ -144,7 +144,7 @@ CONTROL_PLANE = Module(
         "etcd": "go.etcd.io/etcd/server/v3",
         "kwok": "sigs.k8s.io/kwok/cmd/kwok",
     },
-    versioned_by="k8s.io/kubernetes",
+    version_module="k8s.io/kubernetes",
     link_flags=build_kubernetes_link_flags,
     assets_variable="KUBEBUILDER_ASSETS",
 )

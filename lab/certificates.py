@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from kubekit.addresses import parse_address
+from lab.paths import write_private
 
 _LIFETIME = timedelta(days=365)
 # Clocks of machines that share a directory differ a little.
@@ -77,7 +78,7 @@ class CertificateAuthority:
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
         builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         if hosts:
-            names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
+            names = x509.SubjectAlternativeName([_to_general_name(host) for host in hosts])
             builder = builder.add_extension(names, critical=False)
         certificate = builder.sign(self._key, hashes.SHA256())
         pair = KeyPair(self.folder / f"{file_name}.crt", self.folder / f"{file_name}.key")
@@ -110,14 +111,12 @@ def generate_signing_key(path: Path) -> None:
 
 def write_private_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
     """Write a key as a PEM file that only the file's owner can read."""
-    path.touch(mode=0o600)
-    path.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
-        )
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
     )
+    write_private(path, pem.decode())
 
 
-def _general_name(host: str) -> x509.GeneralName:
+def _to_general_name(host: str) -> x509.GeneralName:
     address = parse_address(host)
     return x509.IPAddress(address) if address is not None else x509.DNSName(host)

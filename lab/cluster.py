@@ -29,13 +29,13 @@ from lab.controlplane_commands import LOOPBACK
 from lab.errors import BootError
 from lab.network import WAN_DEVICE, LabNetwork, NodeNetwork, create_network
 from lab.nodes import await_usable_nodes, register_nodes
-from lab.paths import write_atomically
+from lab.paths import LabPaths, lab_paths, write_atomically, write_private
 from lab.polling import poll_until
 from lab.programs import Programs, build_pythonpath_env
 from lab.realnode.cluster import RealNodes, start_real_nodes
 from lab.realnode.programs import NodeBinaries, find_or_build_node_binaries
-from lab.reclaim import LabPaths, lab_paths, lock_lab, reclaim
-from lab.scheduling import DEFAULT_PROFILE
+from lab.reclaim import lock_lab, reclaim
+from lab.scheduler_config import DEFAULT_PROFILE
 from lab.topology import Topology
 from lab.wan.control import WanControl
 from lab.wan.plan import WanNode, WanPlan, list_links
@@ -109,7 +109,7 @@ class Lab:
         paths = lab_paths(name, folder)
         if binaries is None:
             binaries = await asyncio.to_thread(find_or_build_programs)
-        node_binaries = await asyncio.to_thread(find_node_binaries, topology)
+        node_binaries = await asyncio.to_thread(find_or_build_binaries_for, topology)
         with lock_lab(paths):
             await _run_in_thread(reclaim, paths)
             paths.state_dir.mkdir(parents=True, mode=0o700)
@@ -176,7 +176,7 @@ class Lab:
             "name": self.name,
             "pid": os.getpid(),
             "state_dir": str(self.paths.state_dir),
-            "kubeconfig": str(self._write_host_kubeconfig()),
+            "kubeconfig": str(self._host_kubeconfig if self.host_server else self.control_plane.kubeconfig),
             "kubectl": str(self.control_plane.kubectl),
             "server": self.host_server or self.control_plane.server,
             "enter_command": enter_command if self.host_server else [],
@@ -194,15 +194,15 @@ class Lab:
         node = self.real_nodes.nodes.get(network.node.name)
         return ["nsenter", f"--target={node.pid}", "--all"] if node else namespaces.build_enter_command(network.netns)
 
-    def _write_host_kubeconfig(self) -> Path:
-        """Write the kubeconfig for the host if the lab runs in a user namespace; return the path of the administrator's kubeconfig."""
-        kubeconfig = self.control_plane.kubeconfig
-        if not self.host_server:
-            return kubeconfig
-        host_kubeconfig = self.paths.state_dir / "host.kubeconfig"
-        host_kubeconfig.touch(mode=0o600)
-        host_kubeconfig.write_text(kubeconfig.read_text().replace(self.control_plane.server, self.host_server))
-        return host_kubeconfig
+    def set_host_server(self, url: str) -> None:
+        """Set ``host_server``, and write the kubeconfig with which the host uses it."""
+        self.host_server = url
+        admin_kubeconfig = self.control_plane.kubeconfig.read_text()
+        write_private(self._host_kubeconfig, admin_kubeconfig.replace(self.control_plane.server, url))
+
+    @property
+    def _host_kubeconfig(self) -> Path:
+        return self.paths.state_dir / "host.kubeconfig"
 
     def write_description(self) -> None:
         """Write the output of `describe` to a file, which tells other commands that the lab is up."""
@@ -244,13 +244,12 @@ async def _boot(
             listener = unprivileged.find_inherited_listener()
             if listener is not None:
                 port = int(control_plane.server.rsplit(":", 1)[1])
-                lab.host_server = await stack.enter_async_context(
-                    unprivileged.relay_connections(listener, address, port)
-                )
+                relay = unprivileged.relay_connections(listener, address, port)
+                lab.set_host_server(await stack.enter_async_context(relay))
             yield lab
 
 
-def find_node_binaries(topology: Topology | None) -> NodeBinaries | None:
+def find_or_build_binaries_for(topology: Topology | None) -> NodeBinaries | None:
     """Programs of real nodes; None if the topology has no real node. Blocks; raises as `find_or_build_node_binaries`."""
     return find_or_build_node_binaries() if topology is not None and topology.real_nodes else None
 

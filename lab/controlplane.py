@@ -35,9 +35,10 @@ from lab.controlplane_commands import (
 )
 from lab.credentials import credentials_dir, save_credentials, save_kubeconfig
 from lab.errors import BootError
+from lab.paths import write_private
 from lab.polling import poll_until
 from lab.programs import Program, Programs, run_command
-from lab.scheduling import DEFAULT_PROFILE, build_scheduler_config
+from lab.scheduler_config import DEFAULT_PROFILE, build_scheduler_config
 
 SERVICE_ADDRESS, SERVICE_DNS = "10.96.0.1", "10.96.0.10"
 # Long enough for emulated and for busy machines.
@@ -274,11 +275,10 @@ class ControlPlane:
         self._serving = self.authority.issue("serving", "kube-apiserver", hosts=hosts)
         generate_signing_key(self.authority.folder / "sa.key")
         tokens = self.state_dir / "tokens.csv"
-        tokens.touch(mode=0o600)
-        tokens.write_text(f'{self.admin_token},admin,admin,"system:masters"\n')
+        write_private(tokens, f'{self.admin_token},admin,admin,"system:masters"\n')
         for attempt in range(_BOOT_ATTEMPTS):
             try:
-                await self._boot_once()
+                await self._start_etcd_and_api_server()
                 return
             except BootError as error:
                 # Another program may have taken a port since `find_free_ports`; the next attempt chooses other ports.
@@ -286,7 +286,7 @@ class ControlPlane:
                     raise
                 await self.programs.stop_all()
 
-    async def _boot_once(self) -> None:
+    async def _start_etcd_and_api_server(self) -> None:
         etcd_port, peer_port, api_port = find_free_ports(3)
         self.server, self.etcd = f"https://{self.address}:{api_port}", f"https://{LOOPBACK}:{etcd_port}"
         etcd_pair = self.authority.issue("etcd", "etcd", hosts=(LOOPBACK, "localhost"))

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import yaml
 
+from lab.paths import write_private
+
 
 def save_kubeconfig(
     path: Path, cluster: Mapping[str, str], user: str, user_credentials: Mapping[str, str], namespace: str = "default"
@@ -21,9 +23,7 @@ def save_kubeconfig(
         "users": [{"name": user, "user": dict(user_credentials)}],
         "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": user, "namespace": namespace}}],
     }
-    path.touch(mode=0o600)
-    path.chmod(0o600)  # An existing file kept its mode.
-    path.write_text(yaml.safe_dump(data, sort_keys=False))
+    write_private(path, yaml.safe_dump(data, sort_keys=False))
 
 
 def credentials_dir(kubeconfig: Path) -> Path:

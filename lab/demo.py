@@ -42,11 +42,11 @@ from lab.errors import LabError
 from lab.installation import OVERLAY, ROUND_S, TOPOLOGY_NAME, Installation, install, list_result_configmaps
 from lab.netperf_install import find_netperf_if_available
 from lab.node_pairs import measure_node_pairs
+from lab.pod_installation import await_rollout, install_as_pods
 from lab.polling import poll_until
 from lab.programs import run_command
 from lab.progress import ProgressPrinter
 from lab.realnode.cluster import APP_IMAGE
-from lab.shipped import await_rollout, install_as_shipped
 from lab.topology import REAL, Topology
 from netperf.contract import NETAWARE_NAMESPACE
 from netperf.results import decode_results
@@ -278,7 +278,7 @@ async def run_demo(
         )
         if images:
             installation = Installation(lab, await asyncio.to_thread(find_netperf_if_available), secrets.token_hex(16))
-            await install_as_shipped(lab, images, overlay=OVERLAY_BY_PLACEMENT[placement])
+            await install_as_pods(lab, images, overlay=OVERLAY_BY_PLACEMENT[placement])
             print_progress("the shipped overlay's pods are ready")
         else:
             installation = await install(lab)

@@ -19,7 +19,7 @@ from pathlib import Path
 from lab.build import lock_build, run_step
 from lab.debian import UnpackedPackages, find_archives, find_or_unpack_packages
 from lab.errors import UnsupportedError
-from lab.network import find_missing_privileges
+from lab.network import find_missing_privilege
 from lab.paths import cache_dir
 from lab.progress import Progress
 from netperf import contract
@@ -88,7 +88,7 @@ def find_or_build_image(recipe: ImageRecipe) -> Path:
     if (layout / "index.json").exists():
         os.utime(layout)
         return layout
-    if find_missing_privileges():
+    if find_missing_privilege():
         raise UnsupportedError(f"building images needs root: {recipe.name} is not in {cache}")
     cache.mkdir(parents=True, exist_ok=True)
     progress = Progress()

@@ -1,7 +1,7 @@
 """Installs our programs in a lab without real kubelets: the shipped manifests, then agents, controller and extender.
 
 kwok simulates the kubelets, so the manifests' pods run nothing. Instead, the programs run on the host, each agent in its node's network
-namespace. Their tokens are bound to these pods, so that the shipped RBAC and policies apply. For real nodes see `lab.shipped`.
+namespace. Their tokens are bound to these pods, so that the shipped RBAC and policies apply. For real nodes see `lab.pod_installation`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from lab.controlplane_commands import LOOPBACK
 from lab.credentials import credentials_dir
 from lab.errors import BootError
 from lab.netperf_install import Netperf, find_netperf_if_available
+from lab.paths import write_private
 from lab.polling import poll_until
 from lab.programs import Program, Programs, agent_program_name, answers_ok
 from netperf.contract import (
@@ -213,8 +214,7 @@ def start_central_program(
 async def _start_agents(client: Client, installation: Installation) -> None:
     lab = installation.lab
     passphrase_file = lab.paths.state_dir / "probe-passphrase"
-    passphrase_file.touch(mode=0o600)
-    passphrase_file.write_text(installation.passphrase)
+    write_private(passphrase_file, installation.passphrase)
     for network in lab.networks:
         node, name = network.node.name, agent_program_name(network.node.name)
 

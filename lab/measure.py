@@ -26,6 +26,7 @@ from netperf.sample import Measurement
 
 PASSPHRASE_VARIABLE = "NETAWARE_LAB_PASSPHRASE"
 PORT = 22865
+"""Another port than that of the agents' netserver (12865), which may run in the same namespace."""
 DATAGRAM_DURATION_S = 10.0
 """Long enough for a p90 from at most four datagrams a second."""
 

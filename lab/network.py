@@ -105,12 +105,12 @@ def pod_range_of_slot(slot: int) -> str:
     return f"{_POD_BASE + (slot << _SLOT_BITS)}/{32 - _SLOT_BITS}"
 
 
-def find_missing_privileges() -> list[str]:
+def find_missing_privilege() -> str:
     """Return the first privilege that this process lacks to create namespaces and TUN devices; empty if it lacks none."""
     required = 1 << _CAP_NET_ADMIN | 1 << _CAP_SYS_ADMIN
     if _read_effective_capabilities() & required != required:
-        return ["the right to create network namespaces (root, or CAP_NET_ADMIN and CAP_SYS_ADMIN)"]
-    return [] if can_open_tun() else [f"access to {_TUN}, which this user or container does not have"]
+        return "the right to create network namespaces (root, or CAP_NET_ADMIN and CAP_SYS_ADMIN)"
+    return "" if can_open_tun() else f"access to {_TUN}, which this user or container does not have"
 
 
 def can_open_tun() -> bool:
@@ -120,9 +120,8 @@ def can_open_tun() -> bool:
 
 def require_privileges() -> None:
     """Raise UnsupportedError if this process cannot create namespaces and TUN devices."""
-    missing = find_missing_privileges()
-    if missing:
-        raise UnsupportedError(f"nodes need {missing[0]}; `--topology none` still runs the control plane alone")
+    if privilege := find_missing_privilege():
+        raise UnsupportedError(f"nodes need {privilege}; `--topology none` still runs the control plane alone")
 
 
 def _read_effective_capabilities() -> int:
@@ -145,69 +144,73 @@ def create_network(nodes: Sequence[LabNode], state_dir: Path) -> LabNetwork:
     """
     require_privileges()
     try:
-        with IPRoute() as host:
+        with IPRoute() as host_netlink:
             # In the new network namespace of a lab without root, loopback is down.
-            host.link("set", index=find_device_index(host, "lo"), state="up")
-            network = plan_network(_reserve_slot(host, state_dir), nodes)
-            bridge = find_device_index(host, bridge_name(network.slot))
-            host.addr("add", index=bridge, address=network.gateway, prefixlen=_PREFIX_LENGTH)
-            host.link("set", index=bridge, state="up")
+            host_netlink.link("set", index=find_device_index(host_netlink, "lo"), state="up")
+            network = plan_network(_reserve_slot(host_netlink, state_dir), nodes)
+            bridge = find_device_index(host_netlink, bridge_name(network.slot))
+            host_netlink.addr("add", index=bridge, address=network.gateway, prefixlen=_PREFIX_LENGTH)
+            host_netlink.link("set", index=bridge, state="up")
             for number, node in enumerate(network.node_networks):
-                _create_node(host, bridge, f"{_host_device_prefix(network.slot)}{number}", node)
+                _create_node(host_netlink, bridge, f"{_host_device_prefix(network.slot)}{number}", node)
                 _create_wan_device(node)
-            _route_pods(host, network)
+            _route_pods(host_netlink, network)
     except (NetlinkError, OSError) as error:
         remove_network(state_dir)
         raise LabError(f"cannot create the nodes' network: {error}") from error
     return network
 
 
-def _create_node(host: IPRoute, bridge: int, host_device: str, node: NodeNetwork) -> None:
+def _create_node(host_netlink: IPRoute, bridge: int, host_device: str, node: NodeNetwork) -> None:
     namespaces.create(node.netns)
-    host.link("add", ifname=host_device, kind="veth", peer={"ifname": MANAGEMENT_DEVICE, "net_ns_fd": node.netns})
-    host.link("set", index=find_device_index(host, host_device), master=bridge, state="up")
-    with namespaces.enter(node.netns), IPRoute() as inside:
-        inside.link("set", index=find_device_index(inside, "lo"), state="up")
-        management = find_device_index(inside, MANAGEMENT_DEVICE)
-        inside.addr("add", index=management, address=node.management_address, prefixlen=_PREFIX_LENGTH)
-        inside.link("set", index=management, state="up")
+    host_netlink.link(
+        "add", ifname=host_device, kind="veth", peer={"ifname": MANAGEMENT_DEVICE, "net_ns_fd": node.netns}
+    )
+    host_netlink.link("set", index=find_device_index(host_netlink, host_device), master=bridge, state="up")
+    with namespaces.enter(node.netns), IPRoute() as node_netlink:
+        node_netlink.link("set", index=find_device_index(node_netlink, "lo"), state="up")
+        management = find_device_index(node_netlink, MANAGEMENT_DEVICE)
+        node_netlink.addr("add", index=management, address=node.management_address, prefixlen=_PREFIX_LENGTH)
+        node_netlink.link("set", index=management, state="up")
 
 
 def _create_wan_device(node: NodeNetwork) -> None:
-    with namespaces.enter(node.netns), IPRoute() as inside:
-        inside.link("add", ifname=WAN_DEVICE, kind="tuntap", mode="tun")
-        wan = find_device_index(inside, WAN_DEVICE)
-        inside.addr("add", index=wan, address=node.address, prefixlen=_PREFIX_LENGTH)
-        inside.link("set", index=wan, mtu=_MTU, state="up")
+    with namespaces.enter(node.netns), IPRoute() as node_netlink:
+        node_netlink.link("add", ifname=WAN_DEVICE, kind="tuntap", mode="tun")
+        wan = find_device_index(node_netlink, WAN_DEVICE)
+        node_netlink.addr("add", index=wan, address=node.address, prefixlen=_PREFIX_LENGTH)
+        node_netlink.link("set", index=wan, mtu=_MTU, state="up")
         # The agent takes the device of the default route for the node's uplink.
-        inside.route("add", dst="0.0.0.0/0", oif=wan)
+        node_netlink.route("add", dst="0.0.0.0/0", oif=wan)
 
 
-def _route_pods(host: IPRoute, network: LabNetwork) -> None:
+def _route_pods(host_netlink: IPRoute, network: LabNetwork) -> None:
     """Add routes to the pods of real nodes: over the wide-area network from other nodes, and over the bridge from the host."""
     real_nodes = [node for node in network.node_networks if node.pod_ranges]
-    bridge = find_device_index(host, bridge_name(network.slot))
+    bridge = find_device_index(host_netlink, bridge_name(network.slot))
     for node in real_nodes:
         for destination in (f"{node.address}/32", node.pod_ranges[0]):
-            host.route("add", dst=destination, gateway=node.management_address, oif=bridge)
+            host_netlink.route("add", dst=destination, gateway=node.management_address, oif=bridge)
     for node in network.node_networks if real_nodes else ():
-        with namespaces.enter(node.netns), IPRoute() as inside:
-            wan = find_device_index(inside, WAN_DEVICE)
+        with namespaces.enter(node.netns), IPRoute() as node_netlink:
+            wan = find_device_index(node_netlink, WAN_DEVICE)
             for other in real_nodes:
                 if other is not node:
-                    inside.route("add", dst=other.pod_ranges[0], gateway=other.address, oif=wan)
+                    node_netlink.route("add", dst=other.pod_ranges[0], gateway=other.address, oif=wan)
 
 
-def _reserve_slot(host: IPRoute, state_dir: Path) -> int:
+def _reserve_slot(host_netlink: IPRoute, state_dir: Path) -> int:
     """Write the first free slot into the state directory, then create its bridge."""
     with _lock_slots():
-        device_names = {link.get_attr("IFLA_IFNAME") for link in host.get_links()}
+        device_names = {link.get_attr("IFLA_IFNAME") for link in host_netlink.get_links()}
         slot = next((n for n in range(_SLOTS) if bridge_name(n) not in device_names), None)
         if slot is None:
             raise LabError(f"other labs use all {_SLOTS} slots; see `ip link show type bridge`")
         _slot_file(state_dir).write_text(f"{slot} {_network_namespace_id()}")
-        host.link("add", ifname=bridge_name(slot), kind="bridge")
-        host.link("set", index=find_device_index(host, bridge_name(slot)), ifalias=_bridge_alias(state_dir))
+        host_netlink.link("add", ifname=bridge_name(slot), kind="bridge")
+        host_netlink.link(
+            "set", index=find_device_index(host_netlink, bridge_name(slot)), ifalias=_bridge_alias(state_dir)
+        )
         return slot
 
 
@@ -223,10 +226,10 @@ def remove_network(state_dir: Path) -> None:
     if namespace_id != _network_namespace_id():
         # The lab ran in a user namespace, and its devices ended with that. Devices of these names belong to another lab.
         return
-    with _lock_slots(), IPRoute() as host:
-        bridges = host.link_lookup(ifname=bridge_name(slot))
+    with _lock_slots(), IPRoute() as host_netlink:
+        bridges = host_netlink.link_lookup(ifname=bridge_name(slot))
         if bridges:
-            alias = host.get_links(bridges[0])[0].get_attr("IFLA_IFALIAS") or ""
+            alias = host_netlink.get_links(bridges[0])[0].get_attr("IFLA_IFALIAS") or ""
             # No alias: the lab was killed just after it created the bridge. Another alias: the bridge of another lab.
             if alias not in {"", _bridge_alias(state_dir)}:
                 return
@@ -235,12 +238,12 @@ def remove_network(state_dir: Path) -> None:
         for name in [name for name in namespaces.list_names() if name.startswith(prefix)]:
             namespaces.remove(name)
         # The kernel would remove the veth pairs of a namespace later, when the next lab may need their names.
-        for link in host.get_links():
+        for link in host_netlink.get_links():
             if str(link.get_attr("IFLA_IFNAME")).startswith(_host_device_prefix(slot)):
                 with contextlib.suppress(NetlinkError):
-                    host.link("del", index=link["index"])
+                    host_netlink.link("del", index=link["index"])
         if bridges:
-            host.link("del", index=bridges[0])
+            host_netlink.link("del", index=bridges[0])
     _slot_file(state_dir).unlink(missing_ok=True)
 
 
@@ -258,9 +261,9 @@ def _bridge_alias(state_dir: Path) -> str:
     return str(state_dir)[-255:]
 
 
-def find_device_index(routes: IPRoute, name: str) -> int:
+def find_device_index(netlink: IPRoute, name: str) -> int:
     """Return the index of the device of this name. Raises OSError if it does not exist."""
-    indexes = routes.link_lookup(ifname=name)
+    indexes = netlink.link_lookup(ifname=name)
     if not indexes:
         raise OSError(f"there is no device {name}")
     return int(indexes[0])

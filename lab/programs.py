@@ -21,7 +21,7 @@ import psutil
 
 from lab import namespaces
 from lab.errors import BootError
-from lab.paths import LOGS
+from lab.paths import LOGS_FOLDER
 from lab.processes import LAB_VARIABLE
 
 STOP_TIMEOUT_S = 15.0
@@ -160,7 +160,7 @@ class Programs:
         Raises:
             BootError: the command does not exist.
         """
-        log = self._state_dir / LOGS / f"{name}.log"
+        log = self._state_dir / LOGS_FOLDER / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         command = [*_build_enter_prefix(netns), "setpriv", "--pdeathsig", "KILL", "--", *map(str, argv)]
         with log.open("ab") as output:

@@ -10,7 +10,7 @@ from typing import TextIO
 ProgressPrinter = Callable[[str], None]
 """Prints a line of progress."""
 _BAR_WIDTH, _LINE_WIDTH = 20, 120
-_REPEAT_S = 15.0
+_REPEAT_S = 15.0  # In a log.
 
 
 class Progress:

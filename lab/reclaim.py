@@ -1,4 +1,4 @@
-"""Names the files of a lab, locks it, and removes its processes, devices and files.
+"""Locks a lab, and removes its processes, devices and files.
 
 A lab locks ``<name>.lock`` while it runs; the kernel releases the lock when the process ends. So a state directory beside a free lock
 is left over from a killed lab.
@@ -8,72 +8,18 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from kubekit.errors import ConfigError
 from lab.errors import LabError
 from lab.network import remove_network
-from lab.paths import LOGS, labs_dir
+from lab.paths import LabPaths
 from lab.processes import kill_processes
 
 _LOCK_TIMEOUT_S, _POLL_S = 0.3, 0.02
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?\Z")
-
-
-@dataclass(frozen=True)
-class LabPaths:
-    """Paths of a lab's files.
-
-    Attributes:
-        name: name of the lab.
-        state_dir: folder of certificates, data and logs; exists while the lab runs, or after it was killed.
-    """
-
-    name: str
-    state_dir: Path
-
-    @property
-    def lock(self) -> Path:
-        """File that is locked while the lab runs, with its process id."""
-        return self.state_dir.with_suffix(".lock")
-
-    @property
-    def description(self) -> Path:
-        """File with the output of `up --json`, written when the lab is up."""
-        return self.state_dir / "lab.json"
-
-    @property
-    def logs(self) -> Path:
-        """Folder of its programs' logs, each ``NAME.log``."""
-        return self.state_dir / LOGS
-
-    @property
-    def wan_socket(self) -> Path:
-        """Unix socket that controls the emulated network (lab.wan.control)."""
-        return self.state_dir / "wan.sock"
-
-    @property
-    def supervisor_log(self) -> Path:
-        """Output of the lab's own process if it runs in the background."""
-        return self.state_dir.with_suffix(".log")
-
-    @property
-    def kept_logs(self) -> Path:
-        """Folder of the programs' logs of a failed lab."""
-        return self.state_dir.with_suffix(".logs")
-
-
-def lab_paths(name: str, folder: Path | None = None) -> LabPaths:
-    """Return the paths of a lab below ``folder``, by default `labs_dir`. Raises ConfigError if the name is not valid."""
-    if not _NAME.match(name):
-        raise ConfigError("--name", f"{name!r} is not a valid name", "lower-case letters, digits and -, up to 32")
-    return LabPaths(name, (folder or labs_dir()) / name)
 
 
 @contextmanager

@@ -208,13 +208,17 @@ def print_application(console: Console, application: ApplicationReport, images: 
     console.print(f"Real kubelets ran {', '.join(images.values())} as the shipped overlay says.", highlight=False)
 
 
-def _start_table(console: Console, title: str, texts: Sequence[str], numbers: Sequence[str] = ()) -> Table:
-    """Print a title and return a table with columns of texts and then of numbers."""
+def _start_table(
+    console: Console, title: str, text_headings: Sequence[str], number_headings: Sequence[str] = ()
+) -> Table:
+    """Print a title; return a table with these columns of texts, then of numbers."""
     # Printed apart from the table, because Rich wraps a title to the table's width.
     console.print(f"\n[bold]{title}[/]")
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in (*texts, *numbers):
-        table.add_column(heading, justify="right" if heading in numbers else "left", no_wrap=heading in texts)
+    for heading in (*text_headings, *number_headings):
+        table.add_column(
+            heading, justify="right" if heading in number_headings else "left", no_wrap=heading in text_headings
+        )
     return table
 
 

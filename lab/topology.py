@@ -225,7 +225,8 @@ class _TopologyReader:
 
     def _read_node(self, path: str, node: _NodeSection, region: str, zone: str) -> LabNode:
         self._check_name(f"{path}.name", node.name)
-        amounts = {n: self._read_quantity(*self._find_setting(path, node, n)) for n in ("cpu", "memory", "pods", "nic")}
+        resources = ("cpu", "memory", "pods", "nic")
+        amounts = {name: self._read_quantity(*self._find_setting(path, node, name)) for name in resources}
         field, kubelet = self._find_setting(path, node, "kubelet")
         if kubelet not in KUBELETS:
             raise self._make_error(field, f"{kubelet!r} is unknown", f"write one of {', '.join(KUBELETS)}")
@@ -271,13 +272,13 @@ class _TopologyReader:
                 )
         return links
 
-    def _read_link(self, path: str, given: _LinkSection) -> Link:
-        rtt_us = parse_duration_us(given.rtt, f"{self.file}: {path}.rtt")
-        jitter_us = parse_duration_us(given.jitter, f"{self.file}: {path}.jitter")
-        loss = parse_loss(given.loss, f"{self.file}: {path}.loss")
+    def _read_link(self, path: str, section: _LinkSection) -> Link:
+        rtt_us = parse_duration_us(section.rtt, f"{self.file}: {path}.rtt")
+        jitter_us = parse_duration_us(section.jitter, f"{self.file}: {path}.jitter")
+        loss = parse_loss(section.loss, f"{self.file}: {path}.loss")
         link = Link(rtt_us, jitter_us, loss)
         if link.has_excessive_jitter:
-            raise self._make_error(f"{path}.jitter", f"{given.jitter} is more than the round trip, {given.rtt}")
+            raise self._make_error(f"{path}.jitter", f"{section.jitter} is more than the round trip, {section.rtt}")
         return link
 
     def _read_quantity(self, path: str, value: str | int) -> str:
@@ -294,9 +295,9 @@ class _TopologyReader:
             fix = "lower-case letters, digits and -, up to 63, starting and ending with a letter or digit"
             raise self._make_error(path, f"{value!r} is not a valid name", fix)
 
-    def _check_unique(self, kind: str, names_by_path: list[tuple[str, str]]) -> None:
+    def _check_unique(self, kind: str, names_with_paths: list[tuple[str, str]]) -> None:
         seen: set[str] = set()
-        for path, name in names_by_path:
+        for path, name in names_with_paths:
             if name in seen:
                 raise self._make_error(path, f"there are two {kind}s named {name}")
             seen.add(name)

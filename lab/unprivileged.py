@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from lab.errors import UnsupportedError
-from lab.network import can_open_tun, find_missing_privileges
+from lab.network import can_open_tun, find_missing_privilege
 
 _RELAY_VARIABLE = "NETAWARE_LAB_RELAY_FD"
 _UNSHARE = ("unshare", "--user", "--map-root-user", "--net", "--mount", "--")
@@ -65,11 +65,11 @@ def plan_launch(argv: Sequence[str], env: dict[str, str]) -> LaunchCommand:
     Raises:
         UnsupportedError: a user namespace is not possible either; says what is missing and what works without it.
     """
-    missing = find_missing_privileges()
-    if not missing:
+    privilege = find_missing_privilege()
+    if not privilege:
         return LaunchCommand(list(argv), env)
     if problem := _find_user_namespace_problem():
-        reason = f"nodes need {missing[0]}, or a user namespace, but {problem}"
+        reason = f"nodes need {privilege}, or a user namespace, but {problem}"
         raise UnsupportedError(f"{reason}. `--topology none` still runs the control plane alone")
     relay_listener = socket.create_server(("127.0.0.1", 0))
     wrapped = [*_UNSHARE, "sh", "-c", _MOUNT_RUN, "sh", *argv]

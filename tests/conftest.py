@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, settings
 from lab.build import find_or_build_programs
 from lab.errors import BuildError, UnsupportedError
 from lab.netperf_install import Netperf, find_or_fetch_netperf
+from lab.pod_installation import find_or_build_images
 from lab.realnode.programs import find_or_build_node_binaries
-from lab.shipped import find_or_build_images
 from tests.support.axe import find_or_fetch_axe
 from tests.support.chains import ChainScheduling, is_chained
 from tests.support.chromium import Chromium, find_or_fetch_chromium

@@ -1,4 +1,4 @@
-"""Arguments that several commands have, with the same names and help texts."""
+"""What several commands share: arguments, progress lines, JSON output, and the search for a running lab."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from rich.console import Console
 
 from kubekit.errors import ConfigError
 from lab.errors import LabError
+from lab.paths import LabPaths, lab_paths
 from lab.progress import ProgressPrinter
-from lab.reclaim import LabPaths, find_running_pid, lab_paths
+from lab.reclaim import find_running_pid
 from lab.topology import DEFAULT_TOPOLOGY, KUBELETS, REAL, TOPOLOGY_DIR, Topology, load_topology
 
 _DEFAULT_NAME = "lab"
@@ -72,7 +73,7 @@ def find_running_lab(name: str) -> LabPaths:
     return paths
 
 
-def name_option(name: str) -> str:
+def format_name_option(name: str) -> str:
     """The ``--name`` option of a printed command; empty for the default name."""
     return "" if name == _DEFAULT_NAME else f" --name {name}"
 

@@ -13,11 +13,11 @@ from kubekit.errors import ConfigError
 from kubekit.runtime import run_program
 from lab import report
 from lab.build import find_or_build_programs
-from lab.cluster import find_node_binaries
+from lab.cluster import find_or_build_binaries_for
 from lab.commands import arguments
 from lab.demo import OVERLAY_BY_PLACEMENT, run_demo
 from lab.netperf_install import find_netperf_if_available
-from lab.shipped import find_or_build_images
+from lab.pod_installation import find_or_build_images
 from lab.topology import Topology
 from lab.unprivileged import plan_relaunch
 
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     # These fill the cache: a lab in a user namespace has no Internet.
     find_or_build_programs()
     find_netperf_if_available()
-    find_node_binaries(topology)
+    find_or_build_binaries_for(topology)
     images = find_or_build_images() if topology.real_nodes else None
     launch.exec_if_wrapped()
     print_progress = arguments.make_progress_printer()

@@ -13,7 +13,8 @@ from typing import Any
 
 from lab.commands import arguments
 from lab.errors import LabError
-from lab.reclaim import LabPaths, find_running_pid, lab_paths, lock_lab, reclaim
+from lab.paths import LabPaths, lab_paths
+from lab.reclaim import find_running_pid, lock_lab, reclaim
 
 _STOP_TIMEOUT_S = 45.0
 _POLL_S = 0.05

@@ -18,14 +18,15 @@ from rich.console import Console
 from kubekit.errors import ConfigError
 from kubekit.runtime import run_program
 from lab.build import find_or_build_programs
-from lab.cluster import ALL_COMPONENTS, Lab, find_node_binaries
+from lab.cluster import ALL_COMPONENTS, Lab, find_or_build_binaries_for
 from lab.commands import arguments
 from lab.errors import BootError, LabError
 from lab.installation import install
 from lab.netperf_install import find_netperf_if_available
+from lab.paths import LabPaths, lab_paths
+from lab.pod_installation import find_or_build_images, install_as_pods
 from lab.programs import build_pythonpath_env
-from lab.reclaim import LabPaths, find_running_pid, lab_paths
-from lab.shipped import find_or_build_images, install_as_shipped
+from lab.reclaim import find_running_pid
 from lab.topology import Topology
 from lab.unprivileged import LaunchCommand, plan_launch
 
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.programs and topology is None:
         raise ConfigError("--programs", "needs nodes to run on", "leave out `--topology none`")
     paths = lab_paths(args.name)
-    description = _find_running_lab(paths, topology, needs_programs=args.programs)
+    description = _read_matching_description(paths, topology, needs_programs=args.programs)
     if description is not None:
         print(f"lab {paths.name} is up already", file=sys.stderr)
         _print_usage(description, as_json=args.json)
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     launch = plan_launch(command, environment) if topology is not None else LaunchCommand(command, environment)
     # Build in the foreground, so that its progress is visible.
     find_or_build_programs()
-    find_node_binaries(topology)
+    find_or_build_binaries_for(topology)
     if args.programs and topology is not None and topology.real_nodes:
         find_or_build_images()
     elif args.programs:
@@ -78,8 +79,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _find_running_lab(paths: LabPaths, topology: Topology | None, *, needs_programs: bool) -> dict[str, Any] | None:
-    """Return the running lab's description; None if it does not run. Raises LabError if it differs from what is wanted."""
+def _read_matching_description(
+    paths: LabPaths, topology: Topology | None, *, needs_programs: bool
+) -> dict[str, Any] | None:
+    """Return the running lab's description; None if it does not run. Raises LabError if it does not match the arguments."""
     if find_running_pid(paths) is None:
         return None
     description = read_description(paths)
@@ -111,14 +114,14 @@ def read_description(paths: LabPaths) -> dict[str, Any]:
 
 
 async def _run_lab(topology: Topology | None, paths: LabPaths, args: argparse.Namespace) -> None:
-    as_shipped = args.programs and topology is not None and bool(topology.real_nodes)
+    runs_as_pods = args.programs and topology is not None and bool(topology.real_nodes)
     # Without real kubelets `install` starts the scheduler, because it knows the extender's address.
-    starts_scheduler = as_shipped or not args.programs
+    starts_scheduler = runs_as_pods or not args.programs
     components = [name for name in ALL_COMPONENTS if name != "scheduler" or starts_scheduler]
-    images = await asyncio.to_thread(find_or_build_images) if as_shipped else {}
+    images = await asyncio.to_thread(find_or_build_images) if runs_as_pods else {}
     async with Lab.start(topology, name=paths.name, components=components) as lab:
-        if as_shipped:
-            await install_as_shipped(lab, images)
+        if runs_as_pods:
+            await install_as_pods(lab, images)
         elif args.programs:
             await install(lab)
         lab.write_description()
@@ -192,7 +195,7 @@ def _print_usage(lab: dict[str, Any], *, as_json: bool) -> None:
         for node in lab["nodes"]:
             table.add_row(node["name"], node["region"], node["zone"], node["address"], node["netns"], node["kubelet"])
         console.print(table)
-    option = arguments.name_option(lab["name"])
+    option = arguments.format_name_option(lab["name"])
     console.print(f"export KUBECONFIG={lab['kubeconfig']}", soft_wrap=True)
     console.print(f"{lab['kubectl']} get nodes -L topology.kubernetes.io/zone", soft_wrap=True)
     if lab["nodes"]:

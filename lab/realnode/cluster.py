@@ -20,7 +20,7 @@ from lab.network import LabNetwork, pod_range_of_slot
 from lab.polling import poll_until
 from lab.programs import Programs
 from lab.realnode import cgroups, machine
-from lab.realnode.files import PAUSE_IMAGE
+from lab.realnode.config_files import PAUSE_IMAGE
 from lab.realnode.images import ImageStore
 from lab.realnode.node import RealNode
 from lab.realnode.programs import NodeBinaries

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lab.errors import InsufficientCapacityError, UnsupportedError
-from lab.network import find_missing_privileges
+from lab.network import find_missing_privilege
 from lab.realnode import cgroups
 
 _TOOLS = ("mount", "nsenter", "pivot_root", "setpriv", "unshare")
@@ -39,8 +39,9 @@ def check_machine(environment: Mapping[str, str], nft: Path, *, node_count: int)
         UnsupportedError: the machine lacks something; names all that it lacks.
         InsufficientCapacityError: other programs of this user have too many inotify instances.
     """
-    missing = find_missing_privileges()
-    missing += [f"the command {tool} (util-linux)" for tool in _TOOLS if _find_tool(tool) is None]
+    missing = [f"the command {tool} (util-linux)" for tool in _TOOLS if _find_tool(tool) is None]
+    if privilege := find_missing_privilege():
+        missing.insert(0, privilege)
     if not missing:
         missing = _find_missing_cgroups() + _find_missing_kernel_features(environment, nft)
     inotify_setting = [] if missing else _find_inotify_setting(node_count)
@@ -136,6 +137,6 @@ def _try_command(argv: list[str], environment: Mapping[str, str], text: str) -> 
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    return (
-        "" if result.returncode == 0 else (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[0]
-    )
+    if result.returncode == 0:
+        return ""
+    return (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[0]

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import os
 import shutil
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from lab.network import MAX_PODS_PER_NODE, NodeNetwork
 from lab.nodes import build_topology_labels
 from lab.polling import poll_until
 from lab.programs import Program, Programs
-from lab.realnode import cgroups, files
+from lab.realnode import cgroups, config_files
 from lab.realnode.programs import NodeBinaries
 
 _ROOT_SCRIPT = Path(__file__).with_name("root.sh")
@@ -184,19 +185,21 @@ class RealNode:
         (etc / "hosts").write_text(f"127.0.0.1 localhost\n{self.network.address} {self.name}\n")
         (etc / "hostname").write_text(f"{self.name}\n")
         (etc / "resolv.conf").write_text("")
-        (etc / "machine-id").write_text(f"{abs(hash((self.lab, self.name))):032x}\n")
-        (etc / "containerd/config.toml").write_text(files.build_containerd_config(snapshotter=self.snapshotter))
-        (etc / "containerd/certs.d/_default/hosts.toml").write_text(files.build_registry_hosts(self.registry_url))
-        (etc / "cni/net.d/10-lab.conflist").write_text(files.build_cni_config(self.network.pod_ranges))
+        (etc / "machine-id").write_text(f"{uuid.uuid4().hex}\n")
+        (etc / "containerd/config.toml").write_text(config_files.build_containerd_config(snapshotter=self.snapshotter))
+        (etc / "containerd/certs.d/_default/hosts.toml").write_text(
+            config_files.build_registry_hosts(self.registry_url)
+        )
+        (etc / "cni/net.d/10-lab.conflist").write_text(config_files.build_cni_config(self.network.pod_ranges))
         (etc / "kubernetes/kubelet.yaml").write_text(self._build_kubelet_config())
         (etc / "kubernetes/proxy.yaml").write_text(
-            files.build_proxy_config(node=self.name, cluster_pod_range=self.cluster_pod_range)
+            config_files.build_proxy_config(node=self.name, cluster_pod_range=self.cluster_pod_range)
         )
         self._write_credentials(etc / "kubernetes")
 
     def _build_kubelet_config(self) -> str:
         node = self.network.node
-        return files.build_kubelet_config(
+        return config_files.build_kubelet_config(
             dns=SERVICE_DNS,
             max_pods=min(quantity.parse_int(node.pods), MAX_PODS_PER_NODE),
             reserved=compute_system_reserved(node.cpu, node.memory),

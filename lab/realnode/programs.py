@@ -23,14 +23,14 @@ NODE = Module(
         "coredns": "./coredns",
         "pause": "./pause",
     },
-    versioned_by="k8s.io/kubernetes",
+    version_module="k8s.io/kubernetes",
     link_flags=build_kubernetes_link_flags,
 )
 APP = Module(
     name="app",
     folder=Path(__file__).parents[1] / "app",
     programs={"app": "."},
-    versioned_by="github.com/prometheus/client_golang",
+    version_module="github.com/prometheus/client_golang",
     link_flags=lambda _: "-s -w",
 )
 CONTAINERD = UpstreamModule(

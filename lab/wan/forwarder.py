@@ -26,10 +26,10 @@ from lab.wan.server import ControlServer
 # linux/if_tun.h, prctl.h, sockios.h and ethtool.h
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x1, 0x1000
 _PR_SET_TIMERSLACK = 29
-_SIOCETHTOOL, _ETHTOOL_SSET = 0x8946, 2
-_READ_BYTES = 2048
-_MAX_READS = 64
-_IDLE_S = 60.0
+_SIOCETHTOOL, _ETHTOOL_SSET, _DUPLEX_FULL = 0x8946, 2, 1
+_READ_BYTES = 2048  # More than the MTU of the devices (1500).
+_MAX_READS = 64  # Then due packets and other devices have their turn.
+_IDLE_S = 60.0  # Any time: without packets nothing is due.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -134,7 +134,7 @@ def open_device(netns: str, device: str, nic_bps: int) -> int:
 def _set_speed(device: str, speed_mbps: int) -> None:
     """Set the speed that the device reports, by ETHTOOL_SSET with struct ethtool_cmd, which has the speed in two halves."""
     low, high = speed_mbps & 0xFFFF, speed_mbps >> 16
-    command = struct.pack("=IIIHBBBBBBIIHBBIII", _ETHTOOL_SSET, 0, 0, low, 1, *[0] * 7, high, *[0] * 5)
+    command = struct.pack("=IIIHBBBBBBIIHBBIII", _ETHTOOL_SSET, 0, 0, low, _DUPLEX_FULL, *[0] * 7, high, *[0] * 5)
     buffer = ctypes.create_string_buffer(command)
     request = struct.pack("16sP", device.encode(), ctypes.addressof(buffer))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:

@@ -31,7 +31,7 @@ from kubekit.client import MERGE_PATCH, Client
 from kubekit.reflector import Reflector
 from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Object, Resource
 from lab.controlplane import ControlPlane
-from lab.scheduling import build_scheduler_config
+from lab.scheduler_config import build_scheduler_config
 from netperf.contract import HOT_TAINT, REGION_LABEL, ZONE_LABEL
 from tests.bench.decision_quality import gather_in_batches
 from tests.bench.figures import Figures as BenchFigures

@@ -28,7 +28,7 @@ from kubekit.client import MERGE_PATCH, Client
 from kubekit.reflector import Reflector
 from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Wire
 from lab.controlplane import ControlPlane
-from lab.scheduling import build_scheduler_config
+from lab.scheduler_config import build_scheduler_config
 from netperf.contract import NETAWARE_NAMESPACE, REGION_LABEL, ZONE_LABEL
 from tests.bench.decision_quality import control_plane, delete_pods_and_groups, gather_in_batches
 from tests.support.bodies import appgroup_spec, random_weight

@@ -19,7 +19,7 @@ from kubekit.runtime import EXIT_FAILED, EXIT_USAGE, run_program
 from lab.build import find_or_build_programs
 from lab.commands import arguments
 from lab.netperf_install import find_netperf_if_available
-from lab.reclaim import lab_paths
+from lab.paths import lab_paths
 from lab.unprivileged import plan_relaunch
 from tests.chaos.run import ChaosReport, run_chaos
 

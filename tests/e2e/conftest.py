@@ -15,9 +15,9 @@ import pytest
 
 from lab.errors import InsufficientCapacityError, UnsupportedError
 from lab.network import require_privileges
+from lab.pod_installation import find_or_build_images
 from lab.realnode.machine import check_machine
 from lab.realnode.programs import NodeBinaries, find_or_build_node_binaries
-from lab.shipped import find_or_build_images
 from tests.support.unsupported import skip_if_unsupported
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 
 from kubekit.client import Client
 from lab.controlplane import ControlPlane
-from lab.scheduling import build_scheduler_config
+from lab.scheduler_config import build_scheduler_config
 from tests.integration.conftest import MakeNode, StartScheduler
 from tests.integration.scheduler.conftest import Lead, Serve, create_group, create_pod, set_costs, wait_until_bound
 from tests.support.controller_program import controller_program

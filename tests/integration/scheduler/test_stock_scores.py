@@ -24,7 +24,7 @@ from controller.scheduler.default_scheduler import DefaultSchedulerModel
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Resource
 from lab.controlplane import ControlPlane
-from lab.scheduling import build_scheduler_config
+from lab.scheduler_config import build_scheduler_config
 from netperf.contract import REGION_LABEL, ZONE_LABEL
 
 pytestmark = pytest.mark.slow

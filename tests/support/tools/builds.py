@@ -20,7 +20,7 @@ OLDEST_CONTROL_PLANE = Module(
     name="controlplane",
     folder=Path(__file__).parent / "controlplane-1.34",
     programs={name: package for name, package in CONTROL_PLANE.programs.items() if name.startswith("kube-")},
-    versioned_by="k8s.io/kubernetes",
+    version_module="k8s.io/kubernetes",
     link_flags=build_kubernetes_link_flags,
 )
 """Programs of the oldest supported Kubernetes; etcd, kwok and kubectl are those of the newest."""
@@ -28,7 +28,7 @@ HELM = Module(
     name="helm",
     folder=Path(__file__).parent / "helm",
     programs={"helm": "helm.sh/helm/v4/cmd/helm"},
-    versioned_by="helm.sh/helm/v4",
+    version_module="helm.sh/helm/v4",
     link_flags=lambda version: f"-s -w -X helm.sh/helm/v4/internal/version.version={version}",
 )
 
@@ -48,7 +48,7 @@ PROMETHEUS = Module(
         "prometheus": "github.com/prometheus/prometheus/cmd/prometheus",
         "promtool": "github.com/prometheus/prometheus/cmd/promtool",
     },
-    versioned_by="github.com/prometheus/prometheus",
+    version_module="github.com/prometheus/prometheus",
     link_flags=_prometheus_flags,
     tags="remove_all_sd,enable_kubernetes_sd",
 )

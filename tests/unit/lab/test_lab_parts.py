@@ -15,8 +15,9 @@ from kubekit.errors import ConfigError
 from lab.__main__ import main
 from lab.build import find_or_build_programs
 from lab.errors import BootError, BuildError
+from lab.paths import lab_paths
 from lab.programs import Programs, run_command
-from lab.reclaim import lab_paths, reclaim
+from lab.reclaim import reclaim
 
 
 @pytest.mark.parametrize("name", ["", "Lab", "../lab", "a" * 33, "-a", "a b"])

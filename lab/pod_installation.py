@@ -28,7 +28,7 @@ def find_or_build_images() -> dict[str, Path]:
     return {f"{recipe.name}:{IMAGE_TAG}": find_or_build_image(recipe) for recipe in (AGENT, CONTROLLER)}
 
 
-async def install_as_shipped(lab: Lab, images: Mapping[str, Path], *, overlay: Path = OVERLAY) -> None:
+async def install_as_pods(lab: Lab, images: Mapping[str, Path], *, overlay: Path = OVERLAY) -> None:
     """Apply an overlay and wait until every pod of it is ready.
 
     Args:
