@@ -238,7 +238,7 @@ def violates_limit(costs: CostTable, origin: NodeLocation, destination: NodeLoca
     if origin.node == destination.node:
         return False
     from_location, to_location = (Location(node.region, node.zone) for node in (origin, destination))
-    return costs.check_limit(from_location, to_location, limit)[0] == "violated"
+    return costs.compare_with_limit(from_location, to_location, limit)[0] == "violated"
 
 
 def choose_pod_cpu(lab: Lab) -> str:

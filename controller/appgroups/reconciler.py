@@ -115,7 +115,7 @@ class AppGroupController:
         self.enqueue(key)
         if not is_spec_unchanged(old, new):
             # Pods may now belong to another group of this name.
-            for other in self._membership.keys_named(key.rpartition("/")[2]):
+            for other in self._membership.group_keys_named(key.rpartition("/")[2]):
                 self.enqueue(other)
 
     def _on_pod_change(self, _: str, old: Pod | None, new: Pod | None) -> None:

@@ -128,12 +128,12 @@ def _check_dependency(
         for actual_routing, caller_nodes in callers_by_routing.items():
             destinations = sorted(callees) if actual_routing is Routing.ANY else [origin]
             for destination in destinations:
-                # One node in all: every caller is on the replica's host.
+                # If callers and callees have one node in all, every caller is on the replica's host.
                 is_same_host = actual_routing is Routing.NODE or len(caller_nodes | callees[destination]) == 1
                 check = DependencyCheck(edge, "met", SAME_HOST_COST, origin, destination)
                 if not is_same_host:
-                    limit_check, cost = costs.check_limit(origin, destination, edge.max_network_cost)
-                    verdict = "met" if limit_check == "satisfied" else limit_check
+                    result, cost = costs.compare_with_limit(origin, destination, edge.max_network_cost)
+                    verdict = "met" if result == "satisfied" else result
                     check = DependencyCheck(edge, verdict, cost, origin, destination)
                 worst = max(worst, check, key=_severity)
     return worst
@@ -156,8 +156,8 @@ def build_status(
         extra_conditions: `consent_condition`, and the scheduler's.
     """
     before, generation = group.status, group.metadata.generation
-    place_by_index = {index: place for place, index in enumerate(state.order.sequence, start=1)}
-    ordered_workloads = [OrderedWorkload(w, place_by_index[index]) for index, w in enumerate(state.graph.workloads)]
+    rank_by_position = {position: rank for rank, position in enumerate(state.order.sequence, start=1)}
+    ordered_workloads = [OrderedWorkload(w, rank_by_position[i]) for i, w in enumerate(state.graph.workloads)]
     # Upstream's plugin finds a workload in this list by binary search on the selector.
     ordered_workloads.sort(key=lambda entry: entry.workload.selector)
     is_unchanged = (before.topology_order or []) == ordered_workloads and before.observed_generation == generation

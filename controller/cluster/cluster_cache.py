@@ -1,8 +1,4 @@
-"""The stores that several packages of the controller share, filled by watches.
-
-Pods are stored in compact form, and as objects if they belong to an AppGroup; ConfigMaps only of netaware's own namespace. Other
-packages read these stores instead of the API server.
-"""
+"""The stores that several packages of the controller share, filled by watches. Packages read them instead of the API server."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ AGENT_SELECTOR = parse_selector(AGENT_POD_SELECTOR)
 
 
 class ClusterCache:
-    """One store for each kind, and two for ConfigMaps; group_pods and agent_pods are parts of pods.
+    """One store for each kind, and two for ConfigMaps; group_pods and agent_pods are subsets of pods.
 
     Attributes:
         netaware_namespace: where netaware is installed.
@@ -37,11 +33,11 @@ class ClusterCache:
         agent_pods: pods of the agent's DaemonSet in netaware's namespace.
         app_groups: all AppGroups.
         topologies: all NetworkTopologies.
-        plans: the probe plans' ConfigMaps.
-        results: the other ConfigMaps of netaware's namespace, among them those into which agents write.
         namespaces: all namespaces, whose labels give consent to AppGroups of other namespaces.
         services: all Services, which decide the routing of calls.
         volumes, claims, storage_classes: all PersistentVolumes, PersistentVolumeClaims and StorageClasses, which decide the nodes of a volume.
+        plans: the ConfigMaps of netaware's namespace with probe plans.
+        results: the other ConfigMaps of that namespace, among them those into which agents write results.
     """
 
     def __init__(self, client: Client, namespace: str) -> None:
@@ -84,14 +80,15 @@ class ClusterCache:
 
     def reflector_tasks(self) -> dict[str, Awaitable[None]]:
         """Coroutines that fill the stores, by task name."""
-        return {f"store {n}": store.run() for n, store in self.stores_by_name.items() if isinstance(store, Reflector)}
+        stores = self.stores_by_name.items()
+        return {f"store {name}": store.run() for name, store in stores if isinstance(store, Reflector)}
 
     def describe_unsynced(self) -> str:
-        """Names, in one text, of the stores that wait for their initial list, for /readyz; a missing CRD counts as an empty list."""
+        """The names of the stores that wait for their initial list, as text for /readyz; a missing CRD counts as an empty list."""
         return ", ".join(name for name, synced in self._sync_events.items() if not synced.is_set())
 
     async def wait_for_sync(self) -> None:
-        """Wait until every store has its initial list, or is of a missing CRD."""
+        """Wait until every store has its initial list; a missing CRD counts as an empty list."""
         for synced in self._sync_events.values():
             await synced.wait()
 

@@ -12,7 +12,7 @@ from kubekit.settings import Range, Section, join_path
 
 
 class NetworkOverheadConfig(Section, frozen=True):
-    """Arguments of NetworkOverhead (docs/contracts.md, section 4).
+    """Arguments of NetworkOverhead that users set (docs/contracts.md, section 4).
 
     Attributes:
         namespaces: namespaces in which AppGroups and NetworkTopologies are searched, in this order.
@@ -30,20 +30,21 @@ class NetworkOverheadConfig(Section, frozen=True):
 
     def check_rules(self, field: str) -> None:
         """Raise ConfigError if a name or namespace is empty."""
-        for name, text in (("weightsName", self.weights_name), ("networkTopologyName", self.network_topology_name)):
-            if not text:
-                raise ConfigError(join_path(field, name), "is empty", "write the name of the object")
+        for key, name in (("weightsName", self.weights_name), ("networkTopologyName", self.network_topology_name)):
+            if not name:
+                raise ConfigError(join_path(field, key), "is empty", "write the name of the object")
         if not self.namespaces or not all(self.namespaces):
             raise ConfigError(join_path(field, "namespaces"), "names no namespace", "write [default], as upstream does")
 
 
 class NetworkOverheadArgs(NetworkOverheadConfig, frozen=True):
-    """Arguments of NetworkOverhead, with those that follow from ``scheduler.parity``.
+    """All arguments of NetworkOverhead: those that users set, and those that follow from ``scheduler.parity``.
 
     Attributes:
         fallback_weights_name: used if the NetworkTopology has no weight of `weights_name`; empty for none.
-        search_everywhere: search other namespaces too. For a pod's AppGroup: the pod's namespace first, and last those that it
-            admits. For the NetworkTopology: the group's namespace first, then netaware's, and last the only NetworkTopology there is.
+        search_everywhere: search other namespaces besides `namespaces`. An AppGroup is searched in the pod's namespace first, and last
+            in those to which that namespace consents. A NetworkTopology is searched in the group's namespace first, then in
+            `namespaces`, then in netaware's; last, the only NetworkTopology of the cluster is used.
         counts_finished_pods: finished and terminating pods count as placed, as in upstream.
         rejects_deleted_nodes: the pod fits nowhere while a dependency's pod is on a deleted node, as in upstream.
     """
@@ -55,7 +56,7 @@ class NetworkOverheadArgs(NetworkOverheadConfig, frozen=True):
 
     @classmethod
     def from_config(cls, config: NetworkOverheadConfig, *, parity: bool) -> NetworkOverheadArgs:
-        """The arguments that follow from a configuration; with ``parity`` those that give upstream's behaviour."""
+        """The arguments for a configuration; with ``parity`` those that give upstream's behaviour."""
         args = cls(**msgspec.structs.asdict(config))
         if not parity:
             return args

@@ -17,8 +17,8 @@ from netperf.latencies import LATENCY_ANNOTATION, Latencies, ZonePair, decode_la
 
 SAME_HOST_COST, SAME_ZONE_COST, UNKNOWN_COST = 0, 1, 100
 """Costs of paths that have no entry in a weight (docs/contracts.md, section 4)."""
-LimitCheck = Literal["satisfied", "violated", "unknown"]
-"""How a cost compares with maxNetworkCost."""
+LimitResult = Literal["satisfied", "violated", "unknown"]
+"""Whether a cost is within maxNetworkCost; ``unknown`` if the cost is."""
 
 
 class Location(NamedTuple):
@@ -56,11 +56,11 @@ def count_by_location(counts_by_node: Mapping[str, int], locations: Mapping[str,
     return counts
 
 
-def cost_entries_of(weight: WeightInfo | None, level: str = ZONE_LABEL) -> dict[ZonePair, CostInfo]:
-    """Entries of a weight by directed pair of zones (or of regions, by ``level``). The first entry of a pair counts."""
+def cost_entries_of(weight: WeightInfo | None, topology_key: str = ZONE_LABEL) -> dict[ZonePair, CostInfo]:
+    """Entries of a weight by directed pair of zones (or of regions, by ``topology_key``). The first entry of a pair counts."""
     entries: dict[ZonePair, CostInfo] = {}
     for topology_info in weight.topology_list if weight is not None else ():
-        if topology_info.topology_key == level:
+        if topology_info.topology_key == topology_key:
             for origin in topology_info.origin_list:
                 for entry in origin.cost_list:
                     entries.setdefault((origin.origin, entry.destination), entry)
@@ -68,7 +68,7 @@ def cost_entries_of(weight: WeightInfo | None, level: str = ZONE_LABEL) -> dict[
 
 
 class CostTable:
-    """Look-up of costs in one weight of a NetworkTopology. Without a weight no cost is known.
+    """Look-up of costs in one weight of a NetworkTopology; without a weight, no cost is known.
 
     Args:
         weight: the weight.
@@ -81,8 +81,8 @@ class CostTable:
     ) -> None:
         self.is_one_zone = is_one_zone
         self._cost_by_zone_pair, self._cost_by_region_pair = (
-            {pair: entry.network_cost for pair, entry in cost_entries_of(weight, level).items()}
-            for level in (ZONE_LABEL, REGION_LABEL)
+            {pair: entry.network_cost for pair, entry in cost_entries_of(weight, topology_key).items()}
+            for topology_key in (ZONE_LABEL, REGION_LABEL)
         )
         self._latencies = latencies
 
@@ -98,7 +98,7 @@ class CostTable:
             return None
         return self._latencies.latency_us(origin.zone, destination.zone)
 
-    def check_limit(self, candidate: Location, peer: Location, max_cost: int) -> tuple[LimitCheck, int]:
+    def compare_with_limit(self, candidate: Location, peer: Location, max_cost: int) -> tuple[LimitResult, int]:
         """Compare the cost between two different nodes with a limit (NetworkOverhead's rule, docs/contracts.md, section 4).
 
         Returns:
@@ -123,13 +123,14 @@ class CostTable:
             callees: node -> number of callees on it.
             locations: node -> location; pods on other nodes, which are deleted, do not count.
         """
-        total, callees_by_location = 0, count_by_location(callees, locations)
-        for origin, count in count_by_location(callers, locations).items():
+        callees_by_location = count_by_location(callees, locations)
+        total = 0
+        for origin, caller_count in count_by_location(callers, locations).items():
             for destination, callee_count in callees_by_location.items():
-                total += count * callee_count * self.check_limit(origin, destination, 0)[1]
+                total += caller_count * callee_count * self.compare_with_limit(origin, destination, 0)[1]
         # A sum by location is faster than by node, but counts pairs on one node as pairs in one zone: correct these.
         for node in callers.keys() & callees.keys() & locations.keys():
-            cost = self.check_limit(locations[node], locations[node], 0)[1]
+            cost = self.compare_with_limit(locations[node], locations[node], 0)[1]
             total += callers[node] * callees[node] * (SAME_HOST_COST - cost)
         return total
 
@@ -145,16 +146,18 @@ def choose_topology(
 
     Args:
         topologies: all NetworkTopologies, by ``namespace/name``.
-        args: their `namespaces` and `network_topology_name` decide where it is searched.
+        args: `namespaces`, `search_everywhere` and `network_topology_name` decide where it is searched.
         netaware_namespace: where netaware is installed.
         namespace: namespace of the groups; empty for the cluster as a whole.
     """
-    everywhere = args.search_everywhere
-    for searched in (namespace, *args.namespaces, netaware_namespace) if everywhere else args.namespaces:
-        topology = topologies.get(f"{searched}/{args.network_topology_name}")
+    namespaces = args.namespaces
+    if args.search_everywhere:
+        namespaces = (namespace, *namespaces, netaware_namespace)
+    for searched_namespace in namespaces:
+        topology = topologies.get(f"{searched_namespace}/{args.network_topology_name}")
         if topology is not None:
             return topology
-    return next(iter(topologies.values())) if everywhere and len(topologies) == 1 else None
+    return next(iter(topologies.values())) if args.search_everywhere and len(topologies) == 1 else None
 
 
 def choose_weight(topology: NetworkTopology | None, args: NetworkOverheadArgs) -> WeightInfo | None:

@@ -16,12 +16,15 @@ NETWORK_TOPOLOGIES = Resource("networktopology.diktyo.x-k8s.io", "v1alpha1", "ne
 
 APPGROUP_LABEL = "appgroup.diktyo.x-k8s.io"
 WORKLOAD_LABEL = "appgroup.diktyo.x-k8s.io.workload"
+"""Labels of a pod: name of its AppGroup, and selector of its workload in the AppGroup."""
 SPREAD_ANNOTATION = "netaware.io/spread"
 """Annotation of an AppGroup, or of the pods of one of its workloads: whether replicas must span zones."""
 
 NETPERF_COSTS = "NetperfCosts"
 USER_DEFINED = "UserDefined"
+"""Names of weights: the weight that netaware writes, and the default of the weight that users write."""
 FIELD_MANAGER = CONTROLLER
+"""Field manager of all writes of the controller."""
 
 
 class WorkloadRef(Wire, frozen=True):
@@ -35,7 +38,7 @@ class WorkloadRef(Wire, frozen=True):
 
 
 class Dependency(Wire, frozen=True):
-    """A dependency: the workload depended on, the minimum bandwidth in bits per second as a quantity, and the highest allowed cost."""
+    """The workload that another depends on, the minimum bandwidth in bits per second as a quantity, and the highest allowed cost."""
 
     workload: WorkloadRef = WorkloadRef()
     min_bandwidth: str | int | None = None
@@ -113,7 +116,7 @@ class WeightInfo(Wire, frozen=True, omit_defaults=False):
 
 
 class NetworkTopologySpec(Wire, frozen=True):
-    """spec of a NetworkTopology. ``cost_policy`` is a field of netaware's CRD, and is not checked yet."""
+    """spec of a NetworkTopology. ``cost_policy``, a field of netaware's CRD, is decoded and checked by `netperf.policy`."""
 
     configmap_name: str = ""
     weights: list[WeightInfo] | None = None

@@ -57,7 +57,10 @@ class DeclaredReplicas:
 def limit_replicas(
     declared: Mapping[str, int], existing: Mapping[str, int], max_missing: int
 ) -> tuple[dict[str, int], int]:
-    """Replicas to plan, by workload, and the number of declared replicas that are left out, because users can declare any number.
+    """Limit the replicas that are planned before they exist, because users can declare any number.
+
+    Returns:
+        Replicas to plan, by workload, and the number of declared replicas that are left out.
 
     Args:
         declared: replicas by workload, in order of preference.

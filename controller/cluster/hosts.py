@@ -93,21 +93,22 @@ class NodeCache:
 
     Attributes:
         hosts: node name -> host.
-        pods: pods whose requests count, by key.
-        requested: node name -> sum of its pods' requests, including "pods" and host ports.
-        version: number of changes of ``hosts`` and ``avoided_nodes``; those of ``requested`` do not count.
-        freed_count: how often a pod freed resources.
         avoided_nodes: names of nodes that the descheduler finds overutilized; plans avoid them.
+        version: number of changes of ``hosts`` and ``avoided_nodes``.
+        pods: pods whose requests count, by key.
         templates: templates of ``pods``, by key.
+        requested: node name -> sum of its pods' requests, including "pods" and host ports.
+        freed_count: how often a pod freed resources.
     """
 
     def __init__(self) -> None:
         self.hosts: dict[str, Host] = {}
-        self.requested: dict[str, Amounts] = {}
-        self.version = self.freed_count = 0
         self.avoided_nodes: frozenset[str] = frozenset()
+        self.version = 0
         self.pods: dict[str, PodInfo] = {}
         self.templates: dict[TemplateKey, PodTemplate] = {}
+        self.requested: dict[str, Amounts] = {}
+        self.freed_count = 0
 
     def subscribe_to(self, nodes: Store[Node], pods: Store[PodInfo]) -> None:
         """Add all objects of these stores, and follow their changes."""
@@ -142,8 +143,10 @@ class NodeCache:
         for pod, change in ((before, -1), (after, 1)):
             if pod is not None:
                 self._count_in_template(pod, change)
-        uses = [(pod.occupied_node, pod.requests_with_ports) if pod is not None else None for pod in (before, after)]
-        if uses[0] == uses[1]:
+        before_use, after_use = (
+            (pod.occupied_node, pod.requests_with_ports) if pod is not None else None for pod in (before, after)
+        )
+        if before_use == after_use:  # Most updates, such as those of conditions, free and use no resources.
             return
         if before is not None:
             self.freed_count += 1
@@ -156,20 +159,19 @@ class NodeCache:
         for pod in [pod for pod in self.pods.values() if matches(pod)]:
             self.on_pod_change(pod.key, pod, None)
 
-    def _count_in_template(self, pod: PodInfo, change: int) -> None:
-        key, node = template_key_of(pod), pod.occupied_node
-        template = self.templates.get(key)
-        if template is None:
-            template = self.templates[key] = PodTemplate(pod, Counter())
-        template.pods_by_node[node] += change
-        if not template.pods_by_node[node]:
-            del template.pods_by_node[node]
-            if not template.pods_by_node:
-                del self.templates[key]
-
     def assigned_node(self, pod_key: str) -> str:
         """The node on which a pod's requests are counted; empty if they are not."""
         return self.pods[pod_key].occupied_node if pod_key in self.pods else ""
+
+    def _count_in_template(self, pod: PodInfo, change: int) -> None:
+        """Count a pod in its template, or with -1 no more; a template without pods is deleted."""
+        key, node = template_key_of(pod), pod.occupied_node
+        template = self.templates.setdefault(key, PodTemplate(pod, Counter()))
+        template.pods_by_node[node] += change
+        if not template.pods_by_node[node]:
+            del template.pods_by_node[node]
+        if not template.pods_by_node:
+            del self.templates[key]
 
 
 def host_of(node: Node) -> Host:

@@ -40,7 +40,7 @@ class Membership(Index):
     """AppGroups with their graphs, and the group of each pod, updated by watch events.
 
     Args:
-        args: their `namespaces` and `search_everywhere` decide where groups are searched.
+        args: `namespaces` and `search_everywhere` decide where groups are searched.
 
     Attributes:
         groups: all AppGroups by key.
@@ -51,7 +51,7 @@ class Membership(Index):
         self._consents_by_namespace: dict[str, frozenset[str]] = {}
         self.groups: dict[str, AppGroup] = {}
         self._graphs: dict[str, DependencyGraph] = {}
-        self._keys_by_name: dict[str, dict[str, None]] = defaultdict(dict)  # A dict as a set in order of insertion.
+        self._keys_by_name: dict[str, dict[str, None]] = defaultdict(dict)  # The inner dicts are ordered sets.
 
     @classmethod
     def from_objects(
@@ -62,10 +62,10 @@ class Membership(Index):
         for namespace in namespaces:
             membership.on_namespace_change(namespace.metadata.name, namespace.metadata.labels)
         for group in groups:
-            membership.on_change(group.metadata.key, None, group)
+            membership.on_group_change(group.metadata.key, None, group)
         return membership
 
-    def on_change(self, key: str, old: AppGroup | None, new: AppGroup | None) -> bool:
+    def on_group_change(self, key: str, old: AppGroup | None, new: AppGroup | None) -> bool:
         """Update an AppGroup; returns whether it is new or deleted, or its spec has changed."""
         name = key.rpartition("/")[2]
         if new is not None:
@@ -87,8 +87,8 @@ class Membership(Index):
             self._graphs[key] = build_graph(self.groups[key].spec)
         return self._graphs[key]
 
-    def keys_named(self, name: str) -> Iterable[str]:
-        """Keys of all groups of this name."""
+    def group_keys_named(self, name: str) -> Mapping[str, None]:
+        """Keys of all groups of this name, in order of insertion."""
         return self._keys_by_name.get(name, {})
 
     def on_namespace_change(self, name: str, labels: Mapping[str, str] | None) -> bool:
@@ -104,16 +104,14 @@ class Membership(Index):
 
     def group_key_of(self, namespace: str, name: str) -> str:
         """Key of the AppGroup to which pods of a namespace with the label ``name`` belong; empty if there is none."""
-        keys = self._keys_by_name.get(name, {})
-        everywhere, configured = self._args.search_everywhere, self._args.namespaces
-        searched = (namespace, *configured) if everywhere else configured
-        key = next((f"{n}/{name}" for n in searched if f"{n}/{name}" in keys), "")
-        if key or not keys or not everywhere:
+        keys, namespaces = self.group_keys_named(name), self._args.namespaces
+        if self._args.search_everywhere:
+            namespaces = (namespace, *namespaces)
+        key = next((f"{n}/{name}" for n in namespaces if f"{n}/{name}" in keys), "")
+        if key or not keys or not self._args.search_everywhere:
             return key
-        # By the namespaces with consent, because hundreds of groups may have this name.
-        keys_with_consent = sorted(
-            f"{group_namespace}/{name}" for group_namespace in self._consents_by_namespace.get(namespace, ())
-        )
+        # Visits the namespaces with consent instead of the groups, because hundreds of groups may have this name.
+        keys_with_consent = (f"{n}/{name}" for n in sorted(self._consents_by_namespace.get(namespace, ())))
         return next((key for key in keys_with_consent if key in keys and namespace in self._namespaces_of(key)), "")
 
     def pods_by_group(self, pods: Iterable[Pod]) -> dict[str, list[Pod]]:
@@ -125,7 +123,7 @@ class Membership(Index):
         return pods_by_group
 
     def pod_namespaces(self, key: str) -> Set[str] | None:
-        """Namespaces whose pods may belong to a group; None if those of all namespaces may."""
+        """Namespaces whose pods may belong to a group; None if pods of any namespace may."""
         group_namespace = self.groups[key].metadata.namespace
         if not self._args.search_everywhere or group_namespace in self._args.namespaces:
             return None

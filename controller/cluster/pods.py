@@ -314,7 +314,7 @@ def calls_extender(scheduler_name: str, scheduler_names: Collection[str]) -> boo
     return not scheduler_names or scheduler_name in scheduler_names
 
 
-def placement_of(labels: Mapping[str, str] | None, default: PlacementMode) -> PlacementMode:
+def placement_mode_of(labels: Mapping[str, str] | None, default: PlacementMode) -> PlacementMode:
     """The value of `PLACEMENT_LABEL` in a pod's or namespace's labels; ``default`` without a valid value."""
     match (labels or {}).get(PLACEMENT_LABEL):
         case "affinity" | "extender" as placement:

@@ -14,8 +14,6 @@ PODS_RESOURCE = "pods"
 """Resource of which each pod requests 1."""
 PORT_PREFIX = "port:"
 """Prefix of host ports; each is a resource of which a node has 1."""
-RESIZE_PENDING, INFEASIBLE = "PodResizePending", "Infeasible"
-"""Type and reason of the condition of a resize in place that the node can never grant."""
 Amounts = dict[str, int]
 """Amounts by resource."""
 Number = TypeVar("Number", int, float)
@@ -46,9 +44,9 @@ def limit_amount(value: int) -> int:
     return min(max(value, -MAX_AMOUNT), MAX_AMOUNT)
 
 
-def parse_amounts(texts: Mapping[str, str] | None) -> Amounts:
-    """Parse a node's allocatable or a container's requests."""
-    return {name: parse_amount_or_zero(name, text) for name, text in (texts or {}).items()}
+def parse_amounts(quantities: Mapping[str, str] | None) -> Amounts:
+    """Parse a node's allocatable or a container's requests (`parse_amount_or_zero`)."""
+    return {name: parse_amount_or_zero(name, text) for name, text in (quantities or {}).items()}
 
 
 def requests_of(spec: PodSpec, status: PodStatus | None = None) -> Amounts:
@@ -59,7 +57,7 @@ def requests_of(spec: PodSpec, status: PodStatus | None = None) -> Amounts:
 
     Args:
         spec: spec of the pod.
-        status: status of the pod, if it is on a node; only resizes in place are read from it.
+        status: status of the pod, if it is on a node, for pending resizes in place.
     """
     statuses = (*(status.container_statuses or ()), *(status.init_container_statuses or ())) if status else ()
     status_by_name = {container.name: container for container in statuses}
@@ -69,7 +67,7 @@ def requests_of(spec: PodSpec, status: PodStatus | None = None) -> Amounts:
         requests = _container_requests(container, status_by_name.get(container.name), is_infeasible=is_infeasible)
         add_amounts(total, requests)
     sidecars: Amounts = {}
-    peak: Amounts = {}
+    init_peak: Amounts = {}
     for container in spec.init_containers or ():
         requests = _container_requests(container, status_by_name.get(container.name), is_infeasible=is_infeasible)
         if container.restart_policy == "Always":
@@ -77,8 +75,8 @@ def requests_of(spec: PodSpec, status: PodStatus | None = None) -> Amounts:
             add_amounts(sidecars, requests)
             requests = {}
         for name in requests.keys() | sidecars.keys():
-            peak[name] = max(peak.get(name, 0), requests.get(name, 0) + sidecars.get(name, 0))
-    for name, value in peak.items():
+            init_peak[name] = max(init_peak.get(name, 0), requests.get(name, 0) + sidecars.get(name, 0))
+    for name, value in init_peak.items():
         total[name] = max(total.get(name, 0), value)
     total |= {
         name: value
@@ -88,6 +86,23 @@ def requests_of(spec: PodSpec, status: PodStatus | None = None) -> Amounts:
     add_amounts(total, parse_amounts(spec.overhead))
     total[PODS_RESOURCE] = 1
     return total
+
+
+def has_infeasible_resize(status: PodStatus | None) -> bool:
+    """Whether the pod's node can never grant the pending resize in place."""
+    conditions = status.conditions or () if status else ()
+    return any(c.type == "PodResizePending" and c.reason == "Infeasible" for c in conditions)
+
+
+def _container_requests(container: Container, status: ContainerStatus | None, *, is_infeasible: bool) -> Amounts:
+    """The maximum of a container's actual, allocated and desired requests. Desired requests of an infeasible resize do not count."""
+    desired = parse_amounts(container.resources.requests)
+    if status is None or (status.resources is None and not status.allocated_resources):
+        return desired
+    requests = parse_amounts(status.resources.requests if status.resources else None)
+    for amounts in (parse_amounts(status.allocated_resources), {} if is_infeasible else desired):
+        requests |= {name: max(value, requests.get(name, 0)) for name, value in amounts.items()}
+    return requests
 
 
 def ports_of(spec: PodSpec) -> tuple[str, ...]:
@@ -124,23 +139,6 @@ def first_insufficient(
         if value > free and value > 0:
             return name
     return ""
-
-
-def _container_requests(container: Container, status: ContainerStatus | None, *, is_infeasible: bool) -> Amounts:
-    """The maximum of a container's actual, allocated and desired requests. Desired requests of an infeasible resize do not count."""
-    desired = parse_amounts(container.resources.requests)
-    if status is None or (status.resources is None and not status.allocated_resources):
-        return desired
-    requests = parse_amounts(status.resources.requests if status.resources else None)
-    for others in (parse_amounts(status.allocated_resources), {} if is_infeasible else desired):
-        requests |= {name: max(value, requests.get(name, 0)) for name, value in others.items()}
-    return requests
-
-
-def has_infeasible_resize(status: PodStatus | None) -> bool:
-    """Whether the pod's node can never grant the pending resize in place."""
-    conditions = status.conditions or () if status else ()
-    return any(c.type == RESIZE_PENDING and c.reason == INFEASIBLE for c in conditions)
 
 
 def add_amounts(total: dict[str, Number], more: Mapping[str, Number], sign: int = 1) -> None:

@@ -1,8 +1,8 @@
-"""Finds the nodes that reach a pod's volumes, or on which they can be provisioned.
+"""Finds the nodes that can mount a pod's volumes, by the rules of kube-scheduler's VolumeBinding and VolumeZone.
 
-A bound volume is reached by node affinity or, if an older provisioner made it, by labels of zone and region, also in their beta spelling
-(kube-scheduler's VolumeBinding and VolumeZone). A claim with WaitForFirstConsumer can be bound where an available volume matches, or
-where its class allows provisioning. CSIStorageCapacity is not read.
+A bound volume restricts nodes by its node affinity and, if an older provisioner made it, by its zone and region labels. An unbound claim
+with WaitForFirstConsumer restricts them to those where an available volume matches, or where its class allows provisioning.
+CSIStorageCapacity is not read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLASSES = Resource("storage.k8s.io", "v1", "storageclasses", "StorageClass", is_
 SELECTED_NODE_ANNOTATION = "volume.kubernetes.io/selected-node"
 """On a claim: the node for which kube-scheduler requested provisioning."""
 _STATIC_PROVISIONERS = frozenset({"", "kubernetes.io/no-provisioner"})
-"""Provisioners of classes that make no volumes."""
+"""Provisioners of StorageClasses whose volumes are created by hand."""
 _AVAILABLE_PHASES = frozenset({"Available", ""})
 """Phases of volumes that a claim may be bound to; volumes in hand-written files have none."""
 _LABELS_AND_BETA_LABELS = (
@@ -180,7 +180,7 @@ class Volumes(Index):
         before = objects.pop(key, None)
         if new is not None:
             objects[key] = new
-        if _relevant_fields(before) != _relevant_fields(new):
+        if _selection_fields(before) != _selection_fields(new):
             self.version += 1
             self._selectors_by_claim_spec.clear()
 
@@ -189,19 +189,20 @@ class Volumes(Index):
         return self.node_selectors_of_claims(pod.metadata.namespace, claim_names_of(pod))
 
     def node_selectors_of_next_replica(self, pod: Pod) -> tuple[NodeSelector, ...]:
-        """Node selectors for another replica of a pod's workload, which has unbound claims in place of the pod's own.
+        """Node selectors for another replica of a pod's workload, which gets new, unbound claims in place of those made for the pod.
 
-        A pod's own claims are those of ephemeral volumes, and those whose names end in the pod's, as a StatefulSet names them.
+        Claims made for one pod are those of ephemeral volumes, and those whose names end in the pod's, as a StatefulSet names them.
         """
         selectors: list[NodeSelector] = []
         ephemeral_names = {f"{pod.metadata.name}-{v.name}" for v in pod.spec.volumes or () if v.ephemeral is not None}
         for name in claim_names_of(pod):
             claim = self._claims.get(f"{pod.metadata.namespace}/{name}")
-            if claim is None or not (name in ephemeral_names or name.endswith(f"-{pod.metadata.name}")):
-                selectors += self.node_selectors_of_claims(pod.metadata.namespace, [name])
-            else:
+            is_made_for_pod = name in ephemeral_names or name.endswith(f"-{pod.metadata.name}")
+            if claim is not None and is_made_for_pod:
                 spec = msgspec.structs.replace(claim.spec, volume_name="")
                 selectors += self._selectors_of_unbound_claim(PersistentVolumeClaim(spec=spec))
+            else:
+                selectors += self.node_selectors_of_claims(pod.metadata.namespace, [name])
         return tuple(selectors)
 
     def node_selectors_of_claims(self, namespace: str, claim_names: Iterable[str]) -> tuple[NodeSelector, ...]:
@@ -247,8 +248,8 @@ def claim_names_of(pod: Pod) -> Iterator[str]:
             yield f"{pod.metadata.name}-{volume.name}"
 
 
-def _relevant_fields(storage_object: Object | None) -> object:
-    """The fields that node selectors depend on; the resourceVersion, which every write changes, is none of them."""
+def _selection_fields(storage_object: Object | None) -> object:
+    """The fields that node selectors depend on, so not the resourceVersion, which every write changes."""
     if storage_object is None:
         return None
     meta = storage_object.metadata
@@ -261,7 +262,7 @@ def _claim_key_of(volume: PersistentVolume | None) -> str:
 
 
 def _is_bound_to(volume: PersistentVolume, claim: PersistentVolumeClaim | None) -> bool:
-    """Whether a volume is bound to this claim, and not to a deleted one of the same name."""
+    """Whether a volume is bound to this claim, not to a deleted claim of the same name; uids and claims may be absent in files."""
     uid = volume.spec.claim_ref.uid if volume.spec.claim_ref is not None else ""
     return claim is None or not uid or not claim.metadata.uid or uid == claim.metadata.uid
 
@@ -316,16 +317,16 @@ def _combine_alternatives(alternatives: Iterable[Sequence[NodeSelectorTerm] | No
     Without alternatives the selector has no terms, so it matches no node. Terms on one label are merged, because there may be a
     thousand volumes.
     """
-    values: dict[str, list[str]] = {}
-    terms: list[NodeSelectorTerm] = []
+    values_by_label: dict[str, dict[str, None]] = {}  # The inner dicts are ordered sets.
+    other_terms: list[NodeSelectorTerm] = []
     for alternative in alternatives:
         if alternative is None:
             return ()
         for term in alternative:
             match term.match_expressions, term.match_fields:
                 case [MatchExpression(operator="In") as expression], None:
-                    values.setdefault(expression.key, []).extend(expression.values or ())
+                    values_by_label.setdefault(expression.key, {}).update(dict.fromkeys(expression.values or ()))
                 case _:
-                    terms.append(term)
-    merged_terms = [NodeSelectorTerm([MatchExpression(key, "In", list(dict.fromkeys(v)))]) for key, v in values.items()]
-    return (NodeSelector([*merged_terms, *terms]),)
+                    other_terms.append(term)
+    merged_terms = [NodeSelectorTerm([MatchExpression(k, "In", list(v))]) for k, v in values_by_label.items()]
+    return (NodeSelector([*merged_terms, *other_terms]),)

@@ -10,7 +10,7 @@ import msgspec
 from controller.cluster.crds import AppGroup
 from controller.cluster.eligibility import blocking_taints
 from controller.cluster.membership import Membership
-from controller.cluster.pods import DEFAULT_SCHEDULER, OUR_SCHEDULER, PlacementMode, Pod, placement_of, target_of
+from controller.cluster.pods import DEFAULT_SCHEDULER, OUR_SCHEDULER, PlacementMode, Pod, placement_mode_of, target_of
 from controller.diagnosis.agents import build_agents
 from controller.diagnosis.bandwidth import build_bandwidth
 from controller.diagnosis.cluster_views import AgentView, BandwidthView, NetworkView
@@ -111,7 +111,7 @@ def build_facts(snapshot: ClusterSnapshot, pod: Pod | None = None) -> Facts:
     """The facts of a snapshot, with ``pod`` added if the snapshot lacks it."""
     membership, default_placement = snapshot.build_membership(), snapshot.scheduler.placement
     placement_by_namespace = {
-        namespace.metadata.name: placement_of(namespace.metadata.labels, default_placement)
+        namespace.metadata.name: placement_mode_of(namespace.metadata.labels, default_placement)
         for namespace in snapshot.namespaces
     }
     latencies = [decode_latencies(t.metadata.annotation(LATENCY_ANNOTATION)) for t in snapshot.topologies]
@@ -151,6 +151,6 @@ def build_pod_fact(pod: Pod, membership: Membership, namespace_placement: Placem
         status=pod.status,
         group_key=membership.group_key_of(pod.metadata.namespace, pod.group),
         is_placed_by_affinity=(
-            target_of(pod) is not None or placement_of(pod.metadata.labels, namespace_placement) != "extender"
+            target_of(pod) is not None or placement_mode_of(pod.metadata.labels, namespace_placement) != "extender"
         ),
     )

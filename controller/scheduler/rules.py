@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from controller.cluster.costs import SAME_HOST_COST, SAME_ZONE_COST, CostTable, LimitCheck, Location
+from controller.cluster.costs import SAME_HOST_COST, SAME_ZONE_COST, CostTable, LimitResult, Location
 from controller.cluster.services import Endpoints, Routing
 from controller.scheduler.config import AllocatableArgs
 
@@ -85,7 +85,7 @@ def score_locations(
 
     ``locations`` contains `controller.cluster.costs.NO_LOCATION` if a node may be there; ``location_index`` is node -> its index.
     """
-    tables = [_score_by_dependency(peer, locations, location_index, costs.check_limit) for peer in dependencies]
+    tables = [_score_by_dependency(peer, locations, location_index, costs.compare_with_limit) for peer in dependencies]
     tables += [_score_by_dependent(peer, locations, location_index, costs) for peer in dependents]
     peer_scores_by_location = zip(*(table.by_location for table in tables), strict=True)
     by_location = [NodeScore(*map(sum, zip(*scores, strict=True))) for scores in peer_scores_by_location]
@@ -98,12 +98,12 @@ def score_locations(
     return ScoreTable("", by_location or [NodeScore()] * len(locations), by_node)
 
 
-_LimitRule = Callable[[Location, Location, int], tuple[LimitCheck, int]]
-"""(candidate, location of a peer's pod, maxNetworkCost) -> (result, cost), see `CostTable.check_limit`."""
+_LimitRule = Callable[[Location, Location, int], tuple[LimitResult, int]]
+"""(candidate, location of a peer's pod, maxNetworkCost) -> (result, cost), see `CostTable.compare_with_limit`."""
 
 
 def _score_by_dependency(
-    peer: PeerWorkload, locations: Sequence[Location], location_index: Mapping[str, int], check_limit: _LimitRule
+    peer: PeerWorkload, locations: Sequence[Location], location_index: Mapping[str, int], limit_rule: _LimitRule
 ) -> ScoreTable:
     """The scores by one dependency, by the replicas that answer the pod's calls."""
     index_of = {node: location_index[node] for node in peer.pods_by_node}
@@ -113,7 +113,7 @@ def _score_by_dependency(
         replicas_at[index_of[node]] += count
     total = replicas_at.total()
     replicas = [(locations[index], count) for index, count in replicas_at.items()]
-    by_all_replicas = [_score_by_replicas(candidate, replicas, peer.max_cost, check_limit) for candidate in locations]
+    by_all_replicas = [_score_by_replicas(candidate, replicas, peer.max_cost, limit_rule) for candidate in locations]
 
     @cache
     def score_node(routing: Routing, index: int, on_node: int) -> NodeScore:
@@ -126,7 +126,7 @@ def _score_by_dependency(
                 return NodeScore(replicas_at[index], 0, total * SAME_ZONE_COST - saved)
         satisfied, violated, cost, unknown = by_all_replicas[index]
         # `by_all_replicas` counts the node's own replicas as if they were on another node of its location.
-        result, other_node_cost = check_limit(locations[index], locations[index], peer.max_cost)
+        result, other_node_cost = limit_rule(locations[index], locations[index], peer.max_cost)
         satisfied += on_node * (result != "satisfied")
         violated -= on_node * (result == "violated")
         return NodeScore(satisfied, violated, cost - on_node * (other_node_cost - SAME_HOST_COST), unknown)
@@ -140,12 +140,12 @@ def _score_by_dependency(
 
 
 def _score_by_replicas(
-    candidate: Location, replicas: Iterable[tuple[Location, int]], max_cost: int, check_limit: _LimitRule
+    candidate: Location, replicas: Iterable[tuple[Location, int]], max_cost: int, limit_rule: _LimitRule
 ) -> NodeScore:
     """The score of a node without replicas if any replica may answer, by locations and numbers of replicas."""
     satisfied = violated = total_cost = unknown = 0
     for location, count in replicas:
-        result, cost = check_limit(candidate, location, max_cost)
+        result, cost = limit_rule(candidate, location, max_cost)
         total_cost += count * cost
         if result == "satisfied":
             satisfied += count
@@ -161,10 +161,10 @@ def _score_by_dependent(
 ) -> ScoreTable:
     """The scores by one dependent: only the costs of calls from its pods."""
 
-    def check_limit(candidate: Location, caller: Location, max_cost: int) -> tuple[LimitCheck, int]:
-        return costs.check_limit(caller, candidate, max_cost)
+    def limit_rule(candidate: Location, caller: Location, max_cost: int) -> tuple[LimitResult, int]:
+        return costs.compare_with_limit(caller, candidate, max_cost)
 
-    table = _score_by_dependency(peer._replace(routing=Routing.ANY), locations, location_index, check_limit)
+    table = _score_by_dependency(peer._replace(routing=Routing.ANY), locations, location_index, limit_rule)
     by_location = [NodeScore(0, 0, score.cost, score.unknown) for score in table.by_location]
     by_node = {node: NodeScore(0, 0, score.cost, score.unknown) for node, score in table.by_node.items()}
     return ScoreTable("", by_location, by_node)

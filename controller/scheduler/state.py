@@ -16,7 +16,7 @@ from controller.cluster.crds import AppGroup, NetworkTopology
 from controller.cluster.dependency_graph import DependencyGraph
 from controller.cluster.index import Index
 from controller.cluster.membership import Membership
-from controller.cluster.pods import PLACEMENT_LABEL, PlacementMode, Pod, placement_of
+from controller.cluster.pods import PLACEMENT_LABEL, PlacementMode, Pod, placement_mode_of
 from controller.cluster.services import Routing, Service, ServiceIndex
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.rules import PeerWorkload, ScoreTable, score_locations
@@ -156,9 +156,12 @@ class State(Index):
             self._placement_labels[key] = placement
             self._increment_versions()
 
-    def placement_of(self, labels: Mapping[str, str] | None, namespace: str, default: PlacementMode) -> PlacementMode:
+    def placement_mode_of(
+        self, labels: Mapping[str, str] | None, namespace: str, default: PlacementMode
+    ) -> PlacementMode:
         """The placement mode of a pod: from its own label, else its namespace's label, else the default."""
-        return placement_of(labels, placement_of({PLACEMENT_LABEL: self._placement_labels.get(namespace, "")}, default))
+        namespace_labels = {PLACEMENT_LABEL: self._placement_labels.get(namespace, "")}
+        return placement_mode_of(labels, placement_mode_of(namespace_labels, default))
 
     def on_pod_change(self, _: str, old: Pod | None, new: Pod | None) -> None:
         """Update a pod of a group; see `_placed_pod_of` for when it counts."""
@@ -217,7 +220,7 @@ class State(Index):
 
     def on_group_change(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
         """Update an AppGroup. A change of annotations alone, which the controller writes too, applies from the next plan on."""
-        if self.membership.on_change(key, old, new):
+        if self.membership.on_group_change(key, old, new):
             self._increment_versions()
 
     def on_topology_change(self, key: str, old: NetworkTopology | None, new: NetworkTopology | None) -> None:

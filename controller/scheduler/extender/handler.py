@@ -233,7 +233,7 @@ class Extender:
             return ScoreTable(FOREIGN_SCHEDULER)
         labels = pod.metadata.labels or {}
         group = labels.get(APPGROUP_LABEL, "")
-        mode = self._state.placement_of(labels, pod.metadata.namespace, self._config.placement)
+        mode = self._state.placement_mode_of(labels, pod.metadata.namespace, self._config.placement)
         if group and mode != "extender":
             return ScoreTable(PLACED_BY_AFFINITY)
         return self._state.score(pod.metadata.namespace, group, labels.get(WORKLOAD_LABEL, ""))

@@ -28,11 +28,11 @@ PodPatch = dict[str, Any]
 _REMOVE_GATE = {"$patch": "delete", "name": GATE}
 
 
-def placement_of_pod(pod: Pod, config: SchedulerConfig, state: State) -> PlacementMode:
+def placement_mode_of_pod(pod: Pod, config: SchedulerConfig, state: State) -> PlacementMode:
     """How the scheduler learns a pod's placement: always by affinity if it does not call our extender."""
     if not calls_extender(pod.spec.scheduler_name, config.scheduler_names):
         return "affinity"
-    return state.placement_of(pod.metadata.labels, pod.metadata.namespace, config.placement)
+    return state.placement_mode_of(pod.metadata.labels, pod.metadata.namespace, config.placement)
 
 
 def build_release_patch(
@@ -60,7 +60,7 @@ def build_release_patch(
     """
     spec: dict[str, Any] = {"schedulingGates": [_REMOVE_GATE]}
     annotations = _encode_target(target)
-    if placement_of_pod(pod, config, state) == "affinity" and not keep_user_affinity and not is_daemon_pod(pod):
+    if placement_mode_of_pod(pod, config, state) == "affinity" and not keep_user_affinity and not is_daemon_pod(pod):
         zone_scores = score_zones(state.score_table_of(pod), state.locations, sorted(state.node_count_by_location))
         added = zone_requirement(zone_scores, target) if may_require_zones else None
         affinity = narrow_node_affinity(pod, added, preferred_terms(zone_scores, target, hostname))

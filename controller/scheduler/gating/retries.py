@@ -16,7 +16,7 @@ import msgspec
 from controller.cluster.pods import Pod, Target, target_of
 from controller.scheduler.affinity import NARROWED_ANNOTATION, is_replaceable
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.gating.patches import PodPatch, build_retry_patch, placement_of_pod
+from controller.scheduler.gating.patches import PodPatch, build_retry_patch, placement_mode_of_pod
 from controller.scheduler.placement.planner import Plan
 from controller.scheduler.state import State
 from kubekit.owners import controller_of
@@ -130,7 +130,7 @@ class UnschedulablePods:
                 continue
             self._histories.setdefault(key, _History(now))
             target = plan.targets.get(key) if plan is not None else None
-            has_fixed_affinity = placement_of_pod(pod, self._config, state) == "affinity"
+            has_fixed_affinity = placement_mode_of_pod(pod, self._config, state) == "affinity"
             choose = self._choose_replacement if has_fixed_affinity else self._choose_retry
             action, next_check_s = choose(pod, target, state, now)
             if action is not None:

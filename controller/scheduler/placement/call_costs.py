@@ -31,7 +31,7 @@ _VIOLATES_EVERY_LIMIT, _VIOLATES_NO_LIMIT = MAX_NETWORK_COST + 1, -1
 def call_costs(locations: tuple[Location, ...], costs: CostTable, *, has_topology: bool, is_parity: bool) -> Floats:
     """[zone, zone] cost of a call between two different hosts: network cost in parity, else microseconds. Read-only."""
     if is_parity:
-        return _by_zone_pair(locations, lambda a, b: costs.check_limit(a, b, 0)[1], np.float64)
+        return _by_zone_pair(locations, lambda a, b: costs.compare_with_limit(a, b, 0)[1], np.float64)
     is_one_zone = has_no_zone_labels(locations)
     latency = partial(latency_us, costs=costs, has_topology=has_topology, is_one_zone=is_one_zone)
     return _by_zone_pair(locations, latency, np.float64)
@@ -79,7 +79,7 @@ def limited_costs(locations: tuple[Location, ...], costs: CostTable) -> Ints:
     """[zone, zone] network cost to compare with a limit. Read-only."""
 
     def limited_cost(origin: Location, destination: Location) -> int:
-        result, cost = costs.check_limit(origin, destination, MAX_NETWORK_COST)
+        result, cost = costs.compare_with_limit(origin, destination, MAX_NETWORK_COST)
         if result == "violated":
             return _VIOLATES_EVERY_LIMIT
         return cost if result == "satisfied" and origin != destination else _VIOLATES_NO_LIMIT

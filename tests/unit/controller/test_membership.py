@@ -44,7 +44,7 @@ def test_a_group_has_pods_only_in_its_pod_namespaces() -> None:
             membership = Membership.from_objects((), CONSENTING if consent else (), rules)
             for group_namespace in rng.sample(NAMESPACES, 3):
                 new = group(group_namespace, tuple(rng.choices(("", *NAMESPACES), k=2)))
-                membership.on_change(new.metadata.key, None, new)
+                membership.on_group_change(new.metadata.key, None, new)
             for key, namespace in itertools.product(membership.groups, NAMESPACES):
                 namespaces = membership.pod_namespaces(key)
                 limited += namespaces is not None and namespace not in namespaces
@@ -64,7 +64,7 @@ def test_membership_depends_only_on_the_last_state() -> None:
             new = group(group_namespace, tuple(rng.choices(("", *NAMESPACES), k=2))) if rng.random() < 0.7 else None
             if old is None and new is None:
                 continue
-            membership.on_change(key, old, new)
+            membership.on_group_change(key, old, new)
             alive = {k: v for k, v in {**alive, key: new}.items() if v is not None}
             fresh = Membership.from_objects(rng.sample(list(alive.values()), len(alive)), CONSENTING, NOWHERE_FIRST)
             for namespace in NAMESPACES:

@@ -16,7 +16,7 @@ from controller.cluster.pods import GATE, Pod, Target
 from controller.scheduler.affinity import NARROWED_ANNOTATION, without_added_requirement
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.extender.handler import Extender
-from controller.scheduler.gating.patches import build_release_patch, placement_of_pod
+from controller.scheduler.gating.patches import build_release_patch, placement_mode_of_pod
 from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.state import State
 from kubekit.wire import Object, ObjectMeta
@@ -245,7 +245,7 @@ def test_labels_choose_the_placement_and_other_schedulers_get_affinity(
     pod = gated(schedulerName=scheduler, metadata={"labels": {"netaware.io/placement": label} if label else {}})
     config = SchedulerConfig(placement=placement)
     state = State(config, "netaware-system")
-    assert placement_of_pod(pod, config, state) == mode
+    assert placement_mode_of_pod(pod, config, state) == mode
     labels = {"netaware.io/placement": "affinity"}
     state.on_namespace_change("default", None, Object(metadata=ObjectMeta(name="default", labels=labels)))
-    assert placement_of_pod(pod, config, state) == (mode if label else "affinity")
+    assert placement_mode_of_pod(pod, config, state) == (mode if label else "affinity")

@@ -203,13 +203,13 @@ def test_latency_is_reported_for_every_objective(objective: str) -> None:
 def test_a_limit_per_dependency_does_not_multiply_the_cost_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """A group may have thousands of limits, and other groups wait for its plan."""
     zones, workloads, checks = 12, 16, list[int]()
-    check = CostTable.check_limit
+    check = CostTable.compare_with_limit
 
     def count(*args: Any) -> Any:
         checks.append(1)
         return check(*args)
 
-    monkeypatch.setattr(CostTable, "check_limit", count)
+    monkeypatch.setattr(CostTable, "compare_with_limit", count)
     pairs = [(i, j) for i in range(workloads) for j in range(workloads) if i != j]
     cost = tuple(tuple(abs(a - b) * 10 for b in range(zones)) for a in range(zones))
     counts = []
