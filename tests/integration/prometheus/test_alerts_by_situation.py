@@ -213,7 +213,7 @@ SERIES_BY_ALERT: Mapping[str, Series] = {
         runs("z0", "z1", "ok"): "0+10x4 50x55",
         runs("z0", "z1", "too-few-samples"): "0x4 0+10x55",
     },
-    "NetawareProbesDoubted": {pair_series("netaware_probe_sample_trusted", "z0", "z1"): "1x4 0x55"},
+    "NetawareSamplesUntrusted": {pair_series("netaware_probe_sample_trusted", "z0", "z1"): "1x4 0x55"},
     "NetawarePathLossy": {pair_series("netaware_probe_loss_ratio", "z0", "z1"): "0x4 0.1x55"},
     "NetawareLatencyRegression": {
         pair_series("netaware_probe_latency_seconds", "z0", "z1", ', quantile="0.5"'): "0.002x30 0.02x29"

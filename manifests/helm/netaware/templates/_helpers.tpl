@@ -3,18 +3,18 @@
 {{- regexFind "[0-9]+" .Capabilities.KubeVersion.Minor -}}
 {{- end -}}
 
-{{- /* Non-empty where MutatingAdmissionPolicy v1 is served; before that a webhook gates pods. */ -}}
+{{- /* Non-empty if the cluster has MutatingAdmissionPolicy v1; without it a webhook gates pods. */ -}}
 {{- define "netaware.hasMutatingPolicies" -}}
 {{- if ge (include "netaware.minor" . | int) 36 -}}yes{{- end -}}
 {{- end -}}
 
-{{- /* The image of a program: (list . "agent"). A digest goes before a tag. */ -}}
+{{- /* The image of a program: (list . "agent"). A digest overrides a tag. */ -}}
 {{- define "netaware.image" -}}
 {{- $root := index . 0 -}}
 {{- $image := index $root.Values.images (index . 1) -}}
 {{- $tag := $image.tag -}}
 {{- if and (not $tag) (eq (index . 1) "kubeScheduler") -}}
-{{- /* The cluster's own minor; a newer cluster takes the newest that we know, which may be one minor behind. */ -}}
+{{- /* By the cluster's minor version; for a newer cluster the newest known version, which may be one minor behind. */ -}}
 {{- $known := $root.Files.Get "files/kube-scheduler-versions.yaml" | fromYaml -}}
 {{- $tag = get $known (include "netaware.minor" $root) | default (get $known (keys $known | sortAlpha | last)) -}}
 {{- end -}}
@@ -22,7 +22,7 @@
 {{- if $image.digest -}}@{{ $image.digest }}{{- else -}}:{{ $tag | default $root.Chart.AppVersion }}{{- end -}}
 {{- end -}}
 
-{{- /* A shipped file as it is, or with values laid over it: (list . "files/agent.yaml" .Values.agent.config). */ -}}
+{{- /* A shipped file, merged with values if there are any: (list . "files/agent.yaml" .Values.agent.config). */ -}}
 {{- define "netaware.file" -}}
 {{- $shipped := (index . 0).Files.Get (index . 1) -}}
 {{- if index . 2 -}}{{- toYaml (mergeOverwrite (fromYaml $shipped) (index . 2)) -}}{{- else -}}{{- $shipped -}}{{- end -}}
@@ -41,22 +41,22 @@
 {{- .Values.scheduler.config | default (.Files.Get "files/kube-scheduler.yaml") -}}
 {{- end -}}
 
-{{- /* A ConfigMap's name ends with a hash of its content, so that a change restarts the pods. It is the same as kustomize's, which
-       means to hash the name too, but hashes an empty one. */ -}}
-{{- define "netaware.hashed" -}}
+{{- /* Name of a ConfigMap with a hash of its content, so that a change restarts the pods. The hash is that of kustomize, which has an
+       empty name in the hashed object. */ -}}
+{{- define "netaware.nameWithHash" -}}
 {{- $name := index . 0 -}}
 {{- $hex := dict "data" (dict (index . 1) (index . 2)) "kind" "ConfigMap" "name" "" | toJson | sha256sum | trunc 10 -}}
 {{- printf "%s-%s" $name ($hex | replace "0" "g" | replace "1" "h" | replace "3" "k" | replace "a" "m" | replace "e" "t") -}}
 {{- end -}}
 
 {{- define "netaware.agentConfigName" -}}
-{{- include "netaware.hashed" (list "netaware-agent-config" "config.yaml" (include "netaware.agentConfig" .)) -}}
+{{- include "netaware.nameWithHash" (list "netaware-agent-config" "config.yaml" (include "netaware.agentConfig" .)) -}}
 {{- end -}}
 
 {{- define "netaware.controllerConfigName" -}}
-{{- include "netaware.hashed" (list "netaware-controller-config" "config.yaml" (include "netaware.controllerConfig" .)) -}}
+{{- include "netaware.nameWithHash" (list "netaware-controller-config" "config.yaml" (include "netaware.controllerConfig" .)) -}}
 {{- end -}}
 
 {{- define "netaware.schedulerConfigName" -}}
-{{- include "netaware.hashed" (list "netaware-scheduler-config" "kube-scheduler.yaml" (include "netaware.schedulerConfig" .)) -}}
+{{- include "netaware.nameWithHash" (list "netaware-scheduler-config" "kube-scheduler.yaml" (include "netaware.schedulerConfig" .)) -}}
 {{- end -}}
