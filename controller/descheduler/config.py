@@ -22,7 +22,7 @@ STRATEGIES: tuple[StrategyName, ...] = get_args(StrategyName)
 Seconds = Annotated[float, Range(0, YEAR_S)]
 _PERCENT = re.compile(r"([0-9]{1,3})%\Z")
 EVALUATION_LAGS = 2.5
-"""A move is evaluated this many times ``usageLagS`` after its replacement was created, so that an average of usage shows it too."""
+"""A move is evaluated this many times ``usageLagS`` after its replacement was bound, so that an average of usage shows it too."""
 
 
 class Queries(Section, frozen=True):

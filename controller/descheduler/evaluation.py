@@ -1,4 +1,4 @@
-"""Evaluates moves some time after their replacements were created, by readiness, and usage of nodes, network cost or zone.
+"""Evaluates moves some time after their replacements were bound, by readiness, and usage of nodes, network cost or zone.
 
 After a move that did not help, its workload has a back-off, which doubles each time up to a week. This ends loops of evictions.
 """
@@ -149,7 +149,7 @@ def _claim_bound_replacement(
         replacement_node=replacement.node,
         replacement_pod=replacement.key,
         replacement_uid=replacement.uid,
-        replacement_bound_at_s=min(now, max(replacement.created_s, pending.planned_at_s)),
+        replacement_bound_at_s=now,
     )
 
 

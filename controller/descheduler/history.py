@@ -55,7 +55,7 @@ class PendingMove(HistoryRecord, frozen=True):
         exceeded_thresholds: high thresholds of these resources, percent of allocatable.
         sibling_short_uids: `short_uid` of the workload's other pods in that round; none of them is the replacement.
         replacement_node, replacement_pod, replacement_uid: the replacement, once it is bound; the pod as ``namespace/name``.
-        replacement_bound_at_s: when the replacement was created, but not before ``planned_at_s``; unix seconds.
+        replacement_bound_at_s: time of the first round that found it bound, unix seconds.
     """
 
     move: Move

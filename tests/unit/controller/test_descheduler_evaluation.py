@@ -64,9 +64,13 @@ def replica_backoffs(history: History) -> dict[str, float]:
 def evaluate_after(
     view: DeschedulerSnapshot, after_s: float, *moves: PendingMove, history: History | None = None
 ) -> tuple[History, list[str]]:
+    """Evaluate once, and before, 5 s after the moves, if ``after_s`` is long enough for an outcome."""
     history = msgspec.structs.replace(history or History(), pending_moves=moves or (make_move(),))
-    history, ended = evaluate_moves(view, history, LIMITS, NOW_S + after_s)
-    return history, [end.outcome for end in ended]
+    outcomes: list[str] = []
+    for at_s in (5.0, after_s) if after_s > LIMITS.evaluate_after_s else (after_s,):
+        history, ended = evaluate_moves(view, history, LIMITS, NOW_S + at_s)
+        outcomes += [end.outcome for end in ended]
+    return history, outcomes
 
 
 def test_a_move_that_helped_does_not_end_a_running_back_off() -> None:
@@ -136,6 +140,15 @@ def test_older_siblings_are_no_replacements_and_each_replacement_is_claimed_once
     history, outcomes = evaluate_after(world(replica("sibling", "hot", age_s=-50), *new), 10, first, second)
     assert outcomes == []
     assert [m.replacement_pod for m in history.pending_moves] == ["default/new", "default/newer"]
+
+
+def test_a_replacement_that_was_pending_for_long_is_evaluated_only_some_time_after_it_is_bound() -> None:
+    pending, bound = world(replica("new", "", phase="Pending")), world(replica("new", "idle"))
+    history, outcomes = evaluate_after(pending, 400)[0], list[list[str]]()
+    for at_s in (401, 700, 701):
+        history, ended = evaluate_moves(bound, history, LIMITS, NOW_S + at_s)
+        outcomes.append([end.outcome for end in ended])
+    assert outcomes == [[], [], ["helped"]]
 
 
 def test_a_move_of_a_bare_pod_helped_at_once() -> None:
