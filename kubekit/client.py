@@ -43,6 +43,7 @@ DEFAULT_TIMEOUT_S = 15.0
 LIST_TIMEOUT_S = 60.0
 PAGE_SIZE = 500
 WATCH_LIFETIME_S = 300.0
+"""Shortest lifetime of a watch; the longest is twice this time, so that watches do not end together."""
 MAX_WATCH_SILENCE_S = 85.0
 """Bookmarks arrive once a minute. A watch that is silent for longer is broken, or no object of its kind changed since the server started
 (1.36.3 then sends no bookmarks). To reopen the watch is cheap: one request."""
@@ -227,8 +228,8 @@ class Client:
     ) -> bytes:
         """Send one request; returns the body of its successful response.
 
-        A request that the server throttles (429 with Retry-After, by priority and fairness) is sent again after that time and up to a
-        quarter more, within the same deadline and `MAX_THROTTLED_ATTEMPTS`. An eviction that a PodDisruptionBudget refuses is not.
+        A request that the server throttles (429 by API priority and fairness) is sent again after its Retry-After, lengthened by up to a
+        quarter at random, within the same deadline and `MAX_THROTTLED_ATTEMPTS`. An eviction that a PodDisruptionBudget refuses is not.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (timeout_s or self._timeout_s)
@@ -238,7 +239,7 @@ class Client:
         while True:
             if self._fence is not None and method != "GET":
                 self._fence.check_permission()  # before the request waits for a connection
-            response, data = await self._send_until(deadline, method, path, send)
+            response, data = await self._send_and_read(deadline, method, path, send)
             if response.status < 400:
                 return data
             error = decode_error(response, data)
@@ -248,18 +249,18 @@ class Client:
                 raise error
             await asyncio.sleep(wait_s)
 
-    async def _send_until(
+    async def _send_and_read(
         self,
         deadline: float,
         method: str,
         path: str,
         send: Callable[..., AbstractAsyncContextManager[aiohttp.ClientResponse]],
     ) -> tuple[aiohttp.ClientResponse, bytes]:
-        """Send once, and read the response until ``deadline`` of the event loop's clock."""
+        """Send a request once, and read its response; both until ``deadline`` of the event loop's clock. Returns response and body."""
         with translate_errors(method, path):
             async with (
                 asyncio.timeout_at(deadline) as timeout,
-                send(sending_context=partial(self._write_context, method, timeout)) as response,
+                send(sending_context=partial(self._sending_context, method, timeout)) as response,
             ):
                 data = await response.read()
                 if response.status >= 500:
@@ -268,7 +269,7 @@ class Client:
         return response, data
 
     @contextmanager
-    def _write_context(self, method: str, timeout: asyncio.Timeout) -> Iterator[None]:
+    def _sending_context(self, method: str, timeout: asyncio.Timeout) -> Iterator[None]:
         """Context in which a request is sent. For a write it checks the fence, and ends ``timeout`` with the permission."""
         if self._fence is None or method == "GET":
             yield

@@ -25,14 +25,14 @@ def merge_conditions(old: Sequence[Condition] | None, new: Sequence[Condition], 
 
     A time stays while the status is the same, so a result that is merged again does not change. Times of ``new`` are ignored.
     """
-    by_type = {c.type: c for c in old or ()}
+    condition_by_type = {c.type: c for c in old or ()}
     for condition in new:
-        before = by_type.get(condition.type)
+        previous = condition_by_type.get(condition.type)
         transition_time = format_time(now_s)
-        if before is not None and before.status == condition.status and before.last_transition_time:
-            transition_time = before.last_transition_time
-        by_type[condition.type] = msgspec.structs.replace(condition, last_transition_time=transition_time)
-    return [by_type[type_] for type_ in sorted(by_type)]
+        if previous is not None and previous.status == condition.status and previous.last_transition_time:
+            transition_time = previous.last_transition_time
+        condition_by_type[condition.type] = msgspec.structs.replace(condition, last_transition_time=transition_time)
+    return [condition_by_type[type_] for type_ in sorted(condition_by_type)]
 
 
 def find_condition(conditions: Sequence[Condition] | None, type_: str) -> Condition | None:

@@ -56,7 +56,7 @@ def load_cluster_config(
         raise ConfigError(
             "--credentials", f"{directory} is not a directory", "set it to a directory with server, ca.crt and token"
         )
-    server = _server_url(directory, environ)
+    server = _read_server_url(directory, environ)
     token_file = directory / "token"
     return ClusterConfig(
         server=server,
@@ -78,7 +78,7 @@ def _load_ssl_context(directory: Path) -> ssl.SSLContext:
     return context
 
 
-def _server_url(directory: Path, environ: Mapping[str, str]) -> str:
+def _read_server_url(directory: Path, environ: Mapping[str, str]) -> str:
     if url := _read_text(directory / "server"):
         if not url.startswith(("https://", "http://")):
             raise ConfigError(str(directory / "server"), f"{url!r} is not a URL", "write https://HOST:PORT")

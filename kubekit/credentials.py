@@ -19,10 +19,10 @@ class TokenFile:
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock = path, clock
-        self._token, self._read_at = "", -MAX_TOKEN_AGE_S
+        self._token, self._read_at = "", 0.0
 
     def __call__(self) -> str:
-        """The token, read in the last `MAX_TOKEN_AGE_S`, or the last one if that fails. Raises ConfigError if there is none."""
+        """The token, older than `MAX_TOKEN_AGE_S` only if the file cannot be read any more. Raises ConfigError if it never could be read."""
         if self._clock() - self._read_at >= MAX_TOKEN_AGE_S or not self._token:
             try:
                 self._token = self._path.read_text().strip()

@@ -33,10 +33,10 @@ def parse_duration(value: str | float, field: str, *, minimum_s: float = 0.0, ma
     return duration_s
 
 
-def _format_duration(time_s: float) -> str:
+def _format_duration(duration_s: float) -> str:
     """The duration in the largest unit of which it is a multiple, else in seconds."""
     for unit, unit_s in reversed(_SECONDS_BY_UNIT.items()):
-        count = round(time_s / unit_s)
-        if count and math.isclose(time_s, count * unit_s):  # In floats 0.1 is no multiple of 0.001.
+        count = round(duration_s / unit_s)
+        if count and math.isclose(duration_s, count * unit_s):  # In floats 0.1 is no multiple of 0.001.
             return f"{count}{unit}"
-    return f"{time_s:g}s"
+    return f"{duration_s:g}s"

@@ -31,7 +31,7 @@ LOSS_CAUSES = ("queue-full", "refused", "unreachable")
 _SERIES_INTERVAL_S = 60.0
 _MAX_REMEMBERED_EVENTS = 2000
 """Limits memory. A repetition of a forgotten event becomes a new event."""
-_MAX_NAME_PREFIX = 200
+_MAX_NAME_PREFIX_LENGTH = 200
 """Longest part of the object's name in an event's name, which the API server limits to 253 characters."""
 
 
@@ -45,32 +45,34 @@ class ObjectReference(msgspec.Struct, frozen=True, rename="camel"):
     uid: str = ""
 
 
-def reference_to(resource: Resource, metadata: ObjectMeta) -> ObjectReference:
+def make_reference(resource: Resource, metadata: ObjectMeta) -> ObjectReference:
     """The reference to an object with this metadata."""
     return ObjectReference(resource.api_version, resource.kind, metadata.name, metadata.namespace, metadata.uid)
 
 
 class _PendingEvent(msgspec.Struct, frozen=True):
-    about: ObjectReference
+    regarding: ObjectReference
     type: str
     reason: str
     action: str
     note: str
-    occurred_at: float
+    occurred_at_s: float
 
 
 class _WrittenEvent(msgspec.Struct):
     name: str
     namespace: str
     count: int
-    written_at: float
+    written_at_s: float
 
 
 class EventRecorder:
     """Sends events in the background, while `run` is running.
 
     Args:
-        client, component, instance: the client; the reporting controller and its instance, in the events.
+        client: sends the events.
+        component: the reporting controller of the events.
+        instance: the reporting instance, such as the node.
         registry: for the metric of lost events; None for no export.
         clock: seconds since 1970.
         max_pending: length of the queue.
@@ -87,8 +89,8 @@ class EventRecorder:
         max_pending: int = 500,
     ) -> None:
         self._client, self._component, self._instance, self._clock = client, component, instance, clock
-        self._pending: asyncio.Queue[_PendingEvent] = asyncio.Queue(max_pending)
-        self._written: OrderedDict[tuple[ObjectReference, str, str], _WrittenEvent] = OrderedDict()
+        self._queue: asyncio.Queue[_PendingEvent] = asyncio.Queue(max_pending)
+        self._written_by_content: OrderedDict[tuple[ObjectReference, str, str], _WrittenEvent] = OrderedDict()
         self._lost_counter = Counter(
             "netaware_events_lost",
             f"Events that were not written: {', '.join(LOSS_CAUSES)}.",
@@ -99,26 +101,26 @@ class EventRecorder:
         for cause in LOSS_CAUSES:
             self._lost_counter.labels(cause)
 
-    def record_normal(self, about: ObjectReference, reason: str, note: str, *, action: str = "") -> None:
+    def record_normal(self, regarding: ObjectReference, reason: str, note: str, *, action: str = "") -> None:
         """Queue a Normal event."""
-        self._enqueue("Normal", about, reason, note, action)
+        self._enqueue("Normal", regarding, reason, note, action)
 
-    def record_warning(self, about: ObjectReference, reason: str, note: str, *, action: str = "") -> None:
+    def record_warning(self, regarding: ObjectReference, reason: str, note: str, *, action: str = "") -> None:
         """Queue a Warning event."""
-        self._enqueue("Warning", about, reason, note, action)
+        self._enqueue("Warning", regarding, reason, note, action)
 
-    def _enqueue(self, type_: str, about: ObjectReference, reason: str, note: str, action: str) -> None:
+    def _enqueue(self, type_: str, regarding: ObjectReference, reason: str, note: str, action: str) -> None:
         note = cut_bytes(make_printable(note), MAX_NOTE_BYTES)
-        event = _PendingEvent(about, type_, reason, action or reason, note, self._clock())
-        if self._pending.full():
-            self._pending.get_nowait()
+        event = _PendingEvent(regarding, type_, reason, action or reason, note, self._clock())
+        if self._queue.full():
+            self._queue.get_nowait()
             self._lost_counter.labels("queue-full").inc()
-        self._pending.put_nowait(event)
+        self._queue.put_nowait(event)
 
     async def run(self) -> None:
         """Send until cancelled. An event that cannot be sent is counted, not retried."""
         while True:
-            event = await self._pending.get()
+            event = await self._queue.get()
             try:
                 await self._send(event)
             except KubekitError as error:
@@ -128,29 +130,31 @@ class EventRecorder:
                 log.log_change("send", "", "events are sent again")
 
     async def _send(self, event: _PendingEvent) -> None:
-        key = (event.about, event.reason, event.note)
-        written = self._written.get(key)
-        if written is not None:
-            written.count += 1
-            self._written.move_to_end(key)
-            if event.occurred_at - written.written_at < _SERIES_INTERVAL_S:
+        key = event.regarding, event.reason, event.note
+        first_event = self._written_by_content.get(key)
+        if first_event is not None:
+            first_event.count += 1
+            self._written_by_content.move_to_end(key)
+            if event.occurred_at_s - first_event.written_at_s < _SERIES_INTERVAL_S:
                 return
-            is_updated = await self._update_series(written, event)
-            if is_updated:
-                written.written_at = event.occurred_at
+            if await self._update_series(first_event, event):
+                first_event.written_at_s = event.occurred_at_s
                 return
-        name = f"{event.about.name[:_MAX_NAME_PREFIX].rstrip('.-')}.{time.time_ns():x}"
-        namespace = event.about.namespace or "default"
+        name = f"{event.regarding.name[:_MAX_NAME_PREFIX_LENGTH].rstrip('.-')}.{time.time_ns():x}"
+        namespace = event.regarding.namespace or "default"
         # Responses are not decoded, because a malformed one does not mean that the event is lost.
         await self._client.request("POST", EVENTS.path(namespace), body=self._build_body(event, name, namespace))
-        self._written[key] = _WrittenEvent(name, namespace, 1, event.occurred_at)
-        if len(self._written) > _MAX_REMEMBERED_EVENTS:
-            self._written.popitem(last=False)
+        self._written_by_content[key] = _WrittenEvent(name, namespace, 1, event.occurred_at_s)
+        if len(self._written_by_content) > _MAX_REMEMBERED_EVENTS:
+            self._written_by_content.popitem(last=False)
 
-    async def _update_series(self, written: _WrittenEvent, event: _PendingEvent) -> bool:
-        """Increase the count of a written event; returns False if the API server no longer has it."""
-        series = {"count": written.count, "lastObservedTime": format_time(event.occurred_at, with_microseconds=True)}
-        path = EVENTS.path(written.namespace, written.name)
+    async def _update_series(self, first_event: _WrittenEvent, event: _PendingEvent) -> bool:
+        """Write the count of a repeated event; returns False if the API server no longer has it."""
+        series = {
+            "count": first_event.count,
+            "lastObservedTime": format_time(event.occurred_at_s, with_microseconds=True),
+        }
+        path = EVENTS.path(first_event.namespace, first_event.name)
         try:
             await self._client.request("PATCH", path, body={"series": series}, content_type=MERGE_PATCH)
         except ApiError as error:
@@ -163,12 +167,12 @@ class EventRecorder:
         return {
             **EVENTS.type_meta,
             "metadata": {"name": name, "namespace": namespace},
-            "eventTime": format_time(event.occurred_at, with_microseconds=True),
+            "eventTime": format_time(event.occurred_at_s, with_microseconds=True),
             "reportingController": self._component,
             "reportingInstance": self._instance[:_MAX_FIELD_LENGTH],
             "action": event.action[:_MAX_FIELD_LENGTH],
             "reason": event.reason[:_MAX_FIELD_LENGTH],
-            "regarding": event.about,
+            "regarding": event.regarding,
             "note": event.note,
             "type": event.type,
         }

@@ -25,28 +25,28 @@ class WriteFence:
     """
 
     def __init__(self, clock: Callable[[], float] = boot_clock, *, reserve_s: float = 0.0) -> None:
-        self._clock, self._reserve_s, self._until = clock, reserve_s, float("-inf")
-        self._writes_in_flight, self._no_writes = 0, asyncio.Event()
-        self._no_writes.set()
+        self._clock, self._reserve_s, self._permitted_until = clock, reserve_s, float("-inf")
+        self._writes_in_flight, self._no_writes_in_flight = 0, asyncio.Event()
+        self._no_writes_in_flight.set()
         self._last_unanswered_at = float("-inf")
 
     @property
     def is_held(self) -> bool:
-        """Whether the permission has not ended; `check_permission` refuses writes ``reserve_s`` earlier."""
+        """Whether the permission lasts, also in its last ``reserve_s``, in which `check_permission` refuses writes."""
         return self.remaining_s > 0
 
     @property
     def remaining_s(self) -> float:
         """Seconds until the permission ends; 0 or less after its end."""
-        return self._until - self._clock()
+        return self._permitted_until - self._clock()
 
     def extend(self, until: float) -> None:
         """Permit writes until this time of the clock."""
-        self._until = until
+        self._permitted_until = until
 
     def revoke(self) -> None:
         """Withdraw the permission."""
-        self._until = float("-inf")
+        self._permitted_until = float("-inf")
 
     def check_permission(self) -> float:
         """Check that a write may start now; returns the seconds until the permission ends.
@@ -63,7 +63,7 @@ class WriteFence:
     def track_write(self) -> Iterator[None]:
         """Context that counts a write. If its block raises, the write has no response, and may still take effect."""
         self._writes_in_flight += 1
-        self._no_writes.clear()
+        self._no_writes_in_flight.clear()
         try:
             yield
         except BaseException:
@@ -73,8 +73,11 @@ class WriteFence:
         finally:
             self._writes_in_flight -= 1
             if not self._writes_in_flight:
-                self._no_writes.set()
+                self._no_writes_in_flight.set()
 
     async def wait_for_writes(self, timeout_s: float, within_s: float) -> bool:
         """Wait for writes in flight, at most ``timeout_s``; returns whether all writes of the last ``within_s`` had a response."""
-        return await wait_until_set(self._no_writes, timeout_s) and self._last_unanswered_at < self._clock() - within_s
+        return (
+            await wait_until_set(self._no_writes_in_flight, timeout_s)
+            and self._last_unanswered_at < self._clock() - within_s
+        )

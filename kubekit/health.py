@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from kubekit.reflector import Reflector
 
 CHECK_INTERVAL_S = 0.02
-_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 class EventLoopMonitor:
@@ -32,17 +32,17 @@ class EventLoopMonitor:
             "netaware_loop_busy_seconds",
             "CPU time of the event loop's thread between two checks, 20 ms apart.",
             registry=registry,
-            buckets=_BUCKETS,
+            buckets=_BUCKETS_S,
         )
 
     async def run(self) -> None:
         """Measure until cancelled."""
-        before_s = time.thread_time()
+        cpu_before_s = time.thread_time()
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
-            after_s = time.thread_time()
-            self._busy_time.observe(after_s - before_s)
-            before_s = after_s
+            cpu_after_s = time.thread_time()
+            self._busy_time.observe(cpu_after_s - cpu_before_s)
+            cpu_before_s = cpu_after_s
 
 
 def describe_stale_stores(stores: Iterable[object]) -> str:
@@ -51,16 +51,16 @@ def describe_stale_stores(stores: Iterable[object]) -> str:
 
 
 class InformerMetrics(Collector):
-    """Exports the numbers of objects and of malformed objects of each store, by its name in ``stores``."""
+    """Exports the numbers of objects and of malformed objects of each store, by its name in the result of ``get_stores``."""
 
-    def __init__(self, stores: Callable[[], Mapping[str, Any]]) -> None:
-        self._stores = stores
+    def __init__(self, get_stores: Callable[[], Mapping[str, Any]]) -> None:
+        self._get_stores = get_stores
 
     def collect(self) -> Iterator[Metric]:
         """Collect both metrics of all stores."""
         objects = GaugeMetricFamily("netaware_informer_objects", "Objects in memory.", labels=["kind"])
         malformed = GaugeMetricFamily("netaware_malformed_objects", "Objects that cannot be decoded.", labels=["kind"])
-        for name, store in self._stores().items():
+        for name, store in self._get_stores().items():
             objects.add_metric([name], len(store))
-            malformed.add_metric([name], len(store.malformed))
+            malformed.add_metric([name], len(store.decode_error_by_key))
         yield from (objects, malformed)

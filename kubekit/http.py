@@ -26,7 +26,7 @@ from kubekit.http_limits import (
     BoundSite,
     ConnectionLimiter,
     Handler,
-    read_body_in_time,
+    enforce_body_timeout,
 )
 
 log = logs.get("kubekit.http")
@@ -102,7 +102,7 @@ class Server:
     ) -> None:
         self.checks = checks or HealthChecks()
         host_check = [] if public_hosts is None else [allow_hosts(public_hosts)]
-        middlewares: list[Middleware] = [*host_check, read_body_in_time]
+        middlewares: list[Middleware] = [*host_check, enforce_body_timeout]
         self.app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=middlewares)
         self.connection_limiter = ConnectionLimiter()
         self.handshake_limiter = ConnectionLimiter(MAX_HANDSHAKES, MAX_HANDSHAKES_PER_PEER)
@@ -154,15 +154,15 @@ class Server:
 def _make_health_handler(
     checks: dict[str, HealthCheck], warnings: dict[str, HealthCheck]
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def handle(_: web.Request) -> web.Response:
-        if failures := _run_checks(checks):
+    async def serve_health(_: web.Request) -> web.Response:
+        if failures := _describe_failures(checks):
             return web.Response(status=503, text=failures)
-        return web.Response(text=f"ok\n{_run_checks(warnings)}")
+        return web.Response(text=f"ok\n{_describe_failures(warnings)}")
 
-    return handle
+    return serve_health
 
 
-def _run_checks(checks: dict[str, HealthCheck]) -> str:
+def _describe_failures(checks: dict[str, HealthCheck]) -> str:
     """One line for each check that finds a problem."""
     return "".join(f"{name}: {problem}\n" for name, check in checks.items() if (problem := check()))
 
@@ -176,7 +176,7 @@ def allow_hosts(hosts: Collection[str]) -> Middleware:
 
     @web.middleware
     async def check_host(request: web.Request, handler: Handler) -> web.StreamResponse:
-        name = _host_name(request.host)
+        name = _parse_host_name(request.host)
         if (
             name in allowed_hosts
             or "." not in name
@@ -189,7 +189,7 @@ def allow_hosts(hosts: Collection[str]) -> Middleware:
     return check_host
 
 
-def _host_name(host: str) -> str:
+def _parse_host_name(host: str) -> str:
     """The name or address in a Host header: without port, brackets and final dot, in lower case."""
     if host.startswith("["):
         return host[1:].partition("]")[0]

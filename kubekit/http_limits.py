@@ -32,8 +32,8 @@ _TLS_RECORD_BYTES = 16 << 10
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_no_access_log = logging.getLogger("kubekit.http.access")
-_no_access_log.disabled = True
+_disabled_access_log = logging.getLogger("kubekit.http.access")
+_disabled_access_log.disabled = True
 
 
 class ConnectionLimiter:
@@ -66,20 +66,20 @@ class ConnectionLimiter:
         self._connections[connection] = None
         counts = Counter(c.peer for c in self._connections)
         if counts[connection.peer] > self._max_per_peer:
-            self._close_one([c for c in self._connections if c.peer == connection.peer], counts, connection)
+            self._close_connection([c for c in self._connections if c.peer == connection.peer], counts, connection)
         elif len(self._connections) > self._max_connections:
-            self._close_one(list(self._connections), counts, connection)
+            self._close_connection(list(self._connections), counts, connection)
 
-    def _close_one(self, candidates: list[Connection], counts: Counter[str], newest: Connection) -> None:
-        """Close the first of the candidates by the order in `admit`; ``counts`` are the connections of each peer."""
+    def _close_connection(self, candidates: list[Connection], counts: Counter[str], newest: Connection) -> None:
+        """Close one candidate, the first by the order in `admit`; ``counts`` has the number of connections by peer."""
         self.closed_count += 1
         others = [c for c in candidates if c is not newest]
         # Among equals min returns the first, which is the oldest.
-        closed = min(others, key=lambda c: (c.is_responding, -counts[c.peer], c.has_request))
-        if closed.is_responding and counts[closed.peer] <= counts[newest.peer]:
-            closed = newest
-        self.release(closed)
-        closed.abort()
+        victim = min(others, key=lambda c: (c.is_responding, -counts[c.peer], c.has_request))
+        if victim.is_responding and counts[victim.peer] <= counts[newest.peer]:
+            victim = newest
+        self.release(victim)
+        victim.abort()
 
     def release(self, connection: Connection) -> None:
         """Stop counting a connection."""
@@ -105,7 +105,7 @@ class Connection(RequestHandler):
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
-            access_log=_no_access_log,
+            access_log=_disabled_access_log,
             keepalive_timeout=IDLE_TIMEOUT_S,
             lingering_time=LINGERING_TIME_S,
         )
@@ -134,7 +134,7 @@ class Connection(RequestHandler):
             if self._site.ssl_context is not None:
                 self._start_handshake(transport, self._site.ssl_context)
                 return
-        self._count_in(self._site.connection_limiter)
+        self._set_limiter(self._site.connection_limiter)
         super().connection_made(transport)
         self._first_request_timer = asyncio.get_running_loop().call_later(HEAD_TIMEOUT_S, self._abort_without_request)
 
@@ -147,22 +147,22 @@ class Connection(RequestHandler):
         )
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
-        self._count_in(self._site.handshake_limiter)
+        self._set_limiter(self._site.handshake_limiter)
 
     def _stop_counting_failed_handshake(self, handshake: asyncio.Future[None]) -> None:
         # A connection that is lost during the handshake ends it without an exception.
         if handshake.exception() is not None or self._limiter is self._site.handshake_limiter:
-            self._count_in(None)
+            self._set_limiter(None)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Stop counting the connection."""
         if self._first_request_timer is not None:
             self._first_request_timer.cancel()
-        self._count_in(None)
+        self._set_limiter(None)
         super().connection_lost(exc)
 
-    def _count_in(self, limiter: ConnectionLimiter | None) -> None:
-        """Count this connection in another limiter, or in none."""
+    def _set_limiter(self, limiter: ConnectionLimiter | None) -> None:
+        """Let this limiter count the connection instead of the previous one; None for no limiter."""
         if self._limiter is not None:
             self._limiter.release(self)
         self._limiter = limiter
@@ -235,7 +235,7 @@ async def read_body(request: web.Request, max_bytes: int, timeout_s: float) -> b
 
 
 @web.middleware
-async def read_body_in_time(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def enforce_body_timeout(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Middleware that reads the body before the handler runs, or responds with 408. Handlers of POST call `read_body` instead."""
     if request.body_exists and request.method != "POST":
         try:

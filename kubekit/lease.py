@@ -112,7 +112,7 @@ class LeaderElector:
         self._may_release = False
         try:
             while True:
-                await self._acquire()
+                await self._wait_for_leadership()
                 log.info("leading", lease=self._name, identity=self._identity)
                 await self._run_while_leading(on_started_leading)
                 log.warning("leadership lost", lease=self._name, identity=self._identity)
@@ -150,7 +150,7 @@ class LeaderElector:
         log.info("lease not released: a write had no response", lease=self._name)
         return False
 
-    async def _acquire(self) -> None:
+    async def _wait_for_leadership(self) -> None:
         while not await self._try_acquire_or_renew():  # noqa: ASYNC110 - each iteration sends requests
             await asyncio.sleep(self._config.retry_s * random.uniform(0.8, 1.2))
 
@@ -168,21 +168,22 @@ class LeaderElector:
         """
         if timeout_s <= 0:
             return False
-        started = self._clock()
+        started_at = self._clock()
         try:
             async with asyncio.timeout(min(self._config.retry_s * 2, timeout_s)):
-                is_holder = await self._acquire_or_renew()
+                is_holder = await self._claim_lease()
         except (KubekitError, TimeoutError) as error:
             log.log_change(self._name, type(error).__name__, "lease not reached", lease=self._name, error=error)
             return False
         log.log_change(self._name, "", "lease reached again", lease=self._name)
         if is_holder:
-            self.fence.extend(started + self._config.renew_deadline_s)
+            self.fence.extend(started_at + self._config.renew_deadline_s)
         else:
             self.fence.revoke()
         return is_holder
 
-    async def _acquire_or_renew(self) -> bool:
+    async def _claim_lease(self) -> bool:
+        """Write this process into the lease if it is the holder already, or if the lease is free; returns whether it is the holder."""
         try:
             lease = await self._client.get(LEASES, self._name, Lease, namespace=self._namespace)
         except ApiError as error:

@@ -26,7 +26,7 @@ class Log:
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
-        self._states: dict[str, str] = {}
+        self._state_by_topic: dict[str, str] = {}
 
     def debug(self, message: str, **fields: object) -> None:
         """Log a detail for debugging."""
@@ -58,15 +58,14 @@ class Log:
             level: level of the line; a change to normal has level info.
             fields: as for the other methods.
         """
-        before = self._states.get(topic, "")
-        if before == state:
+        if self._state_by_topic.get(topic, "") == state:
             return False
         if state:
-            if topic not in self._states and len(self._states) >= _MAX_STATES:
-                self._states.pop(next(iter(self._states)))
-            self._states[topic] = state
+            if topic not in self._state_by_topic and len(self._state_by_topic) >= _MAX_STATES:
+                self._state_by_topic.pop(next(iter(self._state_by_topic)))
+            self._state_by_topic[topic] = state
         else:
-            del self._states[topic]
+            del self._state_by_topic[topic]
         self._emit(logging.getLevelName(level.upper()) if state else logging.INFO, message, fields)
         return True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from kubekit.wire import ObjectMeta, OwnerReference
 
@@ -21,7 +21,7 @@ def controller_of(metadata: ObjectMeta) -> OwnerReference | None:
 
 
 def find_workload(metadata: ObjectMeta) -> tuple[str, str] | None:
-    """Kind and name of a pod's workload; None if no controller owns the pod, or if kind or name is invalid.
+    """Kind and name of the workload that owns a pod; None if no controller owns the pod, or if kind or name is invalid.
 
     The API server validates neither of them, and users paste commands with them into a shell.
     """
@@ -40,26 +40,34 @@ def find_outdated_pod_keys(pods: Iterable[ObjectMeta]) -> set[str]:
     Pods without a revision or a valid owner are never outdated. Pods that a StatefulSet keeps at an old revision (``partition``,
     ``OnDelete``) are outdated too.
     """
-    pods_by_revision_by_owner: dict[tuple[str, str, str], dict[str, list[ObjectMeta]]] = {}
-    owners: dict[str, tuple[str, str] | None] = {}  # thousands of pods have one ReplicaSet
+    pods_by_revision_by_workload: dict[tuple[str, str, str], dict[str, list[ObjectMeta]]] = {}
+    workload_by_controller_uid: dict[str, tuple[str, str] | None] = {}  # thousands of pods have one ReplicaSet
     for pod in pods:
         revision, controller = revision_of(pod), controller_of(pod)
         if not revision or controller is None:
             continue
-        if controller.uid not in owners or not controller.uid:
-            owners[controller.uid] = find_workload(pod)
-        owner = owners[controller.uid]
-        if owner is not None:
-            pods_by_revision_by_owner.setdefault((pod.namespace, *owner), {}).setdefault(revision, []).append(pod)
-    outdated: set[str] = set()
-    for pods_by_revision in pods_by_revision_by_owner.values():
-        if len(pods_by_revision) > 1:
-            newest_pod_at = {r: max(p.creation_timestamp or "" for p in same) for r, same in pods_by_revision.items()}
-            # Timestamps are in whole seconds; within a second, the template that comes last in ``pods`` is current.
-            current = max(reversed(newest_pod_at), key=newest_pod_at.__getitem__)
-            del pods_by_revision[current]
-            outdated.update(pod.key for siblings in pods_by_revision.values() for pod in siblings)
-    return outdated
+        if controller.uid not in workload_by_controller_uid or not controller.uid:
+            workload_by_controller_uid[controller.uid] = find_workload(pod)
+        workload = workload_by_controller_uid[controller.uid]
+        if workload is not None:
+            pods_by_revision = pods_by_revision_by_workload.setdefault((pod.namespace, *workload), {})
+            pods_by_revision.setdefault(revision, []).append(pod)
+    return {
+        pod.key
+        for pods_by_revision in pods_by_revision_by_workload.values()
+        if len(pods_by_revision) > 1
+        for revision in pods_by_revision.keys() - {_find_current_revision(pods_by_revision)}
+        for pod in pods_by_revision[revision]
+    }
+
+
+def _find_current_revision(pods_by_revision: Mapping[str, Iterable[ObjectMeta]]) -> str:
+    """The revision of a workload's newest pod; of revisions with equally new pods, the last one."""
+    newest_pod_at = {
+        revision: max(pod.creation_timestamp or "" for pod in pods) for revision, pods in pods_by_revision.items()
+    }
+    # Timestamps are in whole seconds, and two rollouts may start within one second.
+    return max(reversed(newest_pod_at), key=newest_pod_at.__getitem__)
 
 
 def revision_of(pod: ObjectMeta) -> str:

@@ -36,7 +36,7 @@ STREAMING_UNSUPPORTED_STATUSES = (400, 422)
 """Responses of servers without streamed lists."""
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 UNKNOWN_KEY = "?"
-"""Key, in `Store.malformed`, of objects whose metadata cannot be decoded either."""
+"""Key, in `Store.decode_error_by_key`, of objects whose metadata cannot be decoded either."""
 STALE_IF_FAILING_S, STALE_IF_SILENT_S = 45.0, 120.0
 """A store is stale after this time without a message from the server: the first if the last request failed, else the second."""
 
@@ -51,6 +51,14 @@ class HasMetadata(Protocol):
 
 
 ObjectT = TypeVar("ObjectT", bound=HasMetadata)
+
+
+class _WatchEndedError(Exception):
+    """A watch failed after ``resource_version``."""
+
+    def __init__(self, resource_version: str, cause: KubekitError) -> None:
+        super().__init__(str(cause))
+        self.resource_version, self.cause = resource_version, cause
 
 
 class Reflector(Store[T]):
@@ -94,30 +102,30 @@ class Reflector(Store[T]):
         self.resource, self.failure, self.last_contact_at_s = resource, "", time.monotonic()
         self._client, self._scope, self._transform = client, scope, transform
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(type_)
-        self._server_streams = True
+        self._supports_streaming = True
 
     async def run(self) -> None:
         """List and watch until cancelled."""
         backoff, resource_version = Backoff(), ""
         while True:
-            started = time.monotonic()
+            started_at = time.monotonic()
             try:
                 if not resource_version:
                     resource_version = await self._list_or_stream(backoff)
                 resource_version = await self._watch(resource_version, backoff)
-                if time.monotonic() - started >= SHORT_WATCH_S:
+                if time.monotonic() - started_at >= SHORT_WATCH_S:
                     backoff.reset()
                     continue
                 wait_s = backoff.next_delay_s()
-            except _WatchEndedError as ended:
-                if isinstance(ended.cause, SilentWatchError):
+            except _WatchEndedError as error:
+                if isinstance(error.cause, SilentWatchError):
                     # The server may have nothing to send. If it is down, the next request fails.
                     log.debug("watch was silent", resource=self.resource.plural)
-                    resource_version = ended.resource_version
+                    resource_version = error.resource_version
                     continue
                 # After a 404 (the CRD was deleted) list again: its objects may be gone without DELETED events.
-                resource_version = "" if _is_not_found(ended.cause) else ended.resource_version
-                wait_s = self._record_failure(ended.cause, backoff)
+                resource_version = "" if _is_not_found(error.cause) else error.resource_version
+                wait_s = self._record_failure(error.cause, backoff)
             except KubekitError as error:
                 wait_s = self._record_failure(error, backoff)
                 if _is_expired(error):
@@ -155,41 +163,41 @@ class Reflector(Store[T]):
 
     async def _list_or_stream(self, backoff: Backoff) -> str:
         """List the objects. If the server streams lists, also watch until the watch ends. Returns the last resourceVersion."""
-        if self._server_streams:
+        if self._supports_streaming:
             try:
-                return await self._stream(backoff)
+                return await self._stream_list_and_watch(backoff)
             except ApiError as error:
                 if error.status not in STREAMING_UNSUPPORTED_STATUSES:
                     raise
-                self._server_streams = False
+                self._supports_streaming = False
         return await self._list()
 
     async def _list(self) -> str:
-        listed: dict[str, T] = {}
-        malformed: dict[str, str] = {}
+        listed_by_key: dict[str, T] = {}
+        error_by_key: dict[str, str] = {}
         resource_version = ""
         from_cache = _selects_one_name_or_node(self._scope.get("field_selector", ""))
         async for page in self._client.list_pages(self.resource, **self._scope, from_cache=from_cache):
             for raw in page.items:
-                self._add_listed(raw, listed, malformed)
+                self._add_listed(raw, listed_by_key, error_by_key)
             resource_version = page.metadata.resource_version
-        await self._replace(listed, malformed)
+        await self._replace(listed_by_key, error_by_key)
         return resource_version
 
-    def _add_listed(self, raw: msgspec.Raw, listed: dict[str, T], malformed: dict[str, str]) -> None:
+    def _add_listed(self, raw: msgspec.Raw, listed_by_key: dict[str, T], error_by_key: dict[str, str]) -> None:
         try:
             decoded = self._decoder.decode(raw)
         except DECODE_ERRORS as error:
-            key = self._report_malformed(raw, error, malformed)
+            key = self._report_malformed(raw, error, error_by_key)
             if key in self._items:  # keep its last good state
-                listed[key] = self._items[key]
+                listed_by_key[key] = self._items[key]
             return
-        self._forget_malformed(decoded.metadata.key, malformed)
+        self._forget_malformed(decoded.metadata.key, error_by_key)
         item = self._apply_transform(decoded)
         if item is not None:
-            listed[decoded.metadata.key] = item
+            listed_by_key[decoded.metadata.key] = item
         else:
-            listed.pop(decoded.metadata.key, None)
+            listed_by_key.pop(decoded.metadata.key, None)
 
     def _apply_transform(self, decoded: Any) -> T | None:
         item: T | None = decoded if self._transform is None else self._transform(decoded)
@@ -200,40 +208,40 @@ class Reflector(Store[T]):
             return bool(old != new)
         return bool(old.metadata.resource_version != new.metadata.resource_version)
 
-    async def _replace(self, listed: dict[str, T], malformed: dict[str, str]) -> None:
-        """Replace the store's objects by ``listed``, and call handlers for the differences.
+    async def _replace(self, listed_by_key: dict[str, T], error_by_key: dict[str, str]) -> None:
+        """Replace the store's objects by ``listed_by_key``, and call handlers for the differences.
 
         Yields to the event loop between objects. If it is cancelled then, handlers have been called for every change of the store.
         """
         self.last_contact_at_s = time.monotonic()
-        self.malformed = malformed
+        self.decode_error_by_key = error_by_key
         maybe_yield = CooperativeYield()
-        for key in [*(self._items.keys() - listed.keys()), *listed]:
-            self._set(key, listed.get(key))
+        for key in [*(self._items.keys() - listed_by_key.keys()), *listed_by_key]:
+            self._set(key, listed_by_key.get(key))
             await maybe_yield()
         self.synced.set()
         self.ready.set()
 
-    async def _stream(self, backoff: Backoff) -> str:
+    async def _stream_list_and_watch(self, backoff: Backoff) -> str:
         """List and watch in one request, until the watch ends; returns the last resourceVersion. Raises ApiError if that is unsupported."""
-        listed: dict[str, T] = {}
-        malformed: dict[str, str] = {}
+        listed_by_key: dict[str, T] = {}
+        error_by_key: dict[str, str] = {}
         async with self._client.watch(self.resource, "0", **self._scope, send_initial_events=True) as events:
             self.last_contact_at_s = time.monotonic()
             async for event in events:
                 self.last_contact_at_s = time.monotonic()
                 if event.type in {"ADDED", "MODIFIED"}:
-                    self._add_listed(event.object, listed, malformed)
+                    self._add_listed(event.object, listed_by_key, error_by_key)
                 elif event.type == "DELETED":
                     key = self._metadata_of(event.object).key
-                    listed.pop(key, None)
-                    self._forget_malformed(key, malformed)
+                    listed_by_key.pop(key, None)
+                    self._forget_malformed(key, error_by_key)
                 elif event.type == "ERROR":
                     raise event.to_error()
                 elif event.type == "BOOKMARK":
                     bookmark = self._metadata_of(event.object)
                     if bookmark.annotation(INITIAL_EVENTS_END) == "true":
-                        await self._replace(listed, malformed)
+                        await self._replace(listed_by_key, error_by_key)
                         return await self._apply_events(events, bookmark.resource_version, backoff)
         raise UnreachableError(f"WATCH {self.resource.plural}: ended before the list was complete")
 
@@ -282,10 +290,10 @@ class Reflector(Store[T]):
             else:
                 metadata = _decode_object(event.object).metadata
         except DECODE_ERRORS as error:
-            self._report_malformed(event.object, error, self.malformed)
+            self._report_malformed(event.object, error, self.decode_error_by_key)
             return self._metadata_of(event.object).resource_version
         if event.type != "BOOKMARK":
-            self._forget_malformed(metadata.key, self.malformed)
+            self._forget_malformed(metadata.key, self.decode_error_by_key)
             self._set(metadata.key, item)
         return metadata.resource_version
 
@@ -296,15 +304,15 @@ class Reflector(Store[T]):
             return _decode_object(raw).metadata
         return ObjectMeta()
 
-    def _report_malformed(self, raw: msgspec.Raw, error: Exception, malformed: dict[str, str]) -> str:
-        """Add to ``malformed``, and log, an object that cannot be decoded; returns its key, or `UNKNOWN_KEY`."""
+    def _report_malformed(self, raw: msgspec.Raw, error: Exception, error_by_key: dict[str, str]) -> str:
+        """Add to ``error_by_key``, and log, an object that cannot be decoded; returns its key, or `UNKNOWN_KEY`."""
         key, text = self._metadata_of(raw).key or UNKNOWN_KEY, str(error)
-        malformed[key] = text
+        error_by_key[key] = text
         log.log_change(f"{self.resource.plural}/{key}", text, "object ignored: malformed", key=key, error=text)
         return key
 
-    def _forget_malformed(self, key: str, malformed: dict[str, str]) -> None:
-        if malformed.pop(key, None) is not None or key in self.malformed:
+    def _forget_malformed(self, key: str, error_by_key: dict[str, str]) -> None:
+        if error_by_key.pop(key, None) is not None or key in self.decode_error_by_key:
             log.log_change(f"{self.resource.plural}/{key}", "", "object is not malformed any more", key=key)
 
 
@@ -319,11 +327,3 @@ def _is_expired(error: KubekitError) -> bool:
 
 def _is_not_found(error: KubekitError) -> bool:
     return isinstance(error, ApiError) and error.is_not_found
-
-
-class _WatchEndedError(Exception):
-    """A watch failed after ``resource_version``."""
-
-    def __init__(self, resource_version: str, cause: KubekitError) -> None:
-        super().__init__(str(cause))
-        self.resource_version, self.cause = resource_version, cause

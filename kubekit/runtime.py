@@ -38,11 +38,11 @@ def run_program(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
 async def _run_until_signal(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
     loop = asyncio.get_running_loop()
     task = asyncio.create_task(main(), name="main")
-    received: list[signal.Signals] = []
+    received_signals: list[signal.Signals] = []
 
     def stop(signal_: signal.Signals) -> None:
-        if not received:
-            received.append(signal_)
+        if not received_signals:
+            received_signals.append(signal_)
             log.info("stopping", signal=signal_.name)
             task.cancel()
 
@@ -51,17 +51,17 @@ async def _run_until_signal(main: Callable[[], Coroutine[Any, Any, None]]) -> in
     try:
         await task
     except asyncio.CancelledError:
-        return 0 if received else EXIT_FAILED
-    except BaseExceptionGroup as group:
-        return _report_errors(_leaf_errors(group))
+        return 0 if received_signals else EXIT_FAILED
+    except BaseExceptionGroup as error_group:
+        return _report_errors(_leaf_errors(error_group))
     except Exception as error:
         return _report_errors([error])
     return 0
 
 
-def _leaf_errors(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+def _leaf_errors(error_group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     errors: list[BaseException] = []
-    for error in group.exceptions:
+    for error in error_group.exceptions:
         errors += _leaf_errors(error) if isinstance(error, BaseExceptionGroup) else [error]
     return errors
 

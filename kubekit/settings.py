@@ -49,7 +49,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Raises:
             ConfigError: a field is invalid; the message names the first one.
         """
-        for name, spelling, limits in _fields_of(type(self)):
+        for name, spelling, limits in _list_fields(type(self)):
             path, value = join_path(field, spelling), getattr(self, name)
             if isinstance(value, Section):
                 value.validate(path)
@@ -159,12 +159,19 @@ def range_of(type_: object) -> Range | None:
     return next((limits for argument in arguments if (limits := range_of(argument)) is not None), None)
 
 
+class _Field(NamedTuple):
+    """Name, spelling in the file, and limits of a field; None without limits."""
+
+    name: str
+    spelling: str
+    limits: Range | None
+
+
 @functools.cache
-def _fields_of(type_: type[Section]) -> tuple[tuple[str, str, Range | None], ...]:
-    """Name, spelling in the file, and limits of each field."""
+def _list_fields(type_: type[Section]) -> tuple[_Field, ...]:
     hints = typing.get_type_hints(type_, include_extras=True)
     spellings = zip(type_.__struct_fields__, type_.__struct_encode_fields__, strict=True)
-    return tuple((name, spelling, range_of(hints[name])) for name, spelling in spellings)
+    return tuple(_Field(name, spelling, range_of(hints[name])) for name, spelling in spellings)
 
 
 def _to_config_error(error: msgspec.ValidationError, field: str) -> ConfigError:

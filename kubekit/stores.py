@@ -18,12 +18,12 @@ class Store(Generic[T_co]):
     Attributes:
         synced: set after the first complete list, and never cleared.
         ready: set when the store is synced, or when the API server does not serve the resource, so that a missing CRD blocks nothing.
-        malformed: the error of each object that cannot be decoded, by key.
+        decode_error_by_key: the error of each malformed object, by its key.
     """
 
     def __init__(self, synced: asyncio.Event, ready: asyncio.Event) -> None:
         self.synced, self.ready = synced, ready
-        self.malformed: dict[str, str] = {}
+        self.decode_error_by_key: dict[str, str] = {}
         self._items: dict[str, Any] = {}
         self._handlers: list[Handler[Any]] = []
 
@@ -59,6 +59,7 @@ class Store(Generic[T_co]):
                 handler(key, old, item)
 
     def _is_changed(self, old: Any, new: Any) -> bool:
+        """Whether to call handlers: after every `_set`, unless an object was absent and still is."""
         return old is not None or new is not None
 
 
@@ -70,7 +71,7 @@ def subscribe_from_start(store: Store[T], handler: Handler[T]) -> None:
 
 
 class FilteredStore(Store[T]):
-    """A store with some objects of another store. It has no watch, and no ``malformed`` objects, which the source has.
+    """A store with some objects of another store. It has no watch, and no decode errors, which the source has.
 
     Args:
         source: the store to filter.

@@ -12,13 +12,13 @@ NAME_PLACEHOLDER = "NAME"
 """Replaces a text that is not a valid name in a command line."""
 
 
-def format_command(template: str, *values: object, **named: object) -> str:
+def format_command(template: str, *values: object, **named_values: object) -> str:
     """Insert values, which may come from users, into ``template``, so that the command line is safe to paste.
 
     Values are integers, names of Kubernetes objects, sequences of both, and mappings or sequences of mappings, which become one quoted
     word of JSON. Any other value becomes `NAME_PLACEHOLDER`.
     """
-    return template.format(*map(_quote, values), **{key: _quote(value) for key, value in named.items()})
+    return template.format(*map(_quote, values), **{key: _quote(value) for key, value in named_values.items()})
 
 
 def _quote(value: object) -> str:
@@ -36,9 +36,9 @@ def make_printable(text: str) -> str:
     return _replace_unprintable(text, "", lambda c: " " if c.isspace() else "?")
 
 
-def cut_bytes(text: str, limit: int) -> str:
-    """Cut a text to at most ``limit`` bytes of UTF-8, between characters."""
-    return text.encode()[:limit].decode(errors="ignore")
+def cut_bytes(text: str, max_bytes: int) -> str:
+    """Cut a text to at most ``max_bytes`` of UTF-8, between characters."""
+    return text.encode()[:max_bytes].decode(errors="ignore")
 
 
 def mask_control_characters(text: str) -> str:
@@ -58,10 +58,10 @@ def _replace_unprintable(text: str, keep: str, replace: Callable[[str], str]) ->
     return text.translate({ord(c): replace(c) for c in set(text) - set(keep) if not c.isprintable()})
 
 
-def join_first(texts: Sequence[str], limit: int, separator: str = ", ") -> str:
-    """The first ``limit`` texts, and the number of others if there are any: ``a, b, and 3 more``."""
-    others = f"{separator}and {len(texts) - limit} more" if len(texts) > limit else ""
-    return separator.join(texts[:limit]) + others
+def join_first(texts: Sequence[str], max_count: int, separator: str = ", ") -> str:
+    """The first ``max_count`` texts, and the number of others if there are any: ``a, b, and 3 more``."""
+    others = f"{separator}and {len(texts) - max_count} more" if len(texts) > max_count else ""
+    return separator.join(texts[:max_count]) + others
 
 
 def pluralize(count: int, noun: str) -> str:

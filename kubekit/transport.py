@@ -63,13 +63,13 @@ class ConnectionPools:
 
     def __init__(self, config: ClusterConfig, user_agent: str) -> None:
         self._config, self._user_agent = config, user_agent
-        self._sessions: dict[ConnectionPool, aiohttp.ClientSession] = {}
-        self._semaphores: dict[ConnectionPool, tuple[asyncio.Semaphore, ...]] = {}
+        self._session_by_pool: dict[ConnectionPool, aiohttp.ClientSession] = {}
+        self._semaphores_by_pool: dict[ConnectionPool, tuple[asyncio.Semaphore, ...]] = {}
 
     def open(self) -> None:
         """Open the pools; needs a running event loop."""
         shared = self._create_session(MAX_SHARED_REQUESTS)
-        self._sessions = {
+        self._session_by_pool = {
             ConnectionPool.WATCH: self._create_session(0),
             ConnectionPool.READ: shared,
             ConnectionPool.WRITE: shared,
@@ -77,7 +77,7 @@ class ConnectionPools:
         }
         # Requests wait at these semaphores instead of in aiohttp's pool, so that the write fence is checked after the wait.
         shared_limit = asyncio.Semaphore(MAX_SHARED_REQUESTS)
-        self._semaphores = {
+        self._semaphores_by_pool = {
             ConnectionPool.READ: (asyncio.Semaphore(ConnectionPool.READ.value), shared_limit),
             ConnectionPool.WRITE: (asyncio.Semaphore(ConnectionPool.WRITE.value), shared_limit),
             ConnectionPool.LEASE: (asyncio.Semaphore(ConnectionPool.LEASE.value),),
@@ -85,8 +85,8 @@ class ConnectionPools:
 
     async def close(self) -> None:
         """Close every connection."""
-        sessions, self._sessions = self._sessions, {}
-        for session in sessions.values():
+        session_by_pool, self._session_by_pool = self._session_by_pool, {}
+        for session in session_by_pool.values():
             await session.close()
 
     def _create_session(self, max_connections: int) -> aiohttp.ClientSession:
@@ -117,14 +117,14 @@ class ConnectionPools:
         sending_context: Callable[[], AbstractContextManager[None]],
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Wait for a free connection, enter ``sending_context``, and send one request. Sets no deadline."""
-        if not self._sessions:
+        if not self._session_by_pool:
             raise RuntimeError("use the client as `async with Client(config) as client`")
         config = self._config
         async with AsyncExitStack() as stack:
-            for semaphore in self._semaphores.get(pool, ()):
+            for semaphore in self._semaphores_by_pool.get(pool, ()):
                 await stack.enter_async_context(semaphore)
             with sending_context():
-                async with self._sessions[pool].request(
+                async with self._session_by_pool[pool].request(
                     method,
                     config.server + path,
                     params=params,

@@ -50,13 +50,13 @@ class CooperativeYield:
     """Yields to the event loop when a time slice is over. Long loops await an instance: ``await maybe_yield()``."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock, self._slice_began = clock, clock()
+        self._clock, self._slice_began_at = clock, clock()
 
     async def __call__(self) -> None:
         """Yield to the event loop if the time slice is over."""
-        if self._clock() - self._slice_began >= TIME_SLICE_S:
+        if self._clock() - self._slice_began_at >= TIME_SLICE_S:
             await asyncio.sleep(0)
-            self._slice_began = self._clock()
+            self._slice_began_at = self._clock()
 
 
 async def wait_until_set(event: asyncio.Event, timeout_s: float) -> bool:

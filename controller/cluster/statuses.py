@@ -11,7 +11,7 @@ from controller.cluster.crds import FIELD_MANAGER, AppGroup, AppGroupStatus, Net
 from kubekit.client import Client
 from kubekit.conditions import find_changed_conditions, make_condition
 from kubekit.errors import ApiError
-from kubekit.events import EventRecorder, reference_to
+from kubekit.events import EventRecorder, make_reference
 from kubekit.stores import Store
 from kubekit.wire import Condition, Resource
 
@@ -92,7 +92,7 @@ class StatusWriter:
     def _report_conditions(
         self, current: AppGroup | NetworkTopology, desired: AppGroupStatus | NetworkTopologyStatus
     ) -> None:
-        before, regarding = current.status.conditions, reference_to(self._resource, current.metadata)
+        before, regarding = current.status.conditions, make_reference(self._resource, current.metadata)
         earlier_types = {condition.type for condition in before or ()}
         for change in find_changed_conditions(before, desired.conditions):
             is_warning = self._is_bad(change)

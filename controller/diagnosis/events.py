@@ -13,7 +13,7 @@ from controller.diagnosis.facts import Facts, build_facts
 from controller.diagnosis.findings import EventScope, Finding
 from controller.diagnosis.snapshot import ClusterSnapshot
 from kubekit import logs
-from kubekit.events import MAX_NOTE_BYTES, EventRecorder, reference_to
+from kubekit.events import MAX_NOTE_BYTES, EventRecorder, make_reference
 from kubekit.runtime import run_best_effort
 from kubekit.text import cut_bytes
 from kubekit.wire import NODES, PODS, Object, ObjectMeta, Resource
@@ -104,7 +104,7 @@ class EventReporter:
         """Diagnose once, and write the events that are due."""
         snapshot = await self._read_snapshot()
         for event, metadata in await asyncio.to_thread(find_events, snapshot, self._filter):
-            reference = reference_to(event.object_key[0], metadata)
+            reference = make_reference(event.object_key[0], metadata)
             self._recorder.record_warning(reference, event.reason, event.note, action="Diagnose")
 
 

@@ -36,7 +36,7 @@ from controller.scheduler.placement.worker import PlanningProcess
 from controller.scheduler.state import DeletedNodeError, State
 from controller.traffic.prices import PriceTable
 from kubekit.client import Client
-from kubekit.events import EventRecorder, reference_to
+from kubekit.events import EventRecorder, make_reference
 from kubekit.runtime import supervise
 from kubekit.wire import PODS, Condition
 from kubekit.workqueue import WorkQueue
@@ -192,7 +192,7 @@ class GatingController:
             explanation = explain(self.state, pod)
         except DeletedNodeError:
             return  # In parity mode a peer on a deleted node has no costs to explain.
-        self._recorder.record_normal(reference_to(PODS, pod.metadata), "NetworkPlacement", explanation.conclusion)
+        self._recorder.record_normal(make_reference(PODS, pod.metadata), "NetworkPlacement", explanation.conclusion)
         host = self.node_cache.hosts.get(pod.spec.node_name)
         result = "elsewhere"
         if target is None:
@@ -242,7 +242,7 @@ class GatingController:
             self._wake(group)
         due_events, events_due_in_s = self._waiting_events.pop_due(pods, decision, now)
         for pod, note in due_events:
-            self._recorder.record_normal(reference_to(PODS, pod.metadata), WAITING_EVENT_REASON, note)
+            self._recorder.record_normal(make_reference(PODS, pod.metadata), WAITING_EVENT_REASON, note)
         actions, actions_due_in_s = self._unschedulable_pods.choose_actions(pods, plan_state.plan, self.state, now)
         await self._updater.execute_actions(actions)
         if actions:

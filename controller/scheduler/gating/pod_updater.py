@@ -21,7 +21,7 @@ from controller.scheduler.state import State
 from kubekit import logs
 from kubekit.client import STRATEGIC_PATCH, Client
 from kubekit.errors import ApiError, KubekitError
-from kubekit.events import EventRecorder, reference_to
+from kubekit.events import EventRecorder, make_reference
 from kubekit.wire import PODS, Resource, Wire
 
 log = logs.get("controller.scheduler.gating.pod_updater")
@@ -145,7 +145,7 @@ class PodUpdater:
         if template is not None:
             workload, max_wait_s = pod.workload or "(no label)", self._config.gates.max_wait_s
             note = template.format(group=group, workload=workload, max_wait=max_wait_s)
-            self._recorder.record_warning(reference_to(PODS, pod.metadata), "GateOpened", note)
+            self._recorder.record_warning(make_reference(PODS, pod.metadata), "GateOpened", note)
 
     async def execute_actions(self, actions: Iterable[Action]) -> None:
         """Requeue, replace or report unschedulable pods.
@@ -156,7 +156,7 @@ class PodUpdater:
         await gather_in_batches([self._execute_action(action) for action in actions])
 
     async def _execute_action(self, action: Action) -> None:
-        about = reference_to(PODS, action.pod.metadata)
+        about = make_reference(PODS, action.pod.metadata)
         if isinstance(action, Retry):
             if await self._patch(action.pod, action.patch) is not None:
                 self._unschedulable_pods.on_retried(action, time.time())

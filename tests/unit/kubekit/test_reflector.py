@@ -106,7 +106,7 @@ async def test_lists_are_streamed_if_supported_and_one_malformed_object_is_left_
     async with running_reflector(api) as store:
         await wait_until(lambda: store.reflector.synced.is_set() and api.watching)
         assert store.data == {"good": "1"}
-        assert list(store.reflector.malformed) == ["bad"]
+        assert list(store.reflector.decode_error_by_key) == ["bad"]
         assert api.count("limit=") == (0 if streams else 1)
         api.put("new", data={"v": "2"})
         await wait_until(lambda: store.data == {"good": "1", "new": "2"})
@@ -148,7 +148,7 @@ async def test_an_object_repaired_or_deleted_during_a_streamed_list_is_not_malfo
     ]
     async with running_reflector(api) as store:
         await wait_until(store.reflector.synced.is_set)
-        assert (store.data, store.reflector.malformed) == (data, {})
+        assert (store.data, store.reflector.decode_error_by_key) == (data, {})
 
 
 async def test_an_object_that_becomes_malformed_keeps_its_last_good_state_until_it_is_repaired_or_deleted(
@@ -157,7 +157,7 @@ async def test_an_object_that_becomes_malformed_keeps_its_last_good_state_until_
     api.put("a", data={"v": "1"})
     async with running_watch(api) as store:
         api.put("a", data=7)
-        await wait_until(lambda: "a" in store.reflector.malformed)
+        await wait_until(lambda: "a" in store.reflector.decode_error_by_key)
         assert store.data == {"a": "1"}
         api.fail_watches.append(410)
         api.end_watches()
@@ -166,12 +166,12 @@ async def test_an_object_that_becomes_malformed_keeps_its_last_good_state_until_
         assert (("a", True, False)) not in store.changes
         api.put("a", data={"v": "3"})
         await wait_until(lambda: store.data == {"a": "3"})
-        assert store.reflector.malformed == {}
+        assert store.reflector.decode_error_by_key == {}
         api.put("a", data=7)
         api.drop("a")
         await wait_until(lambda: store.data == {})
         assert store.changes[-1] == ("a", True, False)
-        assert store.reflector.malformed == {}
+        assert store.reflector.decode_error_by_key == {}
 
 
 async def test_a_bookmark_moves_the_version_without_an_object(api: SimulatedApi) -> None:
