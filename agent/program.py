@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, disable_creat
 
 from agent.capacity.instances import find_firmware_instance_type
 from agent.capacity.link_reader import LinkReader
-from agent.capacity.metrics import UplinkMetrics
+from agent.capacity.metrics import CapacityMetrics
 from agent.capacity.publication import plan_withdrawal
 from agent.capacity.publisher import Publisher, execute_writes
 from agent.capacity.sysfs import NetDirectory, read_machine
@@ -104,7 +104,7 @@ class _AgentParts:
             registry=self.registry,
         )
         self._kernel_events.link_listeners.append(publisher.on_link_change)
-        UplinkMetrics(config.node_name, NetDirectory(config.sys), lambda: publisher.node_bandwidth, self.registry)
+        CapacityMetrics(config.node_name, NetDirectory(config.sys), lambda: publisher.node_bandwidth, self.registry)
         self.tasks["capacity"] = publisher.run()
         return publisher.on_throughput
 

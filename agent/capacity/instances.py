@@ -38,12 +38,12 @@ _decode_clouds = msgspec.json.Decoder(list[_CloudTable]).decode
 
 
 @lru_cache(maxsize=4)
-def find_instance(type_: str) -> InstanceBandwidth | None:
+def find_instance_bandwidth(instance_type: str) -> InstanceBandwidth | None:
     """Find the bandwidth of an instance type; None if it is not in the table. Results are cached, the table is not, to save memory."""
     for cloud in _decode_clouds(Path(__file__).with_name("instances.json").read_bytes()):
-        mbps = cloud.mbps.get(type_) or cloud.mbps.get(_size_pattern(type_))
+        mbps = cloud.mbps.get(instance_type) or cloud.mbps.get(_size_pattern(instance_type))
         if mbps is not None:
-            return InstanceBandwidth(mbps * 1_000_000, f"{cloud.cloud} {type_} ({cloud.source}, {cloud.date})")
+            return InstanceBandwidth(mbps * 1_000_000, f"{cloud.cloud} {instance_type} ({cloud.source}, {cloud.date})")
     return None
 
 
@@ -53,7 +53,7 @@ def find_firmware_instance_type(machine: Machine) -> str:
     return machine.product if is_amazon_instance and _AMAZON_TYPE.fullmatch(machine.product) else ""
 
 
-def _size_pattern(type_: str) -> str:
+def _size_pattern(instance_type: str) -> str:
     """Return Google's pattern, such as ``n2-*-8`` for ``n2-highmem-8`` and ``n2-standard-8-lssd``; empty for names of another form."""
-    parts = type_.split("-")
+    parts = instance_type.split("-")
     return f"{parts[0]}-*-{parts[2]}" if len(parts) in {3, 4} and parts[1] not in {"", "custom"} else ""

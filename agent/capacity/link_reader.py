@@ -61,8 +61,8 @@ class LinkReader:
                 routes = await rtnl.dump(netlink, rtmsg, RTM_GETROUTE, parse_default_route)
                 self._routes = tuple(route for parsed in routes for route in parsed)
                 self._routes_read_at_s = time.monotonic()
-        roots = {qdisc.device_index: qdisc for qdisc in qdiscs if qdisc.parent == rtnl.ROOT}
-        links = _add_root_qdiscs_and_speeds(links, roots, directory)
+        root_by_device = {qdisc.device_index: qdisc for qdisc in qdiscs if qdisc.parent == rtnl.ROOT}
+        links = _add_root_qdiscs_and_speeds(links, root_by_device, directory)
         return LinkSnapshot(links=tuple(links), routes=self._routes, machine=read_machine(self._sys, self._proc))
 
 
@@ -83,9 +83,10 @@ def parse_link(data: bytes, begin: int, end: int, directory: NetDirectory) -> Li
     )
     if kind in _POD_LINK_KINDS:
         return link
-    is_physical, is_slave = directory.is_physical(name), rtnl.read_text(data, info, _IFLA_INFO_SLAVE_KIND) == "bond"
+    is_physical = directory.is_physical(name)
+    is_bond_slave = rtnl.read_text(data, info, _IFLA_INFO_SLAVE_KIND) == "bond"
     bond = rtnl.parse_nested(data, info, _IFLA_INFO_DATA) if kind == "bond" else {}
-    slave = rtnl.parse_nested(data, info, _IFLA_INFO_SLAVE_DATA) if is_slave else {}
+    slave = rtnl.parse_nested(data, info, _IFLA_INFO_SLAVE_DATA) if is_bond_slave else {}
     ad_info = rtnl.parse_nested(data, bond, _IFLA_BOND_AD_INFO)
     return msgspec.structs.replace(
         link,
@@ -109,10 +110,11 @@ def parse_default_route(data: bytes, begin: int, end: int) -> list[Route] | None
     if (rtnl.read_number(data, spans, _RTA_TABLE) or table) != _RT_TABLE_MAIN:
         return None
     device_index = rtnl.read_number(data, spans, _RTA_OIF)
-    hops = [device_index] if device_index is not None else _parse_next_hops(data, spans.get(_RTA_MULTIPATH))
+    hop_indexes = [device_index] if device_index is not None else _parse_next_hops(data, spans.get(_RTA_MULTIPATH))
     metric = rtnl.read_number(data, spans, _RTA_PRIORITY) or 0
     return [
-        Route(device_index=hop, metric=metric, family=_IP_VERSIONS[family], is_multipath=len(hops) > 1) for hop in hops
+        Route(device_index=index, metric=metric, family=_IP_VERSIONS[family], is_multipath=len(hop_indexes) > 1)
+        for index in hop_indexes
     ]
 
 
@@ -130,13 +132,13 @@ def _parse_next_hops(data: bytes, span: tuple[int, int] | None) -> list[int]:
 
 
 def _add_root_qdiscs_and_speeds(
-    links: list[Link], root_qdiscs: Mapping[int, rtnl.Qdisc], directory: NetDirectory
+    links: list[Link], root_by_device: Mapping[int, rtnl.Qdisc], directory: NetDirectory
 ) -> list[Link]:
-    """Add the root qdiscs (by device index) to all links but those of pods, and speeds to the devices that may have one."""
+    """Add root qdiscs to all links but those of pods, and speeds to the devices that may have one."""
     psutil_mbps_by_name: dict[str, int] | None = None
-    completed: list[Link] = []
+    completed_links: list[Link] = []
     for link in links:
-        root = root_qdiscs.get(link.index) if link.kind not in _POD_LINK_KINDS else None
+        root = root_by_device.get(link.index) if link.kind not in _POD_LINK_KINDS else None
         if root is not None:
             mbps = root.params.rate_bytes_per_s * 8 // 1_000_000 if root.params is not None else None
             link = msgspec.structs.replace(link, root_qdisc=root.kind, root_qdisc_mbps=mbps)
@@ -146,5 +148,5 @@ def _add_root_qdiscs_and_speeds(
         if may_have_speed and link.is_up and link.sysfs_mbps is None:
             psutil_mbps_by_name = read_psutil_mbps() if psutil_mbps_by_name is None else psutil_mbps_by_name
             link = msgspec.structs.replace(link, psutil_mbps=psutil_mbps_by_name.get(link.name))
-        completed.append(link)
-    return completed
+        completed_links.append(link)
+    return completed_links

@@ -12,8 +12,8 @@ from agent.capacity.node_bandwidth import CapacitySource, NodeBandwidth
 from agent.capacity.sysfs import NetDirectory
 
 
-class UplinkMetrics:
-    """A collector for one node; ``current_bandwidth`` returns the latest choice, None before the first."""
+class CapacityMetrics:
+    """A collector of the node's capacity and of its uplinks' bytes; ``current_bandwidth`` returns the chosen bandwidth, None before it."""
 
     def __init__(
         self,
@@ -26,30 +26,30 @@ class UplinkMetrics:
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """The metric families of this node; unknown values are absent, and all bytes if one device cannot be read."""
+        """Yield the metric families. Unknown values are absent; bytes also if one of the uplinks cannot be read."""
         node_bandwidth = self._current_bandwidth()
         rate_bps = node_bandwidth.rate_bps if node_bandwidth is not None else None
-        known = GaugeMetricFamily(
+        is_known = GaugeMetricFamily(
             "netaware_node_bandwidth_known", "1 if the capacity is known, else 0.", labels=("node",)
         )
-        known.add_metric((self._node,), float(rate_bps is not None))
+        is_known.add_metric((self._node,), float(rate_bps is not None))
         capacity = GaugeMetricFamily(
             "netaware_node_bandwidth_capacity_bytes_per_second",
             f"Capacity to publish, after the reserve, by source: {', '.join(get_args(CapacitySource))}.",
             labels=("node", "source"),
         )
-        sent = CounterMetricFamily(
+        sent_bytes = CounterMetricFamily(
             "netaware_node_network_transmit_bytes", "Bytes sent by the uplinks.", labels=("node",)
         )
-        received = CounterMetricFamily(
+        received_bytes = CounterMetricFamily(
             "netaware_node_network_receive_bytes", "Bytes received by the uplinks.", labels=("node",)
         )
         if node_bandwidth is not None:
             if rate_bps is not None:
                 capacity.add_metric((self._node, node_bandwidth.source), rate_bps / 8)
-            counters = [self._directory.read_counters(name) for name in node_bandwidth.counted_devices]
-            readable = [device for device in counters if device is not None]
-            if readable and len(readable) == len(counters):
-                sent.add_metric((self._node,), sum(device.sent for device in readable))
-                received.add_metric((self._node,), sum(device.received for device in readable))
-        yield from (known, capacity, sent, received)
+            names = node_bandwidth.counted_devices
+            counters = [c for name in names if (c := self._directory.read_counters(name)) is not None]
+            if counters and len(counters) == len(names):
+                sent_bytes.add_metric((self._node,), sum(c.sent for c in counters))
+                received_bytes.add_metric((self._node,), sum(c.received for c in counters))
+        yield from (is_known, capacity, sent_bytes, received_bytes)

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from agent.capacity.instances import find_instance
+from agent.capacity.instances import find_instance_bandwidth
 from agent.config import AgentConfig, parse_rate
 from agent.node import OwnNode
 from kubekit.errors import ConfigError
@@ -83,12 +83,12 @@ def choose_bandwidth(
     warnings: list[str] = []
     instance_type = (node.metadata.label(INSTANCE_TYPE_LABEL) if node is not None else "") or firmware_instance_type
     candidates = [
-        *_iter_configured(node, config, instance_type, warnings),
+        *_iter_configured_capacities(node, config, instance_type, warnings),
         _GrossBandwidth(hardware.rate_bps, "hardware", hardware.explanation),
         _GrossBandwidth(measured_bps, "measured", f"highest throughput of stream probes; {hardware.explanation}"),
     ]
-    unknown_type = f"instance type {instance_type} is not in the table; " if instance_type else ""
-    unknown = _GrossBandwidth(None, "unknown", unknown_type + hardware.explanation)
+    unlisted_type = f"instance type {instance_type} is not in the table; " if instance_type else ""
+    unknown = _GrossBandwidth(None, "unknown", unlisted_type + hardware.explanation)
     gross_bps, source, explanation = next((gross for gross in candidates if gross.rate_bps is not None), unknown)
     rate_bps = None if gross_bps is None else int(gross_bps * (1 - config.reserve.ratio)) - config.reserve.rate_bps
     if rate_bps is not None and rate_bps <= 0:
@@ -106,7 +106,7 @@ def choose_bandwidth(
     )
 
 
-def _iter_configured(
+def _iter_configured_capacities(
     node: OwnNode | None, config: AgentConfig, instance_type: str, warnings: list[str]
 ) -> Iterator[_GrossBandwidth]:
     """Yield the capacity by each configurable source, in order of precedence. An invalid annotation adds to ``warnings``."""
@@ -118,9 +118,9 @@ def _iter_configured(
             yield _GrossBandwidth(rule.rate_bps, "node-label", f"configured for nodes with {rule.selector_text}")
     configured_bps = config.capacity_by_type.get(instance_type)
     yield _GrossBandwidth(configured_bps, "instance-type", f"configured for {instance_type}")
-    listed = find_instance(instance_type) if instance_type else None
-    if listed is not None:
-        yield _GrossBandwidth(listed.rate_bps, "instance-type", listed.explanation)
+    table_entry = find_instance_bandwidth(instance_type) if instance_type else None
+    if table_entry is not None:
+        yield _GrossBandwidth(table_entry.rate_bps, "instance-type", table_entry.explanation)
 
 
 def _read_capacity_annotation(node: OwnNode | None, warnings: list[str]) -> int | None:

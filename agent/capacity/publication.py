@@ -1,6 +1,6 @@
 """Plans the patches that publish the capacity on the node, or withdraw it. No I/O.
 
-Of the node's resources only ours is written. The kubelet copies capacity to allocatable, and overwrites an allocatable written by hand, so
+Only our resource is written. The kubelet copies capacity to allocatable, and overwrites an allocatable written by hand, so
 allocatable is set only where no kubelet runs. The withdrawal removes both everywhere, without waiting for the kubelet.
 """
 
@@ -58,7 +58,7 @@ def bandwidth_owner_of(node: OwnNode) -> str:
 
 def find_foreign_capacity(node: OwnNode, our_bps: int | None) -> str:
     """Find a published capacity other than ours; empty if there is none, or only the 0 that a kubelet leaves behind."""
-    published = _quantities(node, "capacity").get(BANDWIDTH_RESOURCE, "0")
+    published = _read_quantities(node, "capacity").get(BANDWIDTH_RESOURCE, "0")
     is_ours = our_bps is not None and _is_equal(published, our_bps)
     return "" if published == "0" or is_ours else published
 
@@ -75,16 +75,16 @@ def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, d
         now_s: seconds since the epoch, for the condition.
         dispute: description of another writer's repeated writes; empty if there are none.
     """
-    blocking = _blocking_condition(node, node_bandwidth, dispute)
-    condition = _condition_patch(node, blocking or _capacity_condition(node_bandwidth), now_s)
-    if blocking is not None:
+    blocking_condition = _make_blocking_condition(node, node_bandwidth, dispute)
+    condition = _make_condition_patch(node, blocking_condition or _make_capacity_condition(node_bandwidth), now_s)
+    if blocking_condition is not None:
         return Writes(condition=condition)
     fields = ("capacity",) if _has_kubelet(node) else ("capacity", "allocatable")
     if node_bandwidth.rate_bps is None:
         removals = tuple(
             patches.remove(pointer("status", field, BANDWIDTH_RESOURCE))
             for field in fields
-            if bandwidth_owner_of(node) and _quantities(node, field).get(BANDWIDTH_RESOURCE) == "0"
+            if bandwidth_owner_of(node) and _read_quantities(node, field).get(BANDWIDTH_RESOURCE) == "0"
         )
         return Writes(status=removals, condition=condition)
     value = str(node_bandwidth.rate_bps)
@@ -92,19 +92,19 @@ def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, d
     for field in fields:
         if getattr(node.status, field) is None:
             operations.append(patches.add(pointer("status", field), {BANDWIDTH_RESOURCE: value}))
-        elif not _is_equal(_quantities(node, field).get(BANDWIDTH_RESOURCE), node_bandwidth.rate_bps):
+        elif not _is_equal(_read_quantities(node, field).get(BANDWIDTH_RESOURCE), node_bandwidth.rate_bps):
             operations.append(patches.add(pointer("status", field, BANDWIDTH_RESOURCE), value))
     source = cut_bytes(f"{node_bandwidth.source}: {node_bandwidth.explanation}", MAX_ANNOTATION_BYTES)
     annotations = {BANDWIDTH_OWNER_ANNOTATION: AGENT, BANDWIDTH_SOURCE_ANNOTATION: source}
-    differ = any(node.metadata.annotation(name) != text for name, text in annotations.items())
-    metadata: dict[str, object] | None = {"metadata": {"annotations": annotations}} if differ else None
+    has_changed = any(node.metadata.annotation(name) != text for name, text in annotations.items())
+    metadata: dict[str, object] | None = {"metadata": {"annotations": annotations}} if has_changed else None
     return Writes(status=tuple(operations), metadata=metadata, condition=condition)
 
 
 def plan_withdrawal(node: OwnNode) -> Writes:
     """Plan the removal of our capacity and condition, and of the agent's annotations (``--cleanup``)."""
-    ours = (AGENT_ANNOTATION, BANDWIDTH_OWNER_ANNOTATION, BANDWIDTH_SOURCE_ANNOTATION)
-    present = {name: None for name in ours if name in (node.metadata.annotations or {})}
+    our_annotations = (AGENT_ANNOTATION, BANDWIDTH_OWNER_ANNOTATION, BANDWIDTH_SOURCE_ANNOTATION)
+    removals = {name: None for name in our_annotations if name in (node.metadata.annotations or {})}
     condition = conditions.find_condition(node.status.conditions, CONDITION)
     deletion: dict[str, object] = {"status": {"conditions": [{"type": CONDITION, "$patch": "delete"}]}}
     fields = ("capacity", "allocatable") if bandwidth_owner_of(node) == AGENT else ()
@@ -112,9 +112,9 @@ def plan_withdrawal(node: OwnNode) -> Writes:
         status=tuple(
             patches.remove(pointer("status", field, BANDWIDTH_RESOURCE))
             for field in fields
-            if BANDWIDTH_RESOURCE in _quantities(node, field)
+            if BANDWIDTH_RESOURCE in _read_quantities(node, field)
         ),
-        metadata={"metadata": {"annotations": present}} if present else None,
+        metadata={"metadata": {"annotations": removals}} if removals else None,
         condition=deletion if condition is not None else None,
     )
 
@@ -125,7 +125,7 @@ def _has_kubelet(node: OwnNode) -> bool:
     return has_kubelet_version and not node.metadata.annotation(KWOK_ANNOTATION)
 
 
-def _quantities(node: OwnNode, field: str) -> dict[str, str]:
+def _read_quantities(node: OwnNode, field: str) -> dict[str, str]:
     return getattr(node.status, field) or {}
 
 
@@ -139,32 +139,33 @@ def _is_equal(text: str | None, rate_bps: int) -> bool:
         return False
 
 
-def _blocking_condition(node: OwnNode, node_bandwidth: NodeBandwidth, dispute: str) -> Condition | None:
+def _make_blocking_condition(node: OwnNode, node_bandwidth: NodeBandwidth, dispute: str) -> Condition | None:
     """The condition that says why another writer's value stays; None if ours may be written."""
-    owner, foreign = bandwidth_owner_of(node), find_foreign_capacity(node, node_bandwidth.rate_bps)
+    owner, foreign_capacity = bandwidth_owner_of(node), find_foreign_capacity(node, node_bandwidth.rate_bps)
     if owner not in {"", AGENT}:
-        message = f"annotation {BANDWIDTH_OWNER_ANNOTATION} names {owner}; remove it to let {AGENT} publish"
-        return _false_condition("OwnedByOther", message)
-    if not owner and foreign:
-        missing = f"annotation {BANDWIDTH_OWNER_ANNOTATION} is missing and {BANDWIDTH_RESOURCE} is {foreign} already"
-        return _false_condition("OwnedByOther", f"{missing}; set it to {AGENT} to let {AGENT} publish")
-    return _false_condition("Disputed", dispute) if dispute else None
+        message = f"annotation {BANDWIDTH_OWNER_ANNOTATION} names {owner}; remove the annotation to let {AGENT} publish"
+        return _make_false_condition("OwnedByOther", message)
+    if not owner and foreign_capacity:
+        value = f"another program set {BANDWIDTH_RESOURCE} to {foreign_capacity}"
+        message = f"{value}; set annotation {BANDWIDTH_OWNER_ANNOTATION} to {AGENT} to let {AGENT} publish"
+        return _make_false_condition("OwnedByOther", message)
+    return _make_false_condition("Disputed", dispute) if dispute else None
 
 
-def _capacity_condition(node_bandwidth: NodeBandwidth) -> Condition:
+def _make_capacity_condition(node_bandwidth: NodeBandwidth) -> Condition:
     if node_bandwidth.warnings:
-        return _false_condition("Misconfigured", "; ".join(node_bandwidth.warnings))
+        return _make_false_condition("Misconfigured", "; ".join(node_bandwidth.warnings))
     if node_bandwidth.rate_bps is None:
-        return _false_condition("CapacityUnknown", node_bandwidth.explanation)
+        return _make_false_condition("CapacityUnknown", node_bandwidth.explanation)
     reason = "".join(part.capitalize() for part in node_bandwidth.source.split("-"))
     return conditions.make_condition(CONDITION, holds=True, reason=reason, message=node_bandwidth.explanation)
 
 
-def _false_condition(reason: str, message: str) -> Condition:
+def _make_false_condition(reason: str, message: str) -> Condition:
     return conditions.make_condition(CONDITION, holds=False, reason=reason, message=message)
 
 
-def _condition_patch(node: OwnNode, wanted: Condition, now_s: float) -> dict[str, object] | None:
-    old = node.status.conditions or ()
-    changed = [c for c in conditions.merge_conditions(old, [wanted], now_s) if c not in old]
-    return {"status": {"conditions": msgspec.to_builtins(changed)}} if changed else None
+def _make_condition_patch(node: OwnNode, wanted: Condition, now_s: float) -> dict[str, object] | None:
+    before = node.status.conditions or ()
+    changes = [c for c in conditions.merge_conditions(before, [wanted], now_s) if c not in before]
+    return {"status": {"conditions": msgspec.to_builtins(changes)}} if changes else None

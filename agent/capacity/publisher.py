@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -34,14 +35,14 @@ MIN_READ_PAUSE_S = 2.0
 """Shortest time between reads of links, because every pod that starts or ends causes link events."""
 DEBOUNCE_S = 0.5
 """Changes within this time are handled together."""
-MIN_PAUSE_S = 1.0
+MIN_WRITE_PAUSE_S = 1.0
 """Shortest time between writes, so that a dispute with another writer costs little."""
 WATCH_LAG_S = 2.0
 """Longest wait until the watch shows our own write; then writes are planned from the old state again."""
 
 
-class CompetingWriter:
-    """Counts how often another writer replaced our value, and delays our writes.
+class DisputeDetector:
+    """Counts how often another writer replaced our value. In a dispute, our writes are delayed with back-off.
 
     Attributes:
         written_bps: the value that we wrote last; None if it was replaced since, or never written.
@@ -52,8 +53,11 @@ class CompetingWriter:
         self._replaced_at_s: list[float] = []
         self._wait_until_s = 0.0
 
-    def update(self, node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float) -> str:
-        """Count a replacement that this state of the node shows; returns the dispute for which not to write now, or empty."""
+    def find_dispute(self, node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float) -> str:
+        """Describe the dispute because of which nothing may be written now; empty if there is none.
+
+        Counts a replacement that this state of the node shows.
+        """
         if now_s < self._wait_until_s:
             return self._description
         self._replaced_at_s = [at_s for at_s in self._replaced_at_s if now_s - at_s < DISPUTE_WINDOW_S]
@@ -74,6 +78,13 @@ class CompetingWriter:
         return f"another writer replaced the published value {count} times within {minutes:.0f} minutes"
 
 
+class _Delay(NamedTuple):
+    """Time until the next round: changes are ignored during ``pause_s``, and end the rest of ``longest_s``."""
+
+    pause_s: float
+    longest_s: float
+
+
 class Publisher:
     """Publishes the capacity of one node.
 
@@ -82,7 +93,7 @@ class Publisher:
         instance_type: from the firmware, for nodes without the label.
 
     Attributes:
-        node_bandwidth: the latest choice; None before the first.
+        node_bandwidth: the chosen bandwidth; None before the first choice.
     """
 
     def __init__(
@@ -109,7 +120,7 @@ class Publisher:
             ["outcome"],
             registry=registry,
         )
-        self._competing_writer = CompetingWriter()
+        self._disputes = DisputeDetector()
         self._disputed_gauge = Gauge(
             "netaware_node_bandwidth_disputed",
             "1 while another writer keeps replacing the published capacity, else 0.",
@@ -134,28 +145,17 @@ class Publisher:
         hardware, read_at_s = HardwareCapacity(None, "links were not read yet"), -POLL_S
         while True:
             self._wake.clear()
-            due_s = MIN_READ_PAUSE_S if self._have_links_changed else POLL_S
-            if loop.time() - read_at_s >= due_s:
-                self._have_links_changed, due_s = False, POLL_S
+            read_interval_s = MIN_READ_PAUSE_S if self._have_links_changed else POLL_S
+            if loop.time() - read_at_s >= read_interval_s:
+                self._have_links_changed, read_interval_s = False, POLL_S
                 hardware, read_at_s = await self._read_hardware(hardware), loop.time()
-            idle_s = read_at_s + due_s - loop.time()
+            delay = _Delay(DEBOUNCE_S, read_at_s + read_interval_s - loop.time())
             node = self._node_watch.node
             self.node_bandwidth = choose_bandwidth(node, self._config, hardware, self._peak_bps, self._instance_type)
-            pause_s = DEBOUNCE_S
             if node is not None:
-                try:
-                    has_written = await self._publish(node, self.node_bandwidth)
-                except KubekitError as error:
-                    self._writes.labels("failed").inc()
-                    log.log_change("publish", type(error).__name__, "cannot publish the capacity", error=error)
-                    idle_s = pause_s = self._backoff.next_delay_s()
-                else:
-                    self._backoff.reset()
-                    log.log_change("publish", "", "capacity can be published again")
-                    if has_written:
-                        pause_s, idle_s = MIN_PAUSE_S, WATCH_LAG_S
-            await asyncio.sleep(pause_s)
-            await wait_until_set(self._wake, max(0.0, idle_s - pause_s))
+                delay = await self._publish(node, self.node_bandwidth) or delay
+            await asyncio.sleep(delay.pause_s)
+            await wait_until_set(self._wake, max(0.0, delay.longest_s - delay.pause_s))
 
     async def _read_hardware(self, before: HardwareCapacity) -> HardwareCapacity:
         """Read the links' capacity; ``before`` if they cannot be read."""
@@ -167,13 +167,26 @@ class Publisher:
         log.log_change("links", "", "links can be read again")
         return capacity
 
-    async def _publish(self, node: OwnNode, node_bandwidth: NodeBandwidth) -> bool:
-        """Write to the node if it differs; returns whether anything was written."""
+    async def _publish(self, node: OwnNode, node_bandwidth: NodeBandwidth) -> _Delay | None:
+        """Write to the node if it differs; returns the delay after a write or a failure, None if there was nothing to write."""
+        try:
+            has_written = await self._write_differences(node, node_bandwidth)
+        except KubekitError as error:
+            self._writes.labels("failed").inc()
+            log.log_change("publish", type(error).__name__, "cannot publish the capacity", error=error)
+            backoff_s = self._backoff.next_delay_s()
+            return _Delay(backoff_s, backoff_s)
+        self._backoff.reset()
+        log.log_change("publish", "", "capacity can be published again")
+        return _Delay(MIN_WRITE_PAUSE_S, WATCH_LAG_S) if has_written else None
+
+    async def _write_differences(self, node: OwnNode, node_bandwidth: NodeBandwidth) -> bool:
+        """Write what differs on the node; returns whether anything was written."""
         self._log_bandwidth(node_bandwidth)
         if node.metadata.resource_version == self._planned_version:
             self._planned_version = ""  # The watch lags behind our write; if it still does next time, write again.
             return False
-        dispute = self._competing_writer.update(node, node_bandwidth, asyncio.get_running_loop().time())
+        dispute = self._disputes.find_dispute(node, node_bandwidth, asyncio.get_running_loop().time())
         self._disputed_gauge.set(bool(dispute))
         writes = plan_writes(node, node_bandwidth, time.time(), dispute=dispute)
         if not writes:
@@ -181,16 +194,16 @@ class Publisher:
         await execute_writes(self._client, node.metadata.name, writes)
         self._writes.labels("ok").inc()
         if writes.status and node_bandwidth.rate_bps is not None:
-            self._competing_writer.written_bps = node_bandwidth.rate_bps
+            self._disputes.written_bps = node_bandwidth.rate_bps
         self._planned_version = node.metadata.resource_version
         return True
 
     def _log_bandwidth(self, node_bandwidth: NodeBandwidth) -> None:
         for warning in node_bandwidth.warnings:
             log.log_change(f"warning/{warning[:60]}", warning, "capacity setting ignored", why=warning)
-        rate_bps, source, is_known = node_bandwidth.rate_bps, node_bandwidth.source, node_bandwidth.rate_bps is not None
+        rate_bps, source, why = node_bandwidth.rate_bps, node_bandwidth.source, node_bandwidth.explanation
+        is_known = rate_bps is not None
         message, level = ("capacity", "info") if is_known else ("capacity unknown, nothing is published", "warning")
-        why = node_bandwidth.explanation
         log.log_change(
             "node_bandwidth", f"{rate_bps} {source}", message, level=level, rate_bps=rate_bps, source=source, why=why
         )

@@ -1,4 +1,4 @@
-"""Computes the capacity of the physical devices below the default route. Pure.
+"""Computes the capacity of the physical devices below the default route. No I/O.
 
 If the path is not certain, the slowest one counts, and an unreliable speed is unknown; otherwise the scheduler would place pods on
 bandwidth that does not exist (docs/contracts.md, section 10).
@@ -56,7 +56,7 @@ class _Uplinks(msgspec.Struct, frozen=True):
     standby: list[int]
 
 
-class _Resolved(msgspec.Struct, frozen=True):
+class _LinkSpeed(msgspec.Struct, frozen=True):
     """The speed of a link, how it was found, and the names of the physical devices below."""
 
     mbps: int
@@ -70,19 +70,19 @@ def find_capacity(snapshot: LinkSnapshot) -> HardwareCapacity:
     The devices of one multipath route add up. If the address families use different devices, the smaller capacity counts, since a pod
     may use either.
     """
-    resolver = _Resolver(snapshot)
+    resolver = _LinkResolver(snapshot)
     uplinks = _pick_uplinks(snapshot)
     used = uplinks.used_by_family
     if not used:
         return HardwareCapacity(None, "there is no default route")
     try:
-        resolved_by_family = {family: resolver.resolve_route(indexes) for family, indexes in used.items()}
+        speed_by_family = {family: resolver.resolve_route(indexes) for family, indexes in used.items()}
     except _UnknownCapacityError as error:
         indexes = [index for family_indexes in used.values() for index in family_indexes]
         return HardwareCapacity(None, str(error), resolver.find_physical_names(indexes))
-    smallest = min(resolved_by_family.values(), key=lambda resolved: resolved.mbps)
+    smallest = min(speed_by_family.values(), key=lambda speed: speed.mbps)
     explanation = smallest.explanation
-    for family, other in resolved_by_family.items():
+    for family, other in speed_by_family.items():
         if other.physical_names != smallest.physical_names:
             explanation += f"; by IPv{family} {other.explanation}"
     if uplinks.standby:
@@ -101,28 +101,30 @@ def _pick_uplinks(snapshot: LinkSnapshot) -> _Uplinks:
     all_indexes: list[int] = []
     for family in (4, 6):
         routes = sorted((route for route in snapshot.routes if route.family == family), key=lambda r: r.metric)
-        live = [route for route in routes if route.device_index in up_indexes] or routes
-        if live:
-            best = live[0]
-            used = [r for r in live if r is best or (best.is_multipath and r.is_multipath and r.metric == best.metric)]
-            used_by_family[family] = list(dict.fromkeys(route.device_index for route in used))
+        usable = [route for route in routes if route.device_index in up_indexes] or routes
+        if usable:
+            best = usable[0]
+            hops = [
+                r for r in usable if r is best or (best.is_multipath and r.is_multipath and r.metric == best.metric)
+            ]
+            used_by_family[family] = list(dict.fromkeys(hop.device_index for hop in hops))
         all_indexes += [route.device_index for route in routes]
     used_indexes = {index for indexes in used_by_family.values() for index in indexes}
     return _Uplinks(used_by_family, [index for index in dict.fromkeys(all_indexes) if index not in used_indexes])
 
 
-class _Resolver:
+class _LinkResolver:
     """Resolves links to the physical devices below them."""
 
     def __init__(self, snapshot: LinkSnapshot) -> None:
         self._machine = snapshot.machine
-        self._links = {link.index: link for link in snapshot.links}
+        self._link_by_index = {link.index: link for link in snapshot.links}
 
     def name_of(self, index: int) -> str:
         """The name of a link, or its index if the link is gone."""
-        return self._links[index].name if index in self._links else str(index)
+        return self._link_by_index[index].name if index in self._link_by_index else str(index)
 
-    def resolve_route(self, uplinks: list[int]) -> _Resolved:
+    def resolve_route(self, uplinks: list[int]) -> _LinkSpeed:
         """Add up the speeds of a route's devices; a device that is reached twice counts once.
 
         Raises:
@@ -130,30 +132,30 @@ class _Resolver:
         """
         mbps, names, parts = 0, frozenset[str](), list[str]()
         for index in uplinks:
-            if index not in self._links:
+            if index not in self._link_by_index:
                 raise _UnknownCapacityError(f"the default route's device {index} is not there")
-            resolved = self._resolve(self._links[index])
-            if resolved.physical_names <= names:
+            speed = self._resolve(self._link_by_index[index])
+            if speed.physical_names <= names:
                 parts.append(f"{self.name_of(index)} (counted already)")
                 continue
-            if resolved.physical_names & names:
+            if speed.physical_names & names:
                 raise _UnknownCapacityError(f"{self.name_of(index)} shares some of its devices with another uplink")
-            mbps, names = mbps + resolved.mbps, names | resolved.physical_names
-            parts.append(resolved.explanation)
-        return _Resolved(mbps, " + ".join(parts), names)
+            mbps, names = mbps + speed.mbps, names | speed.physical_names
+            parts.append(speed.explanation)
+        return _LinkSpeed(mbps, " + ".join(parts), names)
 
     def find_physical_names(self, uplinks: list[int]) -> tuple[str, ...]:
         """Find the names of the lowest devices, whose counters show the node's traffic even if no speed is known."""
         names: set[str] = set()
-        pending = [self._links[index] for index in uplinks if index in self._links]
-        seen: set[int] = set()
+        pending = [self._link_by_index[index] for index in uplinks if index in self._link_by_index]
+        visited_indexes: set[int] = set()
         while pending:
             link = pending.pop()
-            if link.index in seen:
+            if link.index in visited_indexes:
                 continue
-            seen.add(link.index)
+            visited_indexes.add(link.index)
             lower_links = [port for port in self._ports_of(link) if port.kind in _OUTWARD_KINDS]
-            parent = None if link.is_parent_elsewhere else self._links.get(link.parent_index or 0)
+            parent = None if link.is_parent_elsewhere else self._link_by_index.get(link.parent_index or 0)
             if link.kind in _KINDS_ON_PARENT and parent is not None:
                 lower_links.append(parent)
             if lower_links:
@@ -162,7 +164,7 @@ class _Resolver:
                 names.add(link.name)
         return tuple(sorted(names))
 
-    def _resolve(self, link: Link, depth: int = 0) -> _Resolved:
+    def _resolve(self, link: Link, depth: int = 0) -> _LinkSpeed:
         """Resolve a link; ``depth`` is the number of links that led to it."""
         unshaped = self._resolve_unshaped(link, depth)
         if link.root_qdisc not in _SHAPERS:
@@ -173,11 +175,11 @@ class _Resolver:
             )
         if link.root_qdisc_mbps >= unshaped.mbps:
             return unshaped
-        return _Resolved(
+        return _LinkSpeed(
             link.root_qdisc_mbps, f"{unshaped.explanation}, limited by {link.root_qdisc}", unshaped.physical_names
         )
 
-    def _resolve_unshaped(self, link: Link, depth: int) -> _Resolved:
+    def _resolve_unshaped(self, link: Link, depth: int) -> _LinkSpeed:
         if depth >= _MAX_DEPTH:
             raise _UnknownCapacityError(f"{link.name} is below {_MAX_DEPTH} other devices; set --capacity")
         if link.kind == "bond":
@@ -185,23 +187,23 @@ class _Resolver:
         if link.kind == "bridge":
             return self._resolve_bridge(link, depth)
         if link.kind in _KINDS_ON_PARENT:
-            lower = self._resolve(self._parent_of(link), depth + 1)
-            return _Resolved(lower.mbps, f"{link.name} on {lower.explanation}", lower.physical_names)
+            speed = self._resolve(self._parent_of(link), depth + 1)
+            return _LinkSpeed(speed.mbps, f"{link.name} on {speed.explanation}", speed.physical_names)
         return self._resolve_hardware(link)
 
     def _ports_of(self, link: Link) -> list[Link]:
         """The slaves of a bond, or the ports of a bridge."""
-        return [port for port in self._links.values() if port.master_index == link.index]
+        return [port for port in self._link_by_index.values() if port.master_index == link.index]
 
     def _parent_of(self, link: Link) -> Link:
         if link.is_parent_elsewhere:
             raise _UnknownCapacityError(f"{link.name}: the device below is in another network namespace")
-        parent = self._links.get(link.parent_index) if link.parent_index is not None else None
+        parent = self._link_by_index.get(link.parent_index) if link.parent_index is not None else None
         if parent is None:
             raise _UnknownCapacityError(f"{link.name}: the device below is not there")
         return parent
 
-    def _resolve_bond(self, link: Link, depth: int) -> _Resolved:
+    def _resolve_bond(self, link: Link, depth: int) -> _LinkSpeed:
         """Resolve to the active slave in active-backup; else, of the slaves that are up, to the sum or the slowest."""
         slaves, mode = self._ports_of(link), link.bond_mode
         name = BOND_MODES[mode] if mode is not None and mode < len(BOND_MODES) else link.kind
@@ -212,29 +214,28 @@ class _Resolver:
         if mode == BOND_LACP and link.active_aggregator is not None:
             # Slaves that negotiated with another switch, or with none, are in other aggregators (bond_3ad.c).
             slaves = [slave for slave in slaves if slave.slave_aggregator in {None, link.active_aggregator}]
-        live = [slave for slave in slaves if slave.is_up]
-        if not live:
+        slaves = [slave for slave in slaves if slave.is_up]
+        if not slaves:
             raise _UnknownCapacityError(f"{link.name} ({name}) has no slave that is up")
-        resolved = [self._resolve(slave, depth + 1) for slave in live]
-        names = frozenset[str]().union(*(slave.physical_names for slave in resolved))
+        speeds = [self._resolve(slave, depth + 1) for slave in slaves]
+        names = frozenset[str]().union(*(speed.physical_names for speed in speeds))
         # The slowest slave limits both: broadcast sends everything on each slave, balance-tlb receives on one slave only.
         combine = min if mode in {BOND_BROADCAST, BOND_TLB} else sum
-        explanation = f"{link.name} ({name}: {', '.join(slave.explanation for slave in resolved)})"
-        return _Resolved(combine(slave.mbps for slave in resolved), explanation, names)
+        explanation = f"{link.name} ({name}: {', '.join(speed.explanation for speed in speeds)})"
+        return _LinkSpeed(combine(speed.mbps for speed in speeds), explanation, names)
 
-    def _resolve_bridge(self, link: Link, depth: int) -> _Resolved:
+    def _resolve_bridge(self, link: Link, depth: int) -> _LinkSpeed:
         """Resolve to the slowest of the ports that are up and lead out of the machine, because the path is unknown."""
-        ports = self._ports_of(link)
-        outward = [port for port in ports if port.is_up and port.kind in _OUTWARD_KINDS]
-        if not outward:
+        ports = [port for port in self._ports_of(link) if port.is_up and port.kind in _OUTWARD_KINDS]
+        if not ports:
             raise _UnknownCapacityError(f"{link.name}: no port that is up leads out of this machine")
-        resolved = [self._resolve(port, depth + 1) for port in outward]
-        slowest = min(resolved, key=lambda port: port.mbps)
-        suffix = f", slowest of {len(resolved)} ports" if len(resolved) > 1 else ""
-        names = frozenset[str]().union(*(port.physical_names for port in resolved))
-        return _Resolved(slowest.mbps, f"{link.name} on {slowest.explanation}{suffix}", names)
+        speeds = [self._resolve(port, depth + 1) for port in ports]
+        slowest = min(speeds, key=lambda speed: speed.mbps)
+        suffix = f", slowest of {len(speeds)} ports" if len(speeds) > 1 else ""
+        names = frozenset[str]().union(*(speed.physical_names for speed in speeds))
+        return _LinkSpeed(slowest.mbps, f"{link.name} on {slowest.explanation}{suffix}", names)
 
-    def _resolve_hardware(self, link: Link) -> _Resolved:
+    def _resolve_hardware(self, link: Link) -> _LinkSpeed:
         """Return the speed of a device that has none below it, if the speed is reliable."""
         if link.is_loopback:
             raise _UnknownCapacityError(f"{link.name} is the loopback")
@@ -244,23 +245,25 @@ class _Resolver:
             )
         if link.is_virtual_function:
             raise _UnknownCapacityError(f"{link.name} is a virtual function, which shares its port; set --capacity")
-        unreliable = _UNRELIABLE_KINDS.get(link.kind) or _UNRELIABLE_DRIVERS.get(link.driver)
-        if unreliable is None and self._machine.asset_tag == AZURE_ASSET_TAG:
-            unreliable = "Azure's ports are faster than what the instance may use"
+        unreliable_reason = _UNRELIABLE_KINDS.get(link.kind) or _UNRELIABLE_DRIVERS.get(link.driver)
         evidence = self._machine.hypervisor_evidence
-        if unreliable is None and evidence:
-            unreliable = f"inside a virtual machine ({evidence}) a speed is the port's, not the guest's"
-        if unreliable is not None:
-            raise _UnknownCapacityError(f"{link.name}: {unreliable}; set --capacity, or a capacity by instance type")
+        if unreliable_reason is None and self._machine.asset_tag == AZURE_ASSET_TAG:
+            unreliable_reason = "Azure's ports are faster than what the instance may use"
+        elif unreliable_reason is None and evidence:
+            unreliable_reason = f"inside a virtual machine ({evidence}) a speed is the port's, not the guest's"
+        if unreliable_reason is not None:
+            raise _UnknownCapacityError(
+                f"{link.name}: {unreliable_reason}; set --capacity, or a capacity by instance type"
+            )
         if not link.is_up:
             raise _UnknownCapacityError(f"{link.name} is down")
-        implausible: list[str] = []
+        implausible_speeds: list[str] = []
         for source, mbps in (("sysfs", link.sysfs_mbps), ("psutil", link.psutil_mbps)):
             if mbps is not None and 0 < mbps <= _MAX_MBPS:
                 shown = f"{mbps / 1000:g}G" if mbps >= 1000 else f"{mbps}M"
-                return _Resolved(mbps, f"{link.name} {shown} by {source}", frozenset({link.name}))
+                return _LinkSpeed(mbps, f"{link.name} {shown} by {source}", frozenset({link.name}))
             if mbps is not None:
-                implausible.append(f"{source} reports {mbps}")
+                implausible_speeds.append(f"{source} reports {mbps}")
         driver = f" ({link.driver})" if link.driver else ""
-        reason = f" ({', '.join(implausible)})" if implausible else ""
+        reason = f" ({', '.join(implausible_speeds)})" if implausible_speeds else ""
         raise _UnknownCapacityError(f"{link.name}{driver}: its speed is unknown{reason}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from agent.capacity.metrics import UplinkMetrics
+from agent.capacity.metrics import CapacityMetrics
 from agent.capacity.node_bandwidth import NodeBandwidth
 from agent.capacity.sysfs import NetDirectory
 
@@ -14,7 +14,7 @@ from agent.capacity.sysfs import NetDirectory
 def test_counters_add_up_over_the_uplinks_and_a_capacity_is_shown_once_it_is_known(tmp_path: Path) -> None:
     devices, registry = ("eno1", "eno2"), CollectorRegistry()
     choices: list[NodeBandwidth | None] = [None]
-    UplinkMetrics("n1", NetDirectory(tmp_path), lambda: choices[0], registry)
+    CapacityMetrics("n1", NetDirectory(tmp_path), lambda: choices[0], registry)
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"netaware_node_{name}", {"node": "n1", **labels})
