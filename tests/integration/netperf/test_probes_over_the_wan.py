@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -24,7 +25,7 @@ from netperf.histogram import Histogram
 from netperf.plans import ProbeSettings
 from netperf.probers.datagrams import DatagramStream, DatagramTarget, DatagramWindow
 from netperf.probers.failure import ProbeFailedError
-from netperf.probers.netperf import NetperfProber
+from netperf.probers.netperf import NetperfProber, tcp_ping
 from netperf.probers.netserver import Netserver
 from netperf.probers.responder import DatagramResponder
 from netperf.sample import Measurement, NodeLocation, Sample, choose_cost_source, find_quality_flags
@@ -172,6 +173,20 @@ async def test_netperf_measures_a_path_of_400_ms(wan: Wan, netperf_programs: Net
     assert measurement.min_us is not None
     assert measurement.max_us is not None
     assert 400_000 <= measurement.min_us <= measurement.p50_us <= measurement.max_us
+
+
+async def test_a_lost_answer_to_the_handshake_does_not_make_a_path_slow(wan: Wan) -> None:
+    wan.set(rtt_us=300_000)
+    with namespaces.enter(wan.destination.netns):
+        listener = socket.create_server((wan.destination.address, ProbeSettings().control_port))
+    with listener, namespaces.enter(wan.origin.netns):
+        ping = asyncio.create_task(tcp_ping(wan.destination.address, ProbeSettings().control_port))
+        await asyncio.sleep(0.05)
+        wan.set(rtt_us=300_000, loss=1.0)  # the SYN is under way
+        await asyncio.sleep(0.4)
+        wan.set(rtt_us=300_000)
+        assert 0.3 <= await ping < 0.5
+    assert wan.control.read_counters().lost == 1
 
 
 @pytest.mark.parametrize("rtt_us", [130.0, 2160.0, 85_000.0, 329_000.0])
