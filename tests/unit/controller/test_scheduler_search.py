@@ -97,6 +97,14 @@ def test_an_expired_deadline_still_gives_a_placement_within_capacity() -> None:
     assert len(at) == 30
 
 
+def test_a_search_beyond_its_deadline_keeps_the_hinted_hosts() -> None:
+    """Each replica is apart from its peer; with time left, each workload would move to one host."""
+    hints = on_hosts(0, 0, 0, 2, 2, 2)
+    native_problem = NativeProblem(make_problem([0, 0, 1, 1], [3, 3], (0, 1, Routing.ANY)))
+    assert native_problem.search(hints, seed=0, steps=0, deadline_s=-1.0).host_of.tolist() == hints.tolist()
+    assert len(set(native_problem.search(hints, seed=0, steps=0, deadline_s=9.0).host_of.tolist())) == 1
+
+
 def test_problems_without_replicas_or_without_hosts_are_solved() -> None:
     problem = make_problem([0], [2])
     without_pods = msgspec.structs.replace(problem, class_of=np.zeros(0, np.int64))

@@ -24,12 +24,12 @@ void rules_init(State *state) {
   for (int64_t rule = 0; rule < problem->rules; rule++) state->min_counted[rule] = find_min_counted(state, rule);
 }
 
-/* Whether the domains with owners, except two, exceed this minimum by at most the skew. */
-static int others_keep_skew(const State *state, int64_t rule, int64_t min, int64_t except, int64_t except_too) {
+/* Whether the domains with owners, except the two between which a replica moves, exceed this minimum by at most the skew. */
+static int others_keep_skew(const State *state, int64_t rule, int64_t min, int64_t origin, int64_t target) {
   const Problem *problem = state->problem;
   for (int64_t domain = problem->domain_start[rule]; domain < problem->domain_start[rule + 1]; domain++) {
     int64_t skew = state->n_counted[domain] - min;
-    if (domain != except && domain != except_too && state->n_owners[domain] && skew > problem->rule_max_skew[rule]) return 0;
+    if (domain != origin && domain != target && state->n_owners[domain] && skew > problem->rule_max_skew[rule]) return 0;
   }
   return 1;
 }
@@ -99,11 +99,11 @@ int rules_allow_leaving(const State *state, int32_t class, int32_t from) {
     int32_t domain_from = domain_at(problem, rule, from);
     if (domain_from < 0 || !(problem->role[entry] & COUNTED)) continue;
     int64_t domain = problem->domain_start[rule] + domain_from;
-    int64_t rest = state->n_counted[domain] - 1, is_owner = (problem->role[entry] & OWNER) != 0;
-    if (problem->rule_kind[rule] == RULE_AFFINITY && rest == 0 && state->n_owners[domain] - is_owner > 0) return 0;
+    int64_t n_staying = state->n_counted[domain] - 1, is_owner = (problem->role[entry] & OWNER) != 0;
+    if (problem->rule_kind[rule] == RULE_AFFINITY && n_staying == 0 && state->n_owners[domain] - is_owner > 0) return 0;
     int lowers_min = problem->rule_kind[rule] == RULE_SPREAD && problem->is_eligible[domain] && !problem->rule_lacks_domains[rule] &&
-                     rest < state->min_counted[rule];
-    if (lowers_min && !others_keep_skew(state, rule, rest, domain, domain)) return 0;
+                     n_staying < state->min_counted[rule];
+    if (lowers_min && !others_keep_skew(state, rule, n_staying, domain, domain)) return 0;
   }
   return 1;
 }

@@ -24,7 +24,7 @@ double now_s(void) {
 
 int is_past_deadline(const Search *search) { return now_s() > search->ends_at; }
 
-/* Marks the hosts with replicas of adjacent workloads: their price differs from that of their zone. */
+/* Marks the hosts with replicas of adjacent workloads: their change of the cost differs from that of their zone. */
 static void mark_neighbours(Search *search, int64_t workload) {
   const State *state = search->state;
   const Problem *problem = state->problem;
@@ -40,15 +40,15 @@ static void mark_neighbours(Search *search, int64_t workload) {
   }
 }
 
-/* Change of the network's cost if an unplaced replica gets a host. Hosts of a zone without adjacent workloads share one result. */
-static double network_price(Search *search, int32_t class, int32_t host) {
+/* `state_network_delta` of an unplaced replica. Hosts of a zone without adjacent workloads share one result. */
+static double cached_network_delta(Search *search, int32_t class, int32_t host) {
   int32_t zone = search->state->problem->zone_of[host];
   if (search->neighbour_call[host] == search->call) return state_network_delta(search->state, class, -1, host);
-  if (search->zone_price_call[zone] != search->call) {
-    search->zone_price[zone] = state_network_delta(search->state, class, -1, host);
-    search->zone_price_call[zone] = search->call;
+  if (search->zone_delta_call[zone] != search->call) {
+    search->zone_delta[zone] = state_network_delta(search->state, class, -1, host);
+    search->zone_delta_call[zone] = search->call;
   }
-  return search->zone_price[zone];
+  return search->zone_delta[zone];
 }
 
 /* The cheapest host for an unplaced replica, in one zone unless that is -1; -1 if no host admits the replica. */
@@ -62,9 +62,9 @@ int32_t best_host(Search *search, int32_t replica, int64_t zone) {
   for (int32_t host = 0; host < problem->hosts; host++) {
     if (!allowed[host] || (zone >= 0 && problem->zone_of[host] != zone)) continue;
     if (!fits(problem, class, state->free + (int64_t)host * problem->resources)) continue;
-    double price = network_price(search, class, host) + state_other_delta(state, class, -1, host);
-    if (price >= least || !rules_allow(state, class, -1, host)) continue;
-    least = price;
+    double delta = cached_network_delta(search, class, host) + state_other_delta(state, class, -1, host);
+    if (delta >= least || !rules_allow(state, class, -1, host)) continue;
+    least = delta;
     best = host;
   }
   return best;
@@ -166,7 +166,8 @@ static void descend(Search *search) {
     has_changed = 0;
     for (int32_t replica = 0; replica < state->problem->replicas; replica++) {
       int32_t from = state->host_of[replica];
-      if (from < 0 || (replica % DEADLINE_INTERVAL == 0 && is_past_deadline(search))) continue;
+      if (replica % DEADLINE_INTERVAL == 0 && is_past_deadline(search)) return;
+      if (from < 0) continue;
       state_move(state, replica, -1);
       double before = state_delta(state, replica, from);
       int32_t to = best_host(search, replica, -1);
@@ -187,8 +188,8 @@ double plan_search(const Problem *problem, int32_t *host_of, uint64_t seed, int6
   Search search = {.state = state,
                    .ends_at = now_s() + deadline_s,
                    .neighbour_call = allocate(problem->hosts, sizeof(int32_t)),
-                   .zone_price = allocate(problem->zones, sizeof(double)),
-                   .zone_price_call = allocate(problem->zones, sizeof(int32_t))};
+                   .zone_delta = allocate(problem->zones, sizeof(double)),
+                   .zone_delta_call = allocate(problem->zones, sizeof(int32_t))};
   if (problem->replicas && problem->hosts) {
     place_all(&search, host_of, steps ? EJECTION_ATTEMPTS : DESCENT_EJECTION_ATTEMPTS, start_zone);
     /* In small problems a local optimum of the start may be better than the result of annealing. */
@@ -200,7 +201,7 @@ double plan_search(const Problem *problem, int32_t *host_of, uint64_t seed, int6
   double cost = state_cost(state);
   state_free(state);
   free(search.neighbour_call);
-  free(search.zone_price);
-  free(search.zone_price_call);
+  free(search.zone_delta);
+  free(search.zone_delta_call);
   return cost;
 }

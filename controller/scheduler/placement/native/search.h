@@ -16,8 +16,8 @@ typedef struct {
   double ends_at;
   int32_t call;             /* number of the current call of best_host */
   int32_t *neighbour_call;  /* [host] last call in which it had a replica of an adjacent workload */
-  double *zone_price;       /* [zone] network price of its hosts without such replicas */
-  int32_t *zone_price_call; /* [zone] call in which zone_price was computed */
+  double *zone_delta;       /* [zone] state_network_delta of its hosts without such replicas */
+  int32_t *zone_delta_call; /* [zone] call in which zone_delta was computed */
 } Search;
 
 /* Moves that are kept or undone together. */
