@@ -1,8 +1,8 @@
 """A model of the default kube-scheduler's scores, Kubernetes 1.36, for comparisons with plans.
 
 NodeResourcesFit (LeastAllocated) and BalancedAllocation have weight 1, PodTopologySpread, InterPodAffinity and NodeAffinity 2,
-TaintToleration 3. The model leaves out ImageLocality, extenders, changed profiles, and the ``namespaces`` and ``namespaceSelector`` of
-terms. It scores all hosts, while the scheduler samples clusters of more than 100 nodes.
+TaintToleration 3. The model leaves out ImageLocality, extenders, changed profiles, the node policies of spread constraints, and the
+``namespaces`` and ``namespaceSelector`` of terms. It scores all hosts, while the scheduler samples clusters of more than 100 nodes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class DefaultSchedulerModel:
         requested = [_array_of(used.get(host.name, {})) for host in hosts]
         self._requested = np.array(requested, np.int64).reshape(-1, 2)
         self._requested_with_defaults = self._requested.copy()
-        self._domains: dict[str, Ints] = {}
+        self._domains_by_key: dict[str, Ints] = {}
+        self._matching_hosts: dict[Constraints, Bools] = {}
         self._has_soft_taints = any(host.prefer_no_schedule_taints for host in hosts)
 
     def add_pod(self, pod: PodInfo, node: str) -> None:
@@ -63,7 +64,7 @@ class DefaultSchedulerModel:
         affinity = _scale_to_100(self._score_node_affinity(spec), is_feasible)
         affinity = affinity + self._score_pod_affinity(spec, namespace_pods, is_feasible)
         total = self._score_least_allocated(_with_defaults(requests)) + _AFFINITY_WEIGHT * affinity
-        total = total + _SPREAD_WEIGHT * self._score_spread(spec, siblings, namespace_pods, is_feasible)
+        total = total + _SPREAD_WEIGHT * self._score_spread(pod.constraints, siblings, namespace_pods, is_feasible)
         if requests.any():
             total = total + self._score_balanced_allocation(requests)
         if self._has_soft_taints:
@@ -88,10 +89,18 @@ class DefaultSchedulerModel:
         return total
 
     def _score_spread(
-        self, spec: PodSpec, siblings: Collection[PodInfo], namespace_pods: Sequence[PodInfo], is_feasible: Bools
+        self,
+        pod_constraints: Constraints,
+        siblings: Collection[PodInfo],
+        namespace_pods: Sequence[PodInfo],
+        is_feasible: Bools,
     ) -> Ints:
-        """podtopologyspread/scoring.go: a host without a topology key of the pod's own constraints scores 0."""
-        declared = spec.topology_spread_constraints
+        """[host] the score of podtopologyspread/scoring.go.
+
+        A host without a topology key of the pod's own constraints scores 0, and its pods do not count. Pods on other hosts count if the
+        pod's node affinity matches the host, even if the host is full.
+        """
+        declared = pod_constraints.spec.topology_spread_constraints
         constraints: list[tuple[str, int, Iterable[PodInfo]]] = [
             (c.topology_key, c.max_skew, _matching(compile_or_none(c.label_selector), namespace_pods))
             for c in declared or ()
@@ -100,36 +109,44 @@ class DefaultSchedulerModel:
         if not declared:
             constraints = [(key, skew, siblings) for key, skew in DEFAULT_SPREAD_CONSTRAINTS]
         domains = [self._domain_of(key) for key, _, _ in constraints]
-        is_scored = is_feasible & np.all([domain_of >= 0 for domain_of in domains], axis=0) if declared else is_feasible
+        has_keys = np.all([domain_of >= 0 for domain_of in domains], axis=0) if declared else np.True_
+        is_scored, is_counted = is_feasible & has_keys, self._matches_node_affinity(pod_constraints) & has_keys
         raw = np.zeros(len(self._hosts))
         for (key, skew, pods), domain_of in zip(constraints, domains, strict=True):
             weight = math.log(np.unique(domain_of[is_scored]).size + 2)
-            raw += self._count_pods_in_domain(key, pods, is_scored) * weight + (skew - 1) * (domain_of >= 0)
+            raw += self._count_pods_in_domain(key, pods, is_counted) * weight + (skew - 1) * (domain_of >= 0)
         rounded = np.round(raw).astype(np.int64)
         highest = int(rounded[is_scored].max(initial=0))
         if highest == 0:
             return np.where(is_scored, 100, 0)
         return np.where(is_scored, 100 * (highest + int(rounded[is_scored].min()) - rounded) // highest, 0)
 
-    def _count_pods_in_domain(self, key: str, pods: Iterable[PodInfo], is_feasible: Bools) -> Floats:
-        """[host] number of pods on feasible hosts of its domain."""
+    def _matches_node_affinity(self, constraints: Constraints) -> Bools:
+        """[host] whether a pod's node selector and required node affinity match the host; its taints do not matter."""
+        if constraints not in self._matching_hosts:
+            unmet = [constraints.unmet_constraint(host.name, host.labels) for host in self._hosts]
+            self._matching_hosts[constraints] = np.array([not constraint for constraint in unmet], np.bool_)
+        return self._matching_hosts[constraints]
+
+    def _count_pods_in_domain(self, key: str, pods: Iterable[PodInfo], is_counted: Bools) -> Floats:
+        """[host] number of active pods in its domain, on the hosts whose pods are counted."""
         domain_of = self._domain_of(key)
         counts = np.zeros(int(domain_of.max(initial=-1)) + 2)
         for pod in pods:
             host = self._host_index.get(pod.node)
-            if host is not None and pod.is_active and is_feasible[host]:
+            if host is not None and pod.is_active and is_counted[host]:
                 counts[domain_of[host]] += 1
         counts[-1] = 0.0  # Hosts without the label are in no domain.
         return counts[domain_of]
 
     def _domain_of(self, key: str) -> Ints:
         """[host] its topology domain; -1 without the label."""
-        if key not in self._domains:
+        if key not in self._domains_by_key:
             index_of: dict[str, int] = {}
             values = [host.labels.get(key) for host in self._hosts]
             domain_of = [-1 if value is None else index_of.setdefault(value, len(index_of)) for value in values]
-            self._domains[key] = np.array(domain_of, np.int64)
-        return self._domains[key]
+            self._domains_by_key[key] = np.array(domain_of, np.int64)
+        return self._domains_by_key[key]
 
     def _score_node_affinity(self, spec: PodSpec) -> Ints:
         affinity = spec.affinity.node_affinity if spec.affinity else None
@@ -140,7 +157,7 @@ class DefaultSchedulerModel:
 
     def _score_pod_affinity(self, spec: PodSpec, namespace_pods: Sequence[PodInfo], is_feasible: Bools) -> Ints:
         """The pod's preferred pod affinity. That of other pods is left out: most of them are siblings with the same preferences."""
-        raw = np.zeros(len(self._hosts))
+        raw, every_host = np.zeros(len(self._hosts)), np.ones(len(self._hosts), np.bool_)
         for sign, affinity in (
             (1, spec.affinity.pod_affinity if spec.affinity else None),
             (-1, spec.affinity.pod_anti_affinity if spec.affinity else None),
@@ -148,12 +165,12 @@ class DefaultSchedulerModel:
             for weighted in (affinity.preferred_during_scheduling_ignored_during_execution if affinity else None) or ():
                 term = weighted.pod_affinity_term
                 matching = _matching(compile_or_none(term.label_selector), namespace_pods)
-                raw += sign * weighted.weight * self._count_pods_in_domain(term.topology_key, matching, is_feasible)
-        scale = raw[is_feasible]
-        if not len(scale) or scale.max() == scale.min():
+                raw += sign * weighted.weight * self._count_pods_in_domain(term.topology_key, matching, every_host)
+        feasible = raw[is_feasible]
+        if not len(feasible) or feasible.max() == feasible.min():
             return np.zeros(len(self._hosts), np.int64)
-        scaled: Ints = (100 * (raw - scale.min()) / (scale.max() - scale.min())).astype(np.int64)
-        return scaled
+        scores: Ints = (100 * (raw - feasible.min()) / (feasible.max() - feasible.min())).astype(np.int64)
+        return scores
 
 
 def simulate_scheduling(

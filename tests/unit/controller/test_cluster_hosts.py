@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 
 from controller.cluster.hosts import NodeCache, host_of
 from controller.cluster.pod_info import PodInfo, PodReader
@@ -72,14 +74,38 @@ def test_the_model_of_the_default_scheduler_accepts_impossible_requests() -> Non
     assert model.scores(greedy, [], [], both).min() >= 0
 
 
+def scores_of(spec: dict[str, Any], labels: dict[str, dict[str, str]], *occupied: str, full: str = "") -> list[int]:
+    """The model's scores of hosts with these labels, by pods on the occupied hosts; a full host takes no more pods."""
+    pod = PodReader().read(msgspec.convert({"metadata": {"name": "p", "namespace": "d"}, "spec": spec}, Pod))
+    hosts = [msgspec.structs.replace(host_of(node(name)), labels=of_host) for name, of_host in labels.items()]
+    others = [bound_pod(f"other-{number}", node_name=name) for number, name in enumerate(occupied)]
+    is_feasible = np.array([name != full for name in labels])
+    return [int(score) for score in DefaultSchedulerModel(hosts).scores(pod, [], others, is_feasible)]
+
+
+RACK_SPREAD = {"maxSkew": 1, "topologyKey": "rack", "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {}}
+SPREAD = {"topologySpreadConstraints": [RACK_SPREAD]}
+AWAY = {"weight": 1, "podAffinityTerm": {"topologyKey": "rack", "labelSelector": {}}}
+ANTI_AFFINITY = {"affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [AWAY]}}}
+
+
 def test_the_model_gives_no_points_for_spread_to_a_host_without_the_topology_key() -> None:
-    constraint = {"maxSkew": 1, "topologyKey": "rack", "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {}}
-    body = {"metadata": {"name": "p", "namespace": "d"}, "spec": {"topologySpreadConstraints": [constraint]}}
-    pod, hosts = PodReader().read(msgspec.convert(body, Pod)), [host_of(node(name)) for name in "abc"]
-    hosts = [msgspec.structs.replace(h, labels={} if h.name == "c" else {"rack": h.name}) for h in hosts]
-    others = [bound_pod("x", node_name="a"), bound_pod("y", node_name="a"), bound_pod("z", node_name="b")]
-    scores = DefaultSchedulerModel(hosts).scores(pod, [], others, np.ones(3, np.bool_))
+    scores = scores_of(SPREAD, {"a": {"rack": "1"}, "b": {"rack": "2"}, "c": {}}, "a", "a", "b")
     assert np.argsort(scores).tolist() == [2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("spec", "is_counted"),
+    [(SPREAD, True), (ANTI_AFFINITY, True), (SPREAD | {"nodeSelector": {"pool": "ours"}}, False)],
+    ids=["spread", "preferred anti-affinity", "spread of a pod that may not run on the full host"],
+)
+def test_the_model_counts_pods_on_full_hosts_unless_node_affinity_excludes_these(
+    spec: dict[str, Any], *, is_counted: bool
+) -> None:
+    """podtopologyspread/scoring.go, interpodaffinity/scoring.go: a is full, b is in its rack, c in another."""
+    labels = {"a": {"rack": "1"}, "b": {"rack": "1", "pool": "ours"}, "c": {"rack": "2", "pool": "ours"}}
+    _, same_rack, other_rack = scores_of(spec, labels, "a", full="a")
+    assert (other_rack > same_rack) == is_counted
 
 
 def test_the_model_gives_a_host_port_to_at_most_one_pod() -> None:
