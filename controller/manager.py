@@ -97,7 +97,7 @@ class Manager:
             config.app_group,
             *reporting,
             indexes=GroupIndexes(
-                state.membership, state.cost_index, None if config.scheduler.is_parity else state.services
+                state.membership, state.cost_index, None if config.scheduler.has_upstream_parity else state.services
             ),
             pods_of=scheduling.pods_of,
             extra_conditions=self._extra_conditions,

@@ -109,9 +109,9 @@ class Facts(msgspec.Struct, frozen=True):
 
 def build_facts(snapshot: ClusterSnapshot, pod: Pod | None = None) -> Facts:
     """The facts of a snapshot, with ``pod`` added if the snapshot lacks it."""
-    membership, default_placement = snapshot.build_membership(), snapshot.scheduler.placement
-    placement_by_namespace = {
-        namespace.metadata.name: placement_mode_of(namespace.metadata.labels, default_placement)
+    membership, default_mode = snapshot.build_membership(), snapshot.scheduler.placement
+    mode_by_namespace = {
+        namespace.metadata.name: placement_mode_of(namespace.metadata.labels, default_mode)
         for namespace in snapshot.namespaces
     }
     latencies = [decode_latencies(t.metadata.annotation(LATENCY_ANNOTATION)) for t in snapshot.topologies]
@@ -126,8 +126,7 @@ def build_facts(snapshot: ClusterSnapshot, pod: Pod | None = None) -> Facts:
         bandwidth=build_bandwidth(snapshot),
         groups=snapshot.groups,
         pods=tuple(
-            build_pod_fact(p, membership, placement_by_namespace.get(p.metadata.namespace, default_placement))
-            for p in pods
+            build_pod_fact(p, membership, mode_by_namespace.get(p.metadata.namespace, default_mode)) for p in pods
         ),
         nodes={
             node.metadata.name: NodeFact(
@@ -143,14 +142,14 @@ def build_facts(snapshot: ClusterSnapshot, pod: Pod | None = None) -> Facts:
     )
 
 
-def build_pod_fact(pod: Pod, membership: Membership, namespace_placement: PlacementMode) -> PodFact:
-    """The facts of a pod; ``namespace_placement`` is the placement mode of its namespace, which counts if the pod has no mode itself."""
+def build_pod_fact(pod: Pod, membership: Membership, namespace_mode: PlacementMode) -> PodFact:
+    """The facts of a pod; ``namespace_mode`` is the placement mode of its namespace, which counts if the pod has no mode itself."""
     return PodFact(
         metadata=pod.metadata,
         spec=pod.spec,
         status=pod.status,
         group_key=membership.group_key_of(pod.metadata.namespace, pod.group),
         is_placed_by_affinity=(
-            target_of(pod) is not None or placement_mode_of(pod.metadata.labels, namespace_placement) != "extender"
+            target_of(pod) is not None or placement_mode_of(pod.metadata.labels, namespace_mode) != "extender"
         ),
     )

@@ -63,7 +63,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     def build_cost_index(self) -> CostIndex:
         """The costs that the scheduler uses."""
-        is_one_zone = not self.scheduler.is_parity and has_no_zone_labels(map(location_of, self.nodes))
+        is_one_zone = not self.scheduler.has_upstream_parity and has_no_zone_labels(map(location_of, self.nodes))
         args = self.scheduler.network_overhead_args
         return CostIndex.from_objects(self.topologies, args, self.netaware_namespace, is_one_zone=is_one_zone)
 

@@ -93,9 +93,9 @@ class SchedulerConfig(Section, frozen=True):
     @property
     def network_overhead_args(self) -> NetworkOverheadArgs:
         """NetworkOverhead's arguments, as ``parity`` changes them."""
-        return NetworkOverheadArgs.from_config(self.network_overhead, parity=self.is_parity)
+        return NetworkOverheadArgs.from_config(self.network_overhead, parity=self.has_upstream_parity)
 
     @property
-    def is_parity(self) -> bool:
+    def has_upstream_parity(self) -> bool:
         """Whether to behave exactly as upstream: no plans, and dependencies are checked for all replicas, whatever Services route to."""
         return self.parity == "upstream"

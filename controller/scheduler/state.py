@@ -82,7 +82,7 @@ class State(Index):
         self.node_count_by_location: Counter[int] = Counter()
         self._index_by_location: dict[Location, int] = {NO_LOCATION: NO_LOCATION_INDEX}
         self.membership = Membership(self._network_overhead_args)
-        self._placement_labels: dict[str, str] = {}
+        self._placement_label_by_namespace: dict[str, str] = {}
         self.cost_index = CostIndex(self._network_overhead_args, netaware_namespace)
         self._pod_counts_by_label: dict[str, dict[str, dict[str, Counter[str]]]] = defaultdict(dict)
         """AppGroup label -> namespace of the pods -> `PodCounts`."""
@@ -92,7 +92,7 @@ class State(Index):
         self.services = ServiceIndex()
         self._example_pods: dict[tuple[str, str], dict[str, ObjectMeta]] = defaultdict(dict)
         """Labels for AppGroup and workload -> namespace -> metadata of the pod placed last."""
-        self._is_parity = config.is_parity
+        self._has_upstream_parity = config.has_upstream_parity
 
     def subscribe_to(
         self,
@@ -143,7 +143,7 @@ class State(Index):
 
     def _record_node_change(self) -> None:
         # Upstream never treats nodes without zone labels as one zone.
-        if not self._is_parity:
+        if not self._has_upstream_parity:
             self.cost_index.on_nodes_change(self.locations[index] for index in self.node_count_by_location)
         self._increment_versions()
         self.node_version += 1
@@ -152,15 +152,15 @@ class State(Index):
         """Update a namespace: its consent to AppGroups of others, and its label for placement."""
         changed = self.membership.on_namespace_change(key, new.metadata.labels if new is not None else None)
         placement = new.metadata.label(PLACEMENT_LABEL) if new is not None else ""
-        if changed or placement != self._placement_labels.get(key, ""):
-            self._placement_labels[key] = placement
+        if changed or placement != self._placement_label_by_namespace.get(key, ""):
+            self._placement_label_by_namespace[key] = placement
             self._increment_versions()
 
     def placement_mode_of(
         self, labels: Mapping[str, str] | None, namespace: str, default: PlacementMode
     ) -> PlacementMode:
         """The placement mode of a pod: from its own label, else its namespace's label, else the default."""
-        namespace_labels = {PLACEMENT_LABEL: self._placement_labels.get(namespace, "")}
+        namespace_labels = {PLACEMENT_LABEL: self._placement_label_by_namespace.get(namespace, "")}
         return placement_mode_of(labels, placement_mode_of(namespace_labels, default))
 
     def on_pod_change(self, _: str, old: Pod | None, new: Pod | None) -> None:
@@ -202,7 +202,7 @@ class State(Index):
 
     def routings_of(self, pods: Iterable[Pod]) -> dict[str, Routing]:
         """Workload selector -> routing of calls to it; empty in upstream parity."""
-        return {} if self._is_parity else self.services.routings_of(pods)
+        return {} if self._has_upstream_parity else self.services.routings_of(pods)
 
     def example_pods(self, group: str, workload: str) -> list[ObjectMeta]:
         """Metadata of the pod of the workload that was placed last, even if it is gone, in each namespace of the group."""
@@ -333,7 +333,7 @@ class State(Index):
             dependent, dependency = graph.workloads[edge.caller], graph.workloads[edge.callee]
             if dependent.selector == workload:
                 pods_by_node = self._without_deleted_nodes(pod_counts.get(dependency.selector, {}), may_raise=True)
-                routing = Routing.ANY if self._is_parity else self.routing_to(key, dependency.selector)
+                routing = Routing.ANY if self._has_upstream_parity else self.routing_to(key, dependency.selector)
                 dependencies.append(PeerWorkload(dependency.selector, edge.max_network_cost, pods_by_node, routing))
             elif dependency.selector == workload and self._network_overhead_args.score_dependents:
                 pods_by_node = self._without_deleted_nodes(pod_counts.get(dependent.selector, {}), may_raise=False)

@@ -111,7 +111,7 @@ def build_group_views(snapshot: ClusterSnapshot, network: NetworkView) -> tuple[
     pairs, locations = network.pairs_by_zones, locations_of(snapshot.nodes)
     membership, cost_index = snapshot.build_membership(), snapshot.build_cost_index()
     pods_by_group = membership.pods_by_group(pod for pod in snapshot.pods if not pod.is_finished)
-    services = None if snapshot.scheduler.is_parity else ServiceIndex.from_objects(snapshot.services)
+    services = None if snapshot.scheduler.has_upstream_parity else ServiceIndex.from_objects(snapshot.services)
     views = []
     for group in sorted(snapshot.groups, key=lambda g: g.metadata.key):
         pods = pods_by_group.get(group.metadata.key, [])

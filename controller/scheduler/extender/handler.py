@@ -240,7 +240,11 @@ class Extender:
 
     def _target_of(self, pod: ExtenderPod, score_table: ScoreTable) -> Target | None:
         """The target of the pod's plan; None if it has none, or its plan does not count, as in upstream parity."""
-        return None if self._config.is_parity or score_table.neutral_reason in _REASONS_WITHOUT_PLAN else target_of(pod)
+        return (
+            None
+            if self._config.has_upstream_parity or score_table.neutral_reason in _REASONS_WITHOUT_PLAN
+            else target_of(pod)
+        )
 
 
 def decode_args(body: bytes) -> ExtenderArgs:

@@ -232,7 +232,7 @@ class GatingController:
             self.plans.drop_plan(group, pods)
             return None
         inputs = self._release_inputs(group, pods)
-        may_plan = seconds_until_complete(inputs, now) <= 0 and not self._config.is_parity
+        may_plan = seconds_until_complete(inputs, now) <= 0 and not self._config.has_upstream_parity
         plan_state = self.plans.get_or_request(group, pods) if may_plan else PlanState()
         decision = decide_releases(plan_state.add_to(inputs), now, self._config.gates)
         for release in decision.releases:

@@ -28,13 +28,16 @@ _VIOLATES_EVERY_LIMIT, _VIOLATES_NO_LIMIT = MAX_NETWORK_COST + 1, -1
 
 
 @lru_cache(_CACHE_SIZE)
-def call_costs(locations: tuple[Location, ...], costs: CostTable, *, has_topology: bool, is_parity: bool) -> Floats:
-    """[zone, zone] cost of a call between two different hosts: network cost in parity, else microseconds. Read-only."""
-    if is_parity:
-        return _by_zone_pair(locations, lambda a, b: costs.compare_with_limit(a, b, 0)[1], np.float64)
-    is_one_zone = has_no_zone_labels(locations)
-    latency = partial(latency_us, costs=costs, has_topology=has_topology, is_one_zone=is_one_zone)
+def call_latencies(locations: tuple[Location, ...], costs: CostTable, *, has_topology: bool) -> Floats:
+    """[zone, zone] microseconds of a call between two different hosts. Read-only."""
+    latency = partial(_latency_us, costs=costs, has_topology=has_topology, is_one_zone=has_no_zone_labels(locations))
     return _by_zone_pair(locations, latency, np.float64)
+
+
+@lru_cache(_CACHE_SIZE)
+def call_network_costs(locations: tuple[Location, ...], costs: CostTable) -> Floats:
+    """[zone, zone] network cost of a call between two different hosts. Read-only."""
+    return _by_zone_pair(locations, lambda origin, target: costs.compare_with_limit(origin, target, 0)[1], np.float64)
 
 
 def traffic_prices(locations: Sequence[Location], prices: PriceTable) -> Floats:
@@ -51,27 +54,6 @@ def add_prices(times: Floats, host_time: float, prices: Floats, time_weight: flo
     if highest_price <= 0 or float(prices.min()) == highest_price:
         return times, host_time
     return prices * (float(times.max()) / highest_price) + time_weight * times, time_weight * host_time
-
-
-def latency_us(
-    origin: Location, destination: Location, costs: CostTable, *, has_topology: bool, is_one_zone: bool
-) -> float:
-    """Round trip within a zone: published, else `IN_ZONE_US`. Between zones: published, at least `IN_ZONE_US`; else network cost x 1 ms, at
-    least 250 us; else with a NetworkTopology `UNKNOWN_COST` x 1 ms; else 1 ms within a region and 50 ms between regions.
-
-    ``is_one_zone`` means that no node has a zone label: only then do nodes without the label count as one zone.
-    """
-    if origin == destination and (origin.zone or is_one_zone):
-        return costs.latency_us(origin, destination) or IN_ZONE_US
-    latency = costs.latency_us(origin, destination)
-    if latency is not None:
-        return max(latency, IN_ZONE_US)
-    cost = costs.cost(origin, destination)
-    if cost is not None:
-        return max(cost * _US_PER_COST, _MIN_BETWEEN_ZONES_US)
-    if has_topology:
-        return UNKNOWN_COST * _US_PER_COST
-    return _BETWEEN_ZONES_US if origin.region == destination.region else _BETWEEN_REGIONS_US
 
 
 @lru_cache(_CACHE_SIZE)
@@ -91,6 +73,30 @@ def equivalent_limits(limits: Iterable[int], costs: Ints) -> dict[int, int]:
     """Limit -> the smallest limit that the same pairs of zones violate by `limited_costs`, so that dependencies share tables."""
     levels = [_VIOLATES_NO_LIMIT, *np.unique(costs).tolist()]
     return {limit: levels[bisect_right(levels, limit) - 1] for limit in limits}
+
+
+def _latency_us(
+    origin: Location, destination: Location, costs: CostTable, *, has_topology: bool, is_one_zone: bool
+) -> float:
+    """Round trip of a call between two different hosts, in microseconds.
+
+    - Within a zone: published, else `IN_ZONE_US`.
+    - Between zones: published, at least `IN_ZONE_US`; else network cost x 1 ms, at least 250 us; else with a NetworkTopology
+      `UNKNOWN_COST` x 1 ms; else 1 ms within a region and 50 ms between regions.
+
+    ``is_one_zone`` means that no node has a zone label: only then do nodes without the label count as one zone.
+    """
+    if origin == destination and (origin.zone or is_one_zone):
+        return costs.latency_us(origin, destination) or IN_ZONE_US
+    latency = costs.latency_us(origin, destination)
+    if latency is not None:
+        return max(latency, IN_ZONE_US)
+    cost = costs.cost(origin, destination)
+    if cost is not None:
+        return max(cost * _US_PER_COST, _MIN_BETWEEN_ZONES_US)
+    if has_topology:
+        return UNKNOWN_COST * _US_PER_COST
+    return _BETWEEN_ZONES_US if origin.region == destination.region else _BETWEEN_REGIONS_US
 
 
 def _by_zone_pair(

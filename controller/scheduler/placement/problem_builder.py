@@ -18,7 +18,8 @@ from controller.cluster.services import Routing
 from controller.scheduler.placement.call_costs import (
     ON_HOST_US,
     add_prices,
-    call_costs,
+    call_latencies,
+    call_network_costs,
     equivalent_limits,
     limited_costs,
     traffic_prices,
@@ -134,11 +135,11 @@ class _ProblemBuilder:
         self._classes: list[_Class] = []
         pods = [*(r.pod for r in request.waiting), *(r.pod for r in request.bound if r.pod is not None)]
         has_terms = any(next(terms_of(pod), None) is not None for pod in pods)
-        self._class_of = [self._add_to_class(waiting, has_terms=has_terms) for waiting in request.waiting]
+        self._class_of = [self._find_or_add_class(waiting, has_terms=has_terms) for waiting in request.waiting]
         self._resources = sorted({name for class_ in self._classes for name, value in class_.requests.items() if value})
 
-    def _add_to_class(self, waiting: WaitingReplica, *, has_terms: bool) -> int:
-        """The index of a replica's class, which is added if it is new. Labels tell pods apart only if a pod has topology terms."""
+    def _find_or_add_class(self, waiting: WaitingReplica, *, has_terms: bool) -> int:
+        """The index of a replica's class; a new class is added. Labels tell pods apart only if a pod has topology terms."""
         spec = waiting.pod.spec
         constraints = (spec.node_selector, required_node_affinity(spec.affinity), spec.tolerations)
         row_key = msgspec.json.encode((*constraints, waiting.volumes, sorted(waiting.refused_nodes)))
@@ -164,7 +165,7 @@ class _ProblemBuilder:
             if bound.workload >= 0 and host is not None:
                 fixed_hosts[bound.workload].append(host)
         requests = [[limit_amount(c.requests.get(r, 0)) for r in self._resources] for c in self._classes]
-        tables, table_by_max_cost = self._tables()
+        tables, table_index_by_max_cost = self._tables()
         shape = (max(len(self._allowed), 1), len(self._host_names))
         # If nodes are preferred by size, the sizes of nodes decide which replicas share a node.
         prefers_by_size = self._snapshot.allocatable.weight > 0
@@ -180,7 +181,7 @@ class _ProblemBuilder:
             allowed=np.array(self._allowed, np.bool_).reshape(shape) if self._allowed else np.zeros(shape, np.bool_),
             class_of=np.array(self._class_of, np.int64),
             fixed_hosts=tuple(tuple(hosts) for hosts in fixed_hosts),
-            edges=self._edges(table_by_max_cost, fixed_hosts),
+            edges=self._edges(table_index_by_max_cost, fixed_hosts),
             tables=tables,
             domain_rules=self._domain_rules(),
             must_span_zones=self._must_span_zones(),
@@ -229,9 +230,10 @@ class _ProblemBuilder:
     def _tables(self) -> tuple[tuple[CallCostTable, ...], dict[int, int]]:
         """One table for all limits that the same pairs of zones violate, and maxNetworkCost -> index of its table."""
         snapshot, objective, locations = self._snapshot, self._request.objective, tuple(self._locations)
-        is_parity = objective == "parity"
-        costs = call_costs(locations, snapshot.costs, has_topology=snapshot.has_topology, is_parity=is_parity)
-        host_cost = float(SAME_HOST_COST) if is_parity else ON_HOST_US
+        if objective == "parity":
+            costs, host_cost = call_network_costs(locations, snapshot.costs), float(SAME_HOST_COST)
+        else:
+            costs, host_cost = call_latencies(locations, snapshot.costs, has_topology=snapshot.has_topology), ON_HOST_US
         if objective in OBJECTIVES_WITH_PRICES and snapshot.prices is not None:
             time_weight = _TIME_WEIGHT_BESIDE_MONEY if objective == "money" else 1.0
             costs, host_cost = add_prices(costs, host_cost, traffic_prices(locations, snapshot.prices), time_weight)
@@ -242,21 +244,18 @@ class _ProblemBuilder:
         return tables, {max_cost: index_of[limit] for max_cost, limit in limits.items()}
 
     def _edges(
-        self, table_by_max_cost: Mapping[int, int], fixed_hosts: Sequence[Sequence[int]]
+        self, table_index_by_max_cost: Mapping[int, int], fixed_hosts: Sequence[Sequence[int]]
     ) -> tuple[CallEdge, ...]:
-        """The edges with their tables. In parity every pair has the same weight, and any replica may answer."""
-        to_place = Counter(self._classes[class_].workload for class_ in self._class_of)
-        replicas = [len(hosts) + to_place[workload] for workload, hosts in enumerate(fixed_hosts)]
-        is_parity = self._request.objective == "parity"
-        return tuple(
-            msgspec.structs.replace(
-                edge,
-                weight=float(replicas[edge.caller] * replicas[edge.callee]) if is_parity else edge.weight,
-                routing=Routing.ANY if is_parity else edge.routing,
-                table=table_by_max_cost[edge.max_cost],
-            )
-            for edge in self._request.edges
-        )
+        """The edges with their tables. With the objective ``parity`` every pair has the same weight, and any replica may answer."""
+        edges = [msgspec.structs.replace(e, table=table_index_by_max_cost[e.max_cost]) for e in self._request.edges]
+        if self._request.objective == "parity":
+            waiting = Counter(self._classes[class_].workload for class_ in self._class_of)
+            counts = [len(hosts) + waiting[workload] for workload, hosts in enumerate(fixed_hosts)]
+            edges = [
+                msgspec.structs.replace(e, weight=float(counts[e.caller] * counts[e.callee]), routing=Routing.ANY)
+                for e in edges
+            ]
+        return tuple(edges)
 
     def _domain_rules(self) -> tuple[DomainRule, ...]:
         placed = ((self._host_index.get(replica.node), replica.pod) for replica in self._request.bound)

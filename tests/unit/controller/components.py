@@ -143,7 +143,9 @@ class Components:
             AppGroupConfig(),
             SilentEventRecorder(),
             CollectorRegistry(),
-            indexes=GroupIndexes(state.membership, state.cost_index, None if self.config.is_parity else state.services),
+            indexes=GroupIndexes(
+                state.membership, state.cost_index, None if self.config.has_upstream_parity else state.services
+            ),
             pods_of=lambda key: [
                 p for p in cache.group_pods if state.group_key_of(p.metadata.namespace, p.group) == key
             ],
