@@ -119,18 +119,23 @@ async def run_to_end(arguments: Sequence[str], deadline_s: float) -> CompletedRu
     polling = asyncio.create_task(monitor.poll())
     try:
         async with asyncio.timeout(deadline_s):
-            stdout, stderr = await process.communicate()
+            stdout, stderr, returncode = await asyncio.gather(
+                _read_start(process.stdout), _read_start(process.stderr), process.wait()
+            )
     finally:
         polling.cancel()
         with suppress(asyncio.CancelledError):
             await polling
         await stop(process)
-    return CompletedRun(
-        process.returncode if process.returncode is not None else -1,
-        stdout[:MAX_OUTPUT_BYTES].decode("utf-8", "replace"),
-        stderr[:MAX_OUTPUT_BYTES].decode("utf-8", "replace"),
-        monitor.waited_us,
-    )
+    return CompletedRun(returncode, stdout, stderr, monitor.waited_us)
+
+
+async def _read_start(stream: asyncio.StreamReader | None) -> str:
+    """The first `MAX_OUTPUT_BYTES` of a stream; reads to its end, so that the child does not block."""
+    output = b""
+    while stream is not None and (chunk := await stream.read(MAX_OUTPUT_BYTES)):
+        output = (output + chunk)[:MAX_OUTPUT_BYTES]
+    return output.decode("utf-8", "replace")
 
 
 async def stop(process: Process) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from kubekit.errors import ConfigError
 from netperf.histogram import Histogram
 from netperf.plans import ProbeSettings
+from netperf.probers import child
 from netperf.probers.contention import elapsed_us, find_cpu_stat, read_run_queue_us, read_throttled_us
 from netperf.probers.datagram_codec import DATAGRAM_BYTES, Datagram, decode_datagram, derive_key, encode_datagram
 from netperf.probers.datagrams import DatagramWindow
@@ -111,6 +113,17 @@ def test_the_command_line_has_the_options_of_each_test() -> None:
     assert udp[udp.index("--") :][1:3] == ["-e", "1"]
     assert "P50_LATENCY" not in stream[-1]
     assert all(command[command.index("--") :].count(",12866") == 1 for command in (tcp, udp, stream))
+
+
+async def test_an_agents_memory_does_not_grow_with_the_output_of_a_child() -> None:
+    tracemalloc.start()
+    try:
+        run = await child.run_to_end(["sh", "-c", "head -c 40M /dev/zero; head -c 40M /dev/zero >&2; exit 3"], 60.0)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (run.returncode, len(run.stdout), len(run.stderr)) == (3, child.MAX_OUTPUT_BYTES, child.MAX_OUTPUT_BYTES)
+    assert peak_bytes < 20 * child.MAX_OUTPUT_BYTES
 
 
 @pytest.mark.parametrize(
