@@ -214,7 +214,7 @@ class AppGroupMetrics(Collector):
             verdicts = collections.Counter(check.verdict for check in state.checks)
             for verdict in get_args(DependencyVerdict):
                 dependencies.add_metric([key, verdict], verdicts[verdict])
-            for reason, count in collections.Counter(fault.reason for fault in state.graph.faults).items():
+            for reason, count in collections.Counter(fault.reason for fault in state.spec_faults).items():
                 faults.add_metric([key, reason], count)
             cycles.add_metric([key], len(state.order.cycle) > 0)
         yield from (pods, dependencies, faults, cycles)

@@ -52,6 +52,7 @@ class GroupState(msgspec.Struct, frozen=True):
     Attributes:
         graph: its dependencies.
         order: of its workloads.
+        spec_faults: see `spec_faults_of`.
         pods_by_node: for each workload of the graph, node -> number of placed pods.
         checks: one for each edge of the graph.
         running_count: number of pods in phase Running that are not being deleted.
@@ -60,6 +61,7 @@ class GroupState(msgspec.Struct, frozen=True):
 
     graph: DependencyGraph
     order: WorkloadOrder
+    spec_faults: tuple[Fault, ...]
     pods_by_node: tuple[Mapping[str, int], ...]
     checks: tuple[DependencyCheck, ...]
     running_count: int
@@ -101,10 +103,11 @@ def compute_group_state(
         for edge in graph.edges
     ]
     order = sort_workloads(graph.callees_by_caller(), group.spec.topology_sorting_algorithm)
+    faults = tuple(spec_faults_of(group, graph, order))
     running_count = sum(pod.status.phase == "Running" for pod in active_pods)
     created_at = filter(None, (pod.metadata.creation_timestamp for pod in group_pods))
     started_at = min(created_at, key=parse_time, default=None)
-    return GroupState(graph, order, tuple(pods_by_node), tuple(checks), running_count, started_at)
+    return GroupState(graph, order, faults, tuple(pods_by_node), tuple(checks), running_count, started_at)
 
 
 def _nodes_by_location(nodes: Iterable[str], locations: Mapping[str, Location]) -> NodesByLocation:
@@ -249,8 +252,7 @@ def _format_location(location: Location) -> str:
 
 
 def _spec_valid_state(group: AppGroup, state: GroupState) -> ConditionState:
-    faults = spec_faults_of(group, state.graph, state.order)
-    if faults:
+    if faults := state.spec_faults:
         message = join_first([fault.message for fault in faults], MAX_SHOWN, "; ")
         return ConditionState(faults[0].reason, message, holds=False)
     algorithm = group.spec.topology_sorting_algorithm

@@ -145,7 +145,7 @@ def _build_group_view(
         order=tuple(selectors[position] for position in state.order.sequence),
         workloads=_build_workload_views(group, state, pods, locations),
         dependencies=dependencies,
-        faults=tuple(fault.message for fault in state.graph.faults),
+        faults=tuple(fault.message for fault in state.spec_faults),
         conditions=tuple(group.status.conditions or ()),
         zone_losses=tuple(_find_zone_losses(selectors, state.pods_by_node, locations)),
     )

@@ -134,7 +134,9 @@ class Components:
         }
         return state_with(self.config, *(item for kind, type_ in kinds.items() for item in self.decode(kind, type_)))
 
-    def appgroup_controller(self, client: StatusRecorder) -> tuple[AppGroupController, ClusterCache]:
+    def appgroup_controller(
+        self, client: StatusRecorder, registry: CollectorRegistry | None = None
+    ) -> tuple[AppGroupController, ClusterCache]:
         cache = ClusterCache(cast("Client", client), HOME)
         state = self.state_of_stores(cache)
         controller = AppGroupController(
@@ -142,7 +144,7 @@ class Components:
             cache,
             AppGroupConfig(),
             SilentEventRecorder(),
-            CollectorRegistry(),
+            registry or CollectorRegistry(),
             indexes=GroupIndexes(
                 state.membership, state.cost_index, None if self.config.has_upstream_parity else state.services
             ),
@@ -174,9 +176,9 @@ class Components:
         fill_store(cache.services, self.decode("Service", Service))
         fill_store(cache.pods, map(PodReader().read, self.decode("Pod", Pod)))
 
-    async def status(self, key: str) -> dict[str, Any]:
+    async def status(self, key: str, registry: CollectorRegistry | None = None) -> dict[str, Any]:
         client = StatusRecorder()
-        controller, _ = self.appgroup_controller(client)
+        controller, _ = self.appgroup_controller(client, registry)
         await controller._reconcile(key)
         return client.status
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from prometheus_client import CollectorRegistry
 
 from controller.appgroups import reconciler
 from controller.cli.cluster_file import ClusterFile
@@ -208,6 +209,25 @@ async def test_a_namespace_without_consent_is_one_finding_and_its_pods_are_none(
     refused["status"] = {"conditions": (await components.status("other/g"))["conditions"]}
     codes = {finding.code for finding in diagnose(facts_with_leader(await components.page_snapshot()))}
     assert codes & {"namespace-not-admitted", "unknown-workload"} == {"namespace-not-admitted"}
+
+
+async def test_every_fault_of_a_spec_is_in_the_condition_the_metric_the_views_and_the_findings() -> None:
+    plain = group()
+    plain["spec"]["topologySortingAlgorithm"] = "Bogo"
+    calls = {"a": ("b", "gone"), "b": ("a",)}
+    plain["spec"]["workloads"] = [
+        {"workload": {"selector": name}, "dependencies": [{"workload": {"selector": callee}} for callee in callees]}
+        for name, callees in calls.items()
+    ]
+    components, registry = Components(plain), CollectorRegistry()
+    status = await components.status("x/g", registry)
+    (message,) = (c["message"] for c in status["conditions"] if c["type"] == "SpecValid")
+    assert "; ".join((await components.group_view("x/g")).faults) == message
+    samples = [s for family in registry.collect() for s in family.samples if s.name == "netaware_appgroup_spec_faults"]
+    reasons = [sample.labels["reason"] for sample in samples]
+    assert reasons == ["UnknownDependency", "Cycle", "UnknownAlgorithm"]
+    codes = {finding.code for finding in diagnose(facts_with_leader(await components.page_snapshot()))}
+    assert codes >= {"spec-UnknownDependency", "dependency-cycle", "spec-UnknownAlgorithm"}
 
 
 async def test_findings_of_a_group_affect_its_pods_of_other_namespaces() -> None:
