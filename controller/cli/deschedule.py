@@ -204,7 +204,7 @@ def _make_node_table(nodes: Iterable[NodeState]) -> RenderableType:
     table = make_table("OVERUTILIZED NODE", "POOL", "USAGE", "THRESHOLD", "STATE")
     for node in nodes:
         usage, thresholds = map(_format_percents, (node.usage_percent, node.high_thresholds))
-        state = Text(node.why or "relieved by the moves above", style=BAD if node.is_stuck else "")
+        state = Text(node.reason or "relieved by the moves above", style=BAD if node.is_stuck else "")
         table.add_row(Text(node.node, style=STRONG), node.pool, usage, thresholds, state)
     return table
 
@@ -214,7 +214,7 @@ def _make_skip_table(plan: DeschedulePlan) -> RenderableType:
     shown = plan.skips[:MAX_SKIPS_SHOWN]
     table = make_table("SKIPPED POD", "NODE", "REASON")
     for skip in shown:
-        table.add_row(skip.pod, skip.node, skip.why)
+        table.add_row(skip.pod, skip.node, skip.reason)
     hidden = Counter(plan.skip_counts) - Counter(skip.condition for skip in shown)
     if hidden:
         conditions = ", ".join(f"{count} {condition}" for condition, count in hidden.most_common())

@@ -89,15 +89,17 @@ def _check_owner_kind(builder: PlanBuilder, candidate: Candidate) -> str:
     """The kind of its workload is one of `protection.ownerKinds`, or it has none."""
     kinds = builder.config.protection.owner_kinds
     kind = candidate.pod.workload.split("/")[1] if candidate.pod.workload else ""
-    reason = f"it belongs to a {kind}, and protection.ownerKinds are {', '.join(kinds)}"
-    return reason if kind and kind not in kinds else ""
+    if not kind or kind in kinds:
+        return ""
+    return f"it belongs to a {kind}, and protection.ownerKinds are {', '.join(kinds)}"
 
 
 def _check_volume_claim(builder: PlanBuilder, candidate: Candidate) -> str:
     """It mounts no PersistentVolumeClaim, or `protection.evictVolumeClaims` is set."""
     claims = candidate.pod.claim_names
-    reason = f"it mounts PersistentVolumeClaim {', '.join(claims)}, which may hold it to this node or zone"
-    return reason if claims and not builder.config.protection.evict_volume_claims else ""
+    if not claims or builder.config.protection.evict_volume_claims:
+        return ""
+    return f"it mounts PersistentVolumeClaim {', '.join(claims)}, which may hold it to this node or zone"
 
 
 def _check_local_storage(builder: PlanBuilder, candidate: Candidate) -> str:
@@ -143,8 +145,8 @@ def _check_pod_usage(_: PlanBuilder, candidate: Candidate) -> str:
     exceeded = candidate.node_load.exceeded_resources if candidate.node_load else ()
     if any(candidate.usage.get(resource, 0) > 0 for resource in exceeded):
         return ""
-    if known := [resource for resource in exceeded if resource in candidate.usage]:
-        return f"it uses no {' or '.join(known)}"
+    if measured := [resource for resource in exceeded if resource in candidate.usage]:
+        return f"it uses no {' or '.join(measured)}"
     return f"its use of {' and '.join(exceeded)} is not known"
 
 
@@ -155,12 +157,12 @@ def _check_breaker(builder: PlanBuilder, candidate: Candidate) -> str:
 
 def _check_round_limit(builder: PlanBuilder, _: Candidate) -> str:
     """`limits.perRound` is not reached."""
-    return _check_limit(builder, ("round", ""), builder.config.limits.per_round)
+    return _reached_limit_reason(builder, "round", "", builder.config.limits.per_round)
 
 
 def _check_node_limit(builder: PlanBuilder, candidate: Candidate) -> str:
     """`limits.perNode` is not reached."""
-    return _check_limit(builder, ("node", candidate.pod.node), builder.config.limits.per_node)
+    return _reached_limit_reason(builder, "node", candidate.pod.node, builder.config.limits.per_node)
 
 
 def _check_free_capacity(_: PlanBuilder, candidate: Candidate) -> str:
@@ -170,13 +172,7 @@ def _check_free_capacity(_: PlanBuilder, candidate: Candidate) -> str:
 
 def _check_namespace_limit(builder: PlanBuilder, candidate: Candidate) -> str:
     """`limits.perNamespace` is not reached."""
-    return _check_limit(builder, ("namespace", candidate.pod.namespace), builder.config.limits.per_namespace)
-
-
-def _check_limit(builder: PlanBuilder, scope: tuple[LimitScope, str], limit: int) -> str:
-    is_reached = builder.evictions_by_scope[scope] >= limit
-    text = f"limit of {limit} evictions per {scope[0]}; earlier ones count until their replacement is bound"
-    return text if is_reached else ""
+    return _reached_limit_reason(builder, "namespace", candidate.pod.namespace, builder.config.limits.per_namespace)
 
 
 def _check_group_limit(builder: PlanBuilder, candidate: Candidate) -> str:
@@ -197,7 +193,7 @@ def _check_replica_backoff(builder: PlanBuilder, candidate: Candidate) -> str:
     if uid in builder.unevaluated_replacements:
         return "it is the replacement of a moved pod, and the outcome of that move is not known yet"
     backoff = builder.history.active_backoff(uid, builder.now)
-    return f"{backoff.reason}; {_describe_rest(builder, backoff)}" if backoff is not None else ""
+    return f"{backoff.reason}; {_describe_remaining_backoff(builder, backoff)}" if backoff is not None else ""
 
 
 def _check_workload_backoff(builder: PlanBuilder, candidate: Candidate) -> str:
@@ -207,21 +203,18 @@ def _check_workload_backoff(builder: PlanBuilder, candidate: Candidate) -> str:
     if backoff is None:
         return ""
     failed = f"{workload} had {backoff.failures} failed moves in a row ({backoff.reason})"
-    return f"{failed}; {_describe_rest(builder, backoff)}"
-
-
-def _describe_rest(builder: PlanBuilder, backoff: BackoffEntry) -> str:
-    return f"not moved for another {(backoff.until_s - builder.now) / 60:.0f} min"
+    return f"{failed}; {_describe_remaining_backoff(builder, backoff)}"
 
 
 def _check_workload_limit(builder: PlanBuilder, candidate: Candidate) -> str:
     """Its workload had fewer than `limits.perWorkload` moves in the last `limits.workloadBackoffS`."""
     workload, limits = workload_of(candidate.pod), builder.config.limits
-    earlier = sum(eviction.workload == workload for eviction in builder.history.evictions)
-    recent = earlier + builder.evictions_by_workload[workload]
+    recorded_count = sum(eviction.workload == workload for eviction in builder.history.evictions)
+    move_count = recorded_count + builder.evictions_by_workload[workload]
     limit = resolve_limit(limits.per_workload, builder.workload_size(candidate.pod).pods)
-    reason = f"{recent} moves of {workload} in {limits.workload_backoff_s:g} s, at most {limit}"
-    return reason if recent >= limit else ""
+    if move_count < limit:
+        return ""
+    return f"{move_count} moves of {workload} in {limits.workload_backoff_s:g} s, at most {limit}"
 
 
 def _check_unavailable_limit(builder: PlanBuilder, candidate: Candidate) -> str:
@@ -230,8 +223,9 @@ def _check_unavailable_limit(builder: PlanBuilder, candidate: Candidate) -> str:
     size = builder.workload_size(candidate.pod)
     missing = max(size.not_ready, builder.awaited_by_workload[workload]) + builder.evictions_by_workload[workload]
     limit = resolve_limit(builder.config.limits.unavailable_per_workload, size.pods)
-    reason = f"{missing} of {size.pods} pods of {workload} are not available, at most {limit} may be"
-    return reason if missing >= limit else ""
+    if missing < limit:
+        return ""
+    return f"{missing} of {size.pods} pods of {workload} are not available, at most {limit} may be"
 
 
 def _check_disruption_budget(builder: PlanBuilder, candidate: Candidate) -> str:
@@ -247,6 +241,16 @@ def _check_node_fit(_: PlanBuilder, candidate: Candidate) -> str:
 def _check_planner(_: PlanBuilder, candidate: Candidate) -> str:
     """If a plan placed it: each of two new plans places its replacement on a better node."""
     return candidate.planner_failure
+
+
+def _reached_limit_reason(builder: PlanBuilder, scope: LimitScope, scope_name: str, limit: int) -> str:
+    if builder.evictions_by_scope[scope, scope_name] < limit:
+        return ""
+    return f"limit of {limit} evictions per {scope}; earlier ones count until their replacement is bound"
+
+
+def _describe_remaining_backoff(builder: PlanBuilder, backoff: BackoffEntry) -> str:
+    return f"not moved for another {(backoff.until_s - builder.now) / 60:.0f} min"
 
 
 REASON_CONDITIONS = (

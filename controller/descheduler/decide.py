@@ -26,8 +26,8 @@ from controller.scheduler.placement.planner import PlanningError
 CONFIRMING_PLANS = 2
 
 SimulateReplacement = Callable[[str, str, int], Awaitable[Target | None]]
-"""Called with the keys of a group and of its pod, and a number that varies the random seed. Returns the planner's target for the pod's
-replacement; None if there is none."""
+"""(key of a group, key of its pod, number that varies the random seed) -> the planner's target for the pod's replacement, None if there is
+none."""
 
 
 class ReasonDurations(msgspec.Struct, frozen=True):
@@ -63,17 +63,17 @@ class DescheduleDecision(msgspec.Struct, frozen=True):
 
 
 class UnconfirmedDecision:
-    """A decision whose moves the planner has not confirmed yet."""
+    """A decision whose moves the planner has not confirmed yet. A strategy that is not enabled is None."""
 
     def __init__(
         self,
         builder: PlanBuilder,
         durations: ReasonDurations,
-        evaluated: Sequence[EvaluatedMove],
+        evaluated_moves: Sequence[EvaluatedMove],
         low_node_load: LowNodeLoadStrategy | None,
         misplacement: MisplacementStrategies | None = None,
     ) -> None:
-        self._builder, self._durations, self._evaluated = builder, durations, tuple(evaluated)
+        self._builder, self._durations, self._evaluated_moves = builder, durations, tuple(evaluated_moves)
         self._low_node_load, self._misplacement = low_node_load, misplacement
         self._history, self._replacement_targets = builder.history, dict[str, Target]()
 
@@ -81,22 +81,28 @@ class UnconfirmedDecision:
     def decision(self) -> DescheduleDecision:
         """The decision so far."""
         builder, low_node_load = self._builder, self._low_node_load
-        pending = tuple(planned.pending for planned in builder.moves_by_uid.values())
+        pending_moves = tuple(planned.pending for planned in builder.moves_by_uid.values())
         plan = DeschedulePlan(
-            moves=tuple(entry.move for entry in pending),
+            moves=tuple(pending.move for pending in pending_moves),
             skips=tuple(builder.skips),
             nodes=() if low_node_load is None else low_node_load.node_states(),
             notes=tuple(builder.notes),
             skip_counts=dict(sorted(builder.skip_counts.items())),
         )
-        targets = dict(self._replacement_targets)
-        return DescheduleDecision(plan, self._durations, self._history, pending, self._evaluated, targets)
+        return DescheduleDecision(
+            plan=plan,
+            durations=self._durations,
+            history=self._history,
+            pending_moves=pending_moves,
+            evaluated_moves=self._evaluated_moves,
+            replacement_targets=dict(self._replacement_targets),
+        )
 
     async def confirm(self, simulate_replacement: SimulateReplacement) -> DescheduleDecision:
-        """The decision with the planner's targets, and without the moves that the planner would undo.
+        """Give the moves the planner's targets, and remove the moves that the planner would undo; returns the decision.
 
         The target of each move is reserved before the next move is simulated, so that two moves do not use the same capacity. States of
-        nodes stay as before, and moves left out still count against limits and disruption budgets.
+        nodes stay as before, and removed moves still count against limits and disruption budgets.
         """
         builder, limits = self._builder, self._builder.config.limits
         for uid, (candidate, pending) in list(builder.moves_by_uid.items()):
@@ -108,6 +114,7 @@ class UnconfirmedDecision:
             )
             failed = report_first_failure(builder, candidate, (PLANNER,))
             if failed is not None:
+                # The pod backs off, so that the next round chooses another.
                 del builder.moves_by_uid[uid]
                 first_s, max_s = limits.workload_backoff_s, limits.failure_backoff_s
                 self._history = extend_backoff(self._history, uid, failed.reason, first_s, builder.now, max_s=max_s)
@@ -137,7 +144,7 @@ class UnconfirmedDecision:
     async def _simulate_target(
         self, candidate: Candidate, group: str, simulate_replacement: SimulateReplacement
     ) -> tuple[Target, str]:
-        """The replacement's target, in the plan of seed 0, and no reason; or why a plan has no target or one that is no better."""
+        """The replacement's target in the plan of seed 0, and why the move is not confirmed; empty if all plans have a better node."""
         target: Target | None = None
         for seed in reversed(range(CONFIRMING_PLANS)):
             try:
@@ -146,8 +153,8 @@ class UnconfirmedDecision:
                 return Target(), f"the planner cannot plan its replacement: {error}"
             if target is None:
                 return Target(), "the planner finds no node for its replacement"
-            if why := self._unsuitable_reason(candidate, target.node):
-                return target, f"the planner would put it on {target.node}: {why}"
+            if reason := self._unsuitable_reason(candidate, target.node):
+                return target, f"the planner would put it on {target.node}: {reason}"
         return target or Target(), ""
 
     def _unsuitable_reason(self, candidate: Candidate, node_name: str) -> str:
@@ -156,7 +163,7 @@ class UnconfirmedDecision:
         if node is None or not node.accepts_pods:
             return "the node takes no pods any more"
         if node_name == candidate.pod.node:
-            return "it would come back"
+            return "it would return to its node"
         if misfit := self._builder.fit.dynamic_unschedulable_reason(node, candidate.pod):
             return f"the pod does not fit beside other planned pods ({misfit})"
         return self._strategy_of(candidate).unsuitable_reason(candidate, node)
@@ -178,11 +185,11 @@ def decide(
     ``history`` and ``durations`` are those after the last round. A dry run knows no durations: with ``assume_lasting``, all reasons
     have lasted for long enough.
     """
-    history, evaluated = evaluate_moves(snapshot, history, config.limits, now)
+    history, evaluated_moves = evaluate_moves(snapshot, history, config.limits, now)
     builder = PlanBuilder(snapshot, history, config, now)
     if config.low_node_load is not None and config.low_node_load.args.paused:
         builder.add_note("LowNodeLoad is paused, and with it all strategies")
-        return UnconfirmedDecision(builder, ReasonDurations(), evaluated, None)
+        return UnconfirmedDecision(builder, ReasonDurations(), evaluated_moves, None)
     low_node_load = None if config.low_node_load is None else LowNodeLoadStrategy(builder, config.low_node_load)
     detectors, better_since = durations.detectors, dict[str, float]()
     if low_node_load is not None:
@@ -192,4 +199,4 @@ def decide(
         misplacement = MisplacementStrategies(builder, {} if low_node_load is None else low_node_load.loads_by_node)
         better_since = misplacement.plan_moves(durations.better_since, assume_lasting=assume_lasting)
     durations = ReasonDurations(detectors, better_since)
-    return UnconfirmedDecision(builder, durations, evaluated, low_node_load, misplacement)
+    return UnconfirmedDecision(builder, durations, evaluated_moves, low_node_load, misplacement)

@@ -14,7 +14,7 @@ DISRUPTION_BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisrup
 
 
 class PodDisruptionBudgetSpec(Wire, frozen=True):
-    """The spec of a PodDisruptionBudget; an absent selector matches none, an empty one all."""
+    """The spec of a PodDisruptionBudget; an absent selector matches no pod, an empty selector all pods of the namespace."""
 
     selector: LabelSelector | None = None
 
@@ -37,24 +37,25 @@ class AllowedDisruptions:
 
     def __init__(self, budgets: Iterable[PodDisruptionBudget]) -> None:
         self._budgets_by_namespace: dict[str, list[tuple[Selector, PodDisruptionBudget]]] = defaultdict(list)
-        self._unreadable_by_namespace: dict[str, str] = {}
+        self._failure_by_namespace: dict[str, str] = {}
         for budget in sorted(budgets, key=lambda budget: budget.metadata.key):
             meta, selector = budget.metadata, budget.spec.selector
             try:
                 if selector is not None:
                     self._budgets_by_namespace[meta.namespace].append((compile_selector(selector), budget))
-            except SelectorError as error:  # An operator newer than this code may select any pod of the namespace.
-                self._unreadable_by_namespace[meta.namespace] = f"PodDisruptionBudget {meta.key} may cover it: {error}"
+            except SelectorError as error:
+                # An operator that is newer than this code may select any pod of the namespace.
+                self._failure_by_namespace[meta.namespace] = f"PodDisruptionBudget {meta.key} may cover it: {error}"
         self._reserved_by_budget: Counter[str] = Counter()
 
     def unevictable_reason(self, pod: PodInfo) -> str:
         """Why budgets forbid the pod's eviction now; empty if they allow it."""
-        if why := self._unreadable_by_namespace.get(pod.namespace):
-            return why
+        if failure := self._failure_by_namespace.get(pod.namespace):
+            return failure
         budgets = self._budgets_of(pod)
         keys = [budget.metadata.key for budget in budgets]
         if len(budgets) > 1:
-            # The API server evicts no such pod.
+            # The API server rejects such an eviction with status 500.
             return f"several PodDisruptionBudgets cover it: {', '.join(keys)}"
         if budgets and budgets[0].status.disruptions_allowed <= self._reserved_by_budget[keys[0]]:
             return f"PodDisruptionBudget {keys[0]} allows no disruption now"

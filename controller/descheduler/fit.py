@@ -50,8 +50,8 @@ class FitChecker:
         self._requests_by_node: dict[str, dict[str, int]] = {}
         self._planned_moves: dict[str, tuple[PodInfo, str]] = {}  # key of the pod -> pod and target
         self._other_pod_reasons: dict[str, Mapping[int, str]] = {}
-        bound = (pod for pod in snapshot.pods.by_key.values() if pod.node and not pod.is_finished)
-        self._pods_with_anti_affinity = [pod for pod in bound if pod.constraints.has_required_anti_affinity]
+        bound_pods = (pod for pod in snapshot.pods.by_key.values() if pod.node and not pod.is_finished)
+        self._pods_with_anti_affinity = [pod for pod in bound_pods if pod.constraints.has_required_anti_affinity]
 
     def static_unschedulable_reason(self, node: Host, pod: PodInfo) -> str:
         """Why the pod may not run on the node, by its own constraints and volumes; empty if it may."""
@@ -110,29 +110,24 @@ class FitChecker:
     def _reasons_by_other_pods(self, pod: PodInfo) -> Mapping[int, str]:
         """Why other pods exclude nodes, by index in ``_nodes``. Terminating pods count only for anti-affinity."""
         if pod.key not in self._other_pod_reasons:
-            relevant = self._relevant_pods(pod)
-            reasons_by_index: dict[int, str] = {}
-            rules = (False, {RuleKind.SPREAD, RuleKind.AFFINITY}), (True, {RuleKind.ANTI_AFFINITY})
-            for counts_terminating, kinds in rules:
-                bound = [
-                    (self._node_index[node], without_plan_affinity(other))
-                    for other, node in relevant
-                    if counts_terminating or not other.is_terminating
-                ]
-                found = unschedulable_reasons(without_plan_affinity(pod), self._nodes, bound, kinds)
-                reasons_by_index = found | reasons_by_index
-            self._other_pod_reasons[pod.key] = reasons_by_index
+            moving_pod, relevant_pods = without_plan_affinity(pod), self._relevant_pods(pod)
+            bound_pods = [(self._node_index[node], without_plan_affinity(other)) for other, node in relevant_pods]
+            active_pods = [entry for entry in bound_pods if entry[1].metadata.deletion_timestamp is None]
+            reasons = unschedulable_reasons(moving_pod, self._nodes, bound_pods, {RuleKind.ANTI_AFFINITY})
+            # If rules of several kinds exclude a node, spread or affinity is the reason.
+            reasons |= unschedulable_reasons(moving_pod, self._nodes, active_pods, {RuleKind.SPREAD, RuleKind.AFFINITY})
+            self._other_pod_reasons[pod.key] = reasons
         return self._other_pod_reasons[pod.key]
 
     def _relevant_pods(self, pod: PodInfo) -> list[tuple[PodInfo, str]]:
         """Pods that the pod's rules may count or whose anti-affinity may exclude it, with their nodes after planned moves."""
-        pods, relevant = self._snapshot.pods, {p.key: p for p in self._pods_with_anti_affinity}
+        pods, pods_by_key = self._snapshot.pods, {p.key: p for p in self._pods_with_anti_affinity}
         if pod.constraints.depends_on_other_pods:
             affinity = msgspec.json.encode(pod.constraints.spec.affinity)
             # ``namespaces`` or ``namespaceSelector`` may name other namespaces.
-            relevant |= pods.by_key if b"namespace" in affinity else pods.where("namespace", pod.namespace)
-        relevant |= {key: p for key, (p, node) in self._planned_moves.items() if node}
-        relevant.pop(pod.key, None)
-        targets = {key: node for key, (_, node) in self._planned_moves.items()}
-        placed = ((p, targets.get(key, p.node)) for key, p in relevant.items())
-        return [(p, node) for p, node in placed if node in self._node_index and not p.is_finished]
+            pods_by_key |= pods.by_key if b"namespace" in affinity else pods.where("namespace", pod.namespace)
+        pods_by_key |= {key: p for key, (p, target) in self._planned_moves.items() if target}
+        pods_by_key.pop(pod.key, None)
+        target_by_key = {key: target for key, (_, target) in self._planned_moves.items()}
+        pods_and_nodes = ((p, target_by_key.get(key, p.node)) for key, p in pods_by_key.items())
+        return [(p, node) for p, node in pods_and_nodes if node in self._node_index and not p.is_finished]

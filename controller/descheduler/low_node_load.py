@@ -50,14 +50,14 @@ class LowNodeLoadStrategy:
         self._builder, self._config = builder, config
         loads = classify_nodes(config, builder.snapshot.nodes.values(), builder.snapshot.usage.by_node)
         self.loads_by_node = {load.name: load for load in loads}
-        self._why_by_node: dict[str, str] = {}
+        self._reason_by_node: dict[str, str] = {}
         for load in loads:
             if load.kind == "unknown":
                 missing = [resource for resource in load.high_thresholds if resource not in load.usage_percent]
-                self._why_by_node[load.name] = f"no current usage of {', '.join(missing)}"
+                self._reason_by_node[load.name] = f"no current usage of {', '.join(missing)}"
         self._stuck_nodes: set[str] = set()
-        # Properties of a pod that fits nowhere, except its usage -> its usage, and why it does not fit.
         self._misfits: dict[tuple[object, ...], tuple[Amounts, str]] = {}
+        """Properties of a pod that fits nowhere, except its usage -> its usage, and why it does not fit."""
         self._targets_by_pool = {
             pool.name: sorted(self._loads_of(pool, "underutilized"), key=self._target_order) for pool in config.pools
         }
@@ -79,7 +79,7 @@ class LowNodeLoadStrategy:
                     self._relieve(load)
                 else:
                     rounds = f"{detector.abnormal_rounds} of {pool.consecutive_abnormalities}"
-                    self._why_by_node[load.name] = f"overutilized for {rounds} consecutive rounds"
+                    self._reason_by_node[load.name] = f"overutilized for {rounds} consecutive rounds"
         return detectors
 
     def node_states(self) -> tuple[NodeState, ...]:
@@ -93,7 +93,7 @@ class LowNodeLoadStrategy:
                 low_thresholds=load.low_thresholds,
                 high_thresholds=load.high_thresholds,
                 is_stuck=load.name in self._stuck_nodes,
-                why=self._why_by_node.get(load.name, ""),
+                reason=self._reason_by_node.get(load.name, ""),
             )
             for load in self.loads_by_node.values()
         )
@@ -111,8 +111,8 @@ class LowNodeLoadStrategy:
         if count <= minimum:
             nodes = "node is" if count == 1 else "nodes are"
             return f"pool {pool.name}: {count} {nodes} underutilized, and numberOfNodes asks for more than {minimum}"
-        used_up = sorted(resource for resource, free in self._free_capacity_by_pool[pool.name].items() if free <= 0)
-        return f"underutilized nodes can take no more {', '.join(used_up)}" if used_up else ""
+        exhausted = sorted(resource for resource, free in self._free_capacity_by_pool[pool.name].items() if free <= 0)
+        return f"underutilized nodes can take no more {', '.join(exhausted)}" if exhausted else ""
 
     def _loads_of(self, pool: Pool, kind: LoadClass) -> list[NodeLoad]:
         return [load for load in self.loads_by_node.values() if load.pool is pool and load.kind == kind]
@@ -129,12 +129,12 @@ class LowNodeLoadStrategy:
 
     def _free_capacity(self, pool: Pool) -> dict[str, float]:
         """Free capacity of all targets of a pool, for resources whose usage is known."""
-        free: dict[str, float] = {}
+        free_capacity: dict[str, float] = {}
         for load in self._targets_by_pool[pool.name]:
-            usage = self._expected_usage(load)
-            add_amounts(free, {resource: load.high_amount(resource) - amount for resource, amount in usage.items()})
-        arriving_anywhere = self._builder.arriving_usage_by_node.get("", {})
-        return {r: free[r] - arriving_anywhere.get(r, 0.0) for r in RESOURCES if r in free}
+            for resource, amount in self._expected_usage(load).items():
+                add_amounts(free_capacity, {resource: load.high_amount(resource) - amount})
+        usage_of_unknown_target = self._builder.arriving_usage_by_node.get("", {})
+        return {r: free_capacity[r] - usage_of_unknown_target.get(r, 0.0) for r in RESOURCES if r in free_capacity}
 
     def _relieve(self, load: NodeLoad) -> None:
         """Plan moves off one overutilized node, as far as conditions allow."""
@@ -147,7 +147,7 @@ class LowNodeLoadStrategy:
         # These conditions have the same result for all pods of a node.
         failed = report_first_failure(builder, candidates[0], REASON_CONDITIONS) if candidates else None
         if failed is not None:
-            self._why_by_node[load.name] = failed.reason
+            self._reason_by_node[load.name] = failed.reason
             return
         movable: list[Candidate] = []
         for candidate in candidates:
@@ -156,8 +156,8 @@ class LowNodeLoadStrategy:
                 failure_counts[failed.condition.name] += 1
             else:
                 movable.append(candidate)
-        if why := self._move_until_relieved(load, movable, failure_counts):
-            self._why_by_node[load.name] = why
+        if reason := self._move_until_relieved(load, movable, failure_counts):
+            self._reason_by_node[load.name] = reason
             self._stuck_nodes.add(load.name)
 
     def _move_until_relieved(self, load: NodeLoad, candidates: list[Candidate], failure_counts: Counter[str]) -> str:
@@ -193,16 +193,14 @@ class LowNodeLoadStrategy:
         pod = candidate.pod
         if not self._config.args.node_fit:
             free = self._free_capacity_by_pool[pool.name]
-            short = [r for r in pool.high_thresholds if candidate.usage.get(r, 0) > free.get(r, 0)]
-            candidate.fit_failure = (
-                f"it uses more {', '.join(short)} than underutilized nodes can take" if short else ""
-            )
+            if scarce := [r for r in pool.high_thresholds if candidate.usage.get(r, 0) > free.get(r, 0)]:
+                candidate.fit_failure = f"it uses more {', '.join(scarce)} than underutilized nodes can take"
             return
         # Moves only reduce capacity: if a pod fits nowhere, an equivalent pod that uses as much does not fit either.
         key = pool.name, pod.constraints, pod.claim_names, tuple(pod.requests_with_ports.items())
-        usage, why = self._misfits.get(key, ({}, ""))
-        if why and all(candidate.usage.get(resource, 0.0) >= amount for resource, amount in usage.items()):
-            candidate.fit_failure = why
+        misfit_usage, misfit_reason = self._misfits.get(key, ({}, ""))
+        if misfit_reason and all(candidate.usage.get(r, 0.0) >= amount for r, amount in misfit_usage.items()):
+            candidate.fit_failure = misfit_reason
             return
         nodes_by_reason: Counter[str] = Counter()
         for load in self._targets_by_pool[pool.name]:
@@ -220,13 +218,12 @@ class LowNodeLoadStrategy:
 
         ``usage`` is that of the node before the move, which has ``exceeded`` these resources.
         """
-        builder = self._builder
-        allocatable = load.node.allocatable
-        after = {resource: max(0.0, amount - candidate.usage.get(resource, 0.0)) for resource, amount in usage.items()}
+        builder, allocatable = self._builder, load.node.allocatable
+        usage_after = {r: max(0.0, amount - candidate.usage.get(r, 0.0)) for r, amount in usage.items()}
         node_before, relief = to_percents(usage, allocatable), to_percents(candidate.usage, allocatable)
         move = builder.make_move(candidate, describe_overload(node_before, load.high_thresholds, exceeded))
         pending = PendingMove(
-            msgspec.structs.replace(move, node_before=node_before, node_after=to_percents(after, allocatable)),
+            msgspec.structs.replace(move, node_before=node_before, node_after=to_percents(usage_after, allocatable)),
             builder.now,
             usage_percent_before={r: load.usage_percent[r] for r in load.exceeded_resources},
             expected_relief_percent={r: relief.get(r, 0.0) for r in load.exceeded_resources},
@@ -234,14 +231,14 @@ class LowNodeLoadStrategy:
         )
         builder.add_move(candidate, pending)
         free, target = self._free_capacity_by_pool[load.pool.name], self.loads_by_node.get(candidate.target)
-        measured = free if target is None else target.usage
-        add_amounts(free, {r: amount for r, amount in candidate.usage.items() if r in free and r in measured}, -1)
+        counted = free if target is None else target.usage  # Free capacity has no resource whose usage is unknown.
+        add_amounts(free, {r: amount for r, amount in candidate.usage.items() if r in free and r in counted}, -1)
         if target is not None:
-            # Its place in the order has changed.
+            # The target's expected usage, by which targets are sorted, has changed.
             targets = self._targets_by_pool[target.pool.name]
             targets.remove(target)
             insort(targets, target, key=self._target_order)
-        return after
+        return usage_after
 
 
 def choose_candidate(

@@ -67,15 +67,15 @@ class MisplacementStrategies:
 
     def plan_moves(self, better_since: Mapping[str, float], *, assume_lasting: bool) -> dict[str, float]:
         """Add moves to the plan; returns ``ReasonDurations.better_since`` after this round. ``assume_lasting`` skips the hold time."""
-        updated: dict[str, float] = {}
+        new_better_since: dict[str, float] = {}
         for pods in self._pods_by_group().values():
             candidates: list[Candidate] = []
             for pod in pods:
                 candidate = self._find_candidate(pod)
                 if candidate is None:
                     continue
-                updated[pod.uid] = better_since.get(pod.uid, self._builder.now)
-                lasted_s, hold_s = self._builder.now - updated[pod.uid], self._config.hold_s
+                new_better_since[pod.uid] = better_since.get(pod.uid, self._builder.now)
+                lasted_s, hold_s = self._builder.now - new_better_since[pod.uid], self._config.hold_s
                 if not assume_lasting and lasted_s < hold_s:
                     candidate.duration_failure = f"there has been a better node for {lasted_s:.0f} of {hold_s:g} s"
                 failed = report_first_failure(self._builder, candidate, REASON_CONDITIONS)
@@ -83,18 +83,19 @@ class MisplacementStrategies:
                     candidates.append(candidate)
             for candidate in sorted(candidates, key=self._gain_order):
                 self._try_move(candidate, pods)
-        return updated
+        return new_better_since
 
     def unsuitable_reason(self, candidate: Candidate, node: Host) -> str:
         """Why the node is no better for the candidate than its own; empty if it is better."""
         if node.name not in self._network.location_index or self._score_table(candidate) is None:
             return "its zone or its costs are not known"
-        why = self._misfit_reason(candidate, node, self._forbidden_zone(candidate))
+        if misfit := self._misfit_reason(candidate, node, self._forbidden_zone(candidate)):
+            return misfit
         current, target = self._score(candidate, candidate.pod.node), self._score(candidate, node.name)
-        if not why and not self._is_gain(candidate, current, target):
-            beyond = f", with {target.violated} pods of dependencies beyond maxNetworkCost" if target.violated else ""
-            return f"its network cost would be {target.cost} instead of {current.cost}{beyond}"
-        return why
+        if self._is_gain(candidate, current, target):
+            return ""
+        violations = f", with {target.violated} pods of dependencies beyond maxNetworkCost" if target.violated else ""
+        return f"its network cost would be {target.cost} instead of {current.cost}{violations}"
 
     def network_cost(self, candidate: Candidate, node: str) -> int:
         """Network cost of the candidate's pod on a node."""
@@ -111,7 +112,10 @@ class MisplacementStrategies:
         return {group: sorted(pods, key=lambda pod: pod.key) for group, pods in sorted(pods_by_group.items())}
 
     def _find_candidate(self, pod: PodInfo) -> Candidate | None:
-        """By the first strategy that finds a target; None without, or if the pod does not run on a known node or moves already."""
+        """The pod's candidate, by the first strategy that finds a target.
+
+        None if no strategy does, if the pod does not run on a known node, or if it moves already.
+        """
         if pod.node not in self._network.location_index or not pod.is_running or pod.uid in self._builder.moves_by_uid:
             return None
         requests = {resource: float(amount) for resource, amount in pod.requests.items()}
@@ -169,9 +173,10 @@ class MisplacementStrategies:
         if group not in self._network.groups:
             return Counter()
         if group not in self._zones_by_group:
-            placed = copy_placed_group(self._network, group)
+            placed_group = copy_placed_group(self._network, group)
             self._zones_by_group[group] = {
-                placed.graph.selectors[w]: zones for w, zones in placed.zone_spread_workloads()
+                placed_group.graph.selectors[workload]: zones
+                for workload, zones in placed_group.zone_spread_workloads()
             }
         return self._zones_by_group[group].get(pod.labels.get(WORKLOAD_LABEL, ""), Counter())
 
@@ -199,11 +204,11 @@ class MisplacementStrategies:
         pod, table = candidate.pod, self._score_table(candidate)
         if table is None:
             return
-        current, zone = self._score(candidate, pod.node), self._forbidden_zone(candidate)
-        gains = [entry for entry in self._scored_nodes(table) if self._is_gain(candidate, current, entry.score)]
-        for entry in sorted(gains, key=lambda entry: (entry.score.violated, entry.score.cost)):
+        current, forbidden_zone = self._score(candidate, pod.node), self._forbidden_zone(candidate)
+        better = [entry for entry in self._scored_nodes(table) if self._is_gain(candidate, current, entry.score)]
+        for entry in sorted(better, key=lambda entry: (entry.score.violated, entry.score.cost)):
             for node in entry.nodes:
-                if node.name != pod.node and not self._misfit_reason(candidate, node, zone):
+                if node.name != pod.node and not self._misfit_reason(candidate, node, forbidden_zone):
                     candidate.target, candidate.fit_failure = node.name, ""
                     return
 
@@ -216,10 +221,11 @@ class MisplacementStrategies:
         for index, score in enumerate(table.by_location):
             yield ScoredNodes(score, (n for n in self._nodes_by_location.get(index, ()) if n.name not in table.by_node))
 
-    def _misfit_reason(self, candidate: Candidate, node: Host, zone: str) -> str:
-        """Why a node cannot take the pod; empty if it can. A forbidden ``zone`` also excludes nodes without a zone."""
-        if zone and node.location.zone in {zone, ""}:
-            return f"all other replicas of its workload are in zone {zone}, and it should survive the loss of a zone"
+    def _misfit_reason(self, candidate: Candidate, node: Host, forbidden_zone: str) -> str:
+        """Why a node cannot take the pod; empty if it can. A forbidden zone also excludes nodes without a zone."""
+        if forbidden_zone and node.location.zone in {forbidden_zone, ""}:
+            replicas = f"all other replicas of its workload are in zone {forbidden_zone}"
+            return f"{replicas}, and it should survive the loss of a zone"
         pod, load = candidate.pod, self._loads_by_node.get(node.name)
         usage = usage_of(pod, self._builder.snapshot, load.usage if load is not None else ())
         return self._builder.misfit_reason(pod, node, load, usage)
@@ -228,11 +234,11 @@ class MisplacementStrategies:
         """Add the candidate's move to the plan, if it meets all conditions; ``pods`` are those of its AppGroup."""
         builder, pod = self._builder, candidate.pod
         group = builder.snapshot.group_key_of(pod)
-        ready = sum(p.is_ready and p.uid not in builder.moves_by_uid for p in pods)
-        required = max(len(pods), self._network.groups[group].spec.num_members)
-        if ready < required:
+        ready_count = sum(p.is_ready and p.uid not in builder.moves_by_uid for p in pods)
+        required_count = max(len(pods), self._network.groups[group].spec.num_members)
+        if ready_count < required_count:
             name = pod.labels[APPGROUP_LABEL]
-            candidate.readiness_failure = f"{ready} of {required} pods of AppGroup {name} are ready"
+            candidate.readiness_failure = f"{ready_count} of {required_count} pods of AppGroup {name} are ready"
         failed = report_first_failure(builder, candidate, (*POD_CONDITIONS, *MOVE_CONDITIONS))
         if failed is None:
             # Moves planned since the target was found may have used its capacity.

@@ -18,10 +18,10 @@ LoadClass = Literal["overutilized", "underutilized", "normal", "unknown"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeLoad:
-    """One node's load.
+    """The load of one node in one round.
 
     Attributes:
-        low_thresholds, high_thresholds: those of this round, percent by resource.
+        low_thresholds, high_thresholds: percent by resource; with deviation thresholds those of this round.
         usage: of resources with a threshold, where known.
         usage_percent: the same in percent of allocatable.
         exceeded_resources: those above the high threshold; none if ``kind`` is unknown.
@@ -147,6 +147,7 @@ class AnomalyDetector:
             return replace(self, abnormal_rounds=0, normal_rounds=0)
         before, pool = self, load.pool
         if self.is_anomalous and now - self.anomalous_since_s > pool.anomaly_timeout_s:
+            # Unlike the anomaly, `is_avoided` has no timeout.
             before = AnomalyDetector(is_avoided=True)
         if load.kind == "overutilized":
             after = replace(before, abnormal_rounds=before.abnormal_rounds + 1, normal_rounds=0, usage_known_at_s=now)
@@ -166,9 +167,9 @@ def update_detectors(
 
     After ``keep_s`` of unknown usage, a node has no detector until its usage is known again.
     """
-    kept = {name: detector for name, detector in detectors.items() if now - detector.usage_known_at_s <= keep_s}
+    unexpired = {name: detector for name, detector in detectors.items() if now - detector.usage_known_at_s <= keep_s}
     return {
-        load.name: kept.get(load.name, AnomalyDetector()).after_round(load, now)
+        load.name: unexpired.get(load.name, AnomalyDetector()).after_round(load, now)
         for load in loads
-        if load.name in kept or load.kind != "unknown"
+        if load.name in unexpired or load.kind != "unknown"
     }

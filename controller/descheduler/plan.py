@@ -50,12 +50,12 @@ class Move(DescheduleOutput, frozen=True):
 
 
 class Skip(DescheduleOutput, frozen=True):
-    """A pod (``namespace/name``) that should move, the first condition that it fails, and why, for users."""
+    """A pod (``namespace/name``) that should move, the first condition that it fails, and the reason, for users."""
 
     pod: str
     node: str
     condition: str
-    why: str
+    reason: str
 
 
 class NodeState(DescheduleOutput, frozen=True):
@@ -66,7 +66,7 @@ class NodeState(DescheduleOutput, frozen=True):
         usage_percent: percent of allocatable by resource.
         low_thresholds, high_thresholds: percent of allocatable by resource.
         is_stuck: the conditions allow too few moves to bring the node within its thresholds; not so while moves wait for usage.
-        why: why the node is not relieved although it is overutilized, or why its load is unknown; empty otherwise.
+        reason: why the node is not relieved although it is overutilized, or why its load is unknown; empty otherwise.
     """
 
     node: str
@@ -76,7 +76,7 @@ class NodeState(DescheduleOutput, frozen=True):
     low_thresholds: Mapping[str, float]
     high_thresholds: Mapping[str, float]
     is_stuck: bool = False
-    why: str = ""
+    reason: str = ""
 
 
 class DeschedulePlan(DescheduleOutput, frozen=True):

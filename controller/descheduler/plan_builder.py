@@ -105,18 +105,18 @@ class PlanBuilder:
         self.skips: list[Skip] = []
         self.skip_counts: Counter[str] = Counter()
         self.notes: list[str] = list(config.warnings)
-        earlier, usage_lag_s = history.pending_moves, config.limits.usage_lag_s
-        self.departures_by_node = Counter(p.move.node for p in earlier if now - p.planned_at_s < usage_lag_s)
+        pending_moves, usage_lag_s = history.pending_moves, config.limits.usage_lag_s
+        self.departures_by_node = Counter(p.move.node for p in pending_moves if now - p.planned_at_s < usage_lag_s)
         self.arriving_usage_by_node: dict[str, dict[str, float]] = defaultdict(dict)
-        for pending in earlier:
+        for pending in pending_moves:
             if not pending.replacement_node or now - pending.replacement_bound_at_s < usage_lag_s:
                 node = pending.replacement_node or pending.move.target
                 add_amounts(self.arriving_usage_by_node[node], pending.move.usage)
-        awaited = [pending.move for pending in earlier if not pending.replacement_node]
-        self.awaited_by_workload = Counter(move.workload for move in awaited)
-        self.evictions_by_scope = Counter(scope for move in awaited for scope in scopes_of(move))
+        moves_without_replacement = [pending.move for pending in pending_moves if not pending.replacement_node]
+        self.awaited_by_workload = Counter(move.workload for move in moves_without_replacement)
+        self.evictions_by_scope = Counter(scope for move in moves_without_replacement for scope in scopes_of(move))
         self.evictions_by_workload: Counter[str] = Counter()
-        self.unevaluated_replacements = {p.replacement_uid for p in earlier if p.replacement_uid}
+        self.unevaluated_replacements = {p.replacement_uid for p in pending_moves if p.replacement_uid}
         self._sizes_by_workload: dict[str, WorkloadSize] = {}
 
     def workload_size(self, pod: PodInfo) -> WorkloadSize:
@@ -134,11 +134,11 @@ class PlanBuilder:
         if text not in self.notes:
             self.notes.append(text)
 
-    def add_skip(self, pod: PodInfo, condition: str, why: str) -> None:
-        """Count a pod that is not moved; list why, unless `MAX_SKIPS` are listed already."""
+    def add_skip(self, pod: PodInfo, condition: str, reason: str) -> None:
+        """Count a pod that is not moved, and list it unless `MAX_SKIPS` are listed already."""
         self.skip_counts[condition] += 1
         if len(self.skips) < MAX_SKIPS:
-            self.skips.append(Skip(pod.key, pod.node, condition, why))
+            self.skips.append(Skip(pod.key, pod.node, condition, reason))
 
     def make_move(self, candidate: Candidate, reason: str) -> Move:
         """The candidate's move to its target, without costs and usage of nodes; it is not planned yet."""

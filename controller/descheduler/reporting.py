@@ -72,9 +72,9 @@ class DeschedulerReporter:
         for state in plan.nodes:
             topic = f"relief/{state.node}"
             if state.is_stuck:
-                is_new = log.log_change(topic, state.why, "node not relieved", node=state.node, why=state.why)
+                is_new = log.log_change(topic, state.reason, "node not relieved", node=state.node, reason=state.reason)
                 if is_new:
-                    note = f"Node is overutilized, but {state.why}"
+                    note = f"Node is overutilized, but {state.reason}"
                     self._recorder.record_warning(ObjectReference("v1", "Node", state.node), "NotRelieved", note)
             # A node whose anomaly timed out is still above a threshold: it is not reported as relieved.
             elif state.kind not in {"overutilized", "unknown"}:

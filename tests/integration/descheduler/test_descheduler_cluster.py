@@ -100,8 +100,8 @@ async def test_a_budget_with_zero_disruptions_keeps_its_pods_and_the_dry_run_say
     assert (await replica.metrics())['netaware_descheduler_skipped_pods{condition="disruption-budget"}'] == 6
     plan = (await run_dry_run(harness))["plan"]
     assert plan["moves"] == []
-    why = f"PodDisruptionBudget {harness.namespace}/never allows no disruption now"
-    assert {(skip["condition"], skip["why"]) for skip in plan["skips"]} == {("disruption-budget", why)}
+    reason = f"PodDisruptionBudget {harness.namespace}/never allows no disruption now"
+    assert {(skip["condition"], skip["reason"]) for skip in plan["skips"]} == {("disruption-budget", reason)}
     (pod, *_) = harness.usage.running_pods()[names[0]]
     result = await evict(harness.client, make_move(pod))
     assert result.kind == "disruption-budget", "the API server says the same"

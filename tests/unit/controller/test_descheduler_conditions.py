@@ -71,19 +71,19 @@ class Case(NamedTuple):
     """A pod of an overutilized node that fails one condition.
 
     Attributes:
-        why: the reported reason, or a part of it.
+        reason: the reported reason, or a part of it.
         pod: fields of the pod.
         given: history, settings, budgets, and cores in use by the pod.
     """
 
     condition: str
-    why: str
+    reason: str
     pod: dict[str, Any]
     given: dict[str, Any]
 
 
-def case(condition: str, why: str = "", pod: dict[str, Any] | None = None, **given: Any) -> Case:
-    return Case(condition, why, pod or {}, given)
+def case(condition: str, reason: str = "", pod: dict[str, Any] | None = None, **given: Any) -> Case:
+    return Case(condition, reason, pod or {}, given)
 
 
 CASES = [
@@ -177,9 +177,9 @@ TESTED_ELSEWHERE = {"reason-duration", "group-readiness", "planner"}
 def test_a_pod_that_fails_a_condition_is_not_moved_and_the_plan_says_why(case: Case) -> None:
     plan = decide_for(pod("p", "hot", **case.pod), **{"cpu": 2.5, **case.given}).plan
     assert not plan.moves
-    skips = [(skip.condition, skip.why) for skip in plan.skips]
+    skips = [(skip.condition, skip.reason) for skip in plan.skips]
     assert [name for name, _ in skips] in ([case.condition], [])
-    assert case.why in (skips[0][1] if skips else next(state.why for state in plan.nodes if state.node == "hot"))
+    assert case.reason in (skips[0][1] if skips else next(state.reason for state in plan.nodes if state.node == "hot"))
 
 
 def test_every_condition_has_a_case_in_the_order_of_the_list() -> None:
@@ -239,7 +239,7 @@ def node_affinity(key: str, operator: str, value: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("spec", "target", "why"),
+    ("spec", "target", "reason"),
     [
         ({}, {}, ""),
         ({"nodeSelector": {"disk": "ssd"}}, {}, "nodeSelector disk=ssd"),
@@ -263,11 +263,13 @@ def node_affinity(key: str, operator: str, value: str) -> dict[str, Any]:
         ({}, {"cpu": "1"}, "cpu usage would exceed the high threshold"),
     ],
 )
-def test_node_fit_checks_constraints_requests_and_usage(spec: dict[str, Any], target: dict[str, Any], why: str) -> None:
+def test_node_fit_checks_constraints_requests_and_usage(
+    spec: dict[str, Any], target: dict[str, Any], reason: str
+) -> None:
     idle = node("idle", **{"cpu": "64", "memory": "256Gi", **target})
     decision = decide_for(single_pod("p", spec=spec), cpu=0.6, idle=idle)
-    assert [s.why for s in decision.plan.skips] == ([f"0/1 nodes are available: 1 {why}"] if why else [])
-    assert moved_pods(decision) == ([] if why else ["p"])
+    assert [s.reason for s in decision.plan.skips] == ([f"0/1 nodes are available: 1 {reason}"] if reason else [])
+    assert moved_pods(decision) == ([] if reason else ["p"])
 
 
 def test_node_fit_is_checked_again_for_equal_pods_with_other_labels() -> None:

@@ -261,7 +261,7 @@ def test_the_breaker_stops_a_strategy_if_too_few_moves_helped(
     assert moved_pods(decision) == (["p"] if goes else [])
     (hot,) = (state for state in decision.plan.nodes if state.node == "hot")
     assert hot.is_stuck is not goes
-    assert hot.why == "" if goes else "moves in 24 h helped" in hot.why
+    assert hot.reason == "" if goes else "moves in 24 h helped" in hot.reason
     outside = decide_unconfirmed(snapshot(*HOT), history, ReasonDurations(), config, NOW_S, assume_lasting=True)
     assert outside.plan == decision.plan, "a dry run decides the same"
 

@@ -62,7 +62,7 @@ class Case(NamedTuple):
     Attributes:
         theirs: number of pods that koordinator evicts.
         ours: number of pods that netaware evicts.
-        why: reason of a difference.
+        reason: reason of a difference.
         low, high: thresholds, percent of cpu; koordinator's case has the same for pods.
         only: names of the pods that may be evicted; empty for any.
     """
@@ -71,7 +71,7 @@ class Case(NamedTuple):
     pods: list[PodInfo]
     theirs: int
     ours: int
-    why: str = SAME
+    reason: str = SAME
     nodes: list[Host] | None = None
     low: int = 30
     high: int = 50
@@ -191,7 +191,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_as_many_pods_move_as_in_koordinator_unless_the_case_says_why_not(case: Case) -> None:
-    assert bool(case.why) is (case.ours != case.theirs)
+    assert bool(case.reason) is (case.ours != case.theirs)
     nodes = case.nodes or make_nodes()
     usage: dict[str, dict[str, float]] = {host.name: {"cpu": 0.0} for host in nodes}
     pods: dict[str, dict[str, float]] = {}

@@ -116,7 +116,7 @@ def test_each_move_is_deducted_from_free_capacity_until_none_is_left() -> None:
     assert skips == [("default/p1", "node-fit"), ("default/p2", "node-fit")]
     (state,) = [s for s in decision.plan.nodes if s.node == "hot"]
     assert state.is_stuck
-    assert "no further pod can be moved: 2 node-fit" in state.why
+    assert "no further pod can be moved: 2 node-fit" in state.reason
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_each_move_is_deducted_from_free_capacity_until_none_is_left() -> None:
 )
 def test_a_node_that_is_not_relieved_says_why_its_other_pods_stay(cpu_of_pods: dict[str, float], reason: str) -> None:
     view = cluster({"hot": 7.5, "idle": 0.2}, cpu_of_pods, size=8)
-    assert [s.why for s in decide_once(view, make_config()).plan.nodes if s.node == "hot"] == [reason]
+    assert [s.reason for s in decide_once(view, make_config()).plan.nodes if s.node == "hot"] == [reason]
 
 
 # The seed's stress example
@@ -215,8 +215,8 @@ def test_more_nodes_than_number_of_nodes_must_be_underutilized() -> None:
     assert moved_pods(decide_once(view, make_config({"numberOfNodes": 1}))) == ["p"]
     decision = decide_once(view, make_config({"numberOfNodes": 2}))
     assert moved_pods(decision) == []
-    why = "pool default: 2 nodes are underutilized, and numberOfNodes asks for more than 2"
-    assert [state.why for state in decision.plan.nodes if state.node == "hot"] == [why]
+    reason = "pool default: 2 nodes are underutilized, and numberOfNodes asks for more than 2"
+    assert [state.reason for state in decision.plan.nodes if state.node == "hot"] == [reason]
 
 
 def test_without_node_fit_capacity_is_still_deducted() -> None:
@@ -253,7 +253,7 @@ def test_pods_move_neither_off_nor_to_nodes_whose_usage_is_unknown() -> None:
         plan = decide_once(view, make_config()).plan
         assert plan.moves == ()
         (state,) = [state for state in plan.nodes if state.node == gone]
-        assert (state.kind, state.why) == ("unknown", "no current usage of cpu, memory")
+        assert (state.kind, state.reason) == ("unknown", "no current usage of cpu, memory")
 
 
 # Anomaly detection
@@ -296,7 +296,7 @@ def test_pods_of_an_overutilized_node_move_once_it_is_anomalous() -> None:
     for i in range(4):
         decision = decide_unconfirmed(ONE, History(), state, config, NOW_S + 10 * i)
         state = decision.durations
-        found.append((moved_pods(decision), next(s.why for s in decision.plan.nodes if s.node == "hot")))
+        found.append((moved_pods(decision), next(s.reason for s in decision.plan.nodes if s.node == "hot")))
     assert found[:2] == [([], f"overutilized for {i} of 3 consecutive rounds") for i in (1, 2)]
     assert found[2][0] == ["p"]
     dry_run = decide_unconfirmed(ONE, History(), ReasonDurations(), config, NOW_S, assume_lasting=True)
@@ -306,7 +306,7 @@ def test_pods_of_an_overutilized_node_move_once_it_is_anomalous() -> None:
 def test_a_node_without_pods_is_not_stuck_before_it_is_anomalous() -> None:
     config = make_config({"anomalyCondition": condition()})
     (state,) = decide_once(snapshot([node("hot")], [], {"hot": amounts(3.5, 1)}), config).plan.nodes
-    assert (state.is_stuck, state.why) == (False, "overutilized for 1 of 5 consecutive rounds")
+    assert (state.is_stuck, state.reason) == (False, "overutilized for 1 of 5 consecutive rounds")
 
 
 def test_a_detector_expires_after_the_cache_timeout_but_not_between_two_rounds() -> None:
@@ -372,7 +372,7 @@ async def test_two_moves_of_one_round_do_not_use_the_same_capacity() -> None:
     assert [(m.pod, m.target) for m in found.plan.moves] == [("default/a", "idle")]
     (skip,) = found.plan.skips
     assert (skip.pod, skip.condition) == ("default/b", "planner")
-    assert "cpu usage would exceed the high threshold" in skip.why
+    assert "cpu usage would exceed the high threshold" in skip.reason
 
 
 @pytest.mark.parametrize("max_skips", [2000, 0])

@@ -139,7 +139,7 @@ def test_the_gain_must_last_without_a_break() -> None:
         decision = plan(world, assume_lasting=False, durations=durations, now=NOW_S + 60 * minute, holdS=300)
         durations = decision.durations
         moves.append(len(decision.plan.moves))
-        skips += [(s.pod, s.condition, s.why) for s in decision.plan.skips]
+        skips += [(s.pod, s.condition, s.reason) for s in decision.plan.skips]
     # The break in minute 2 starts the five minutes anew in minute 3.
     assert moves == [0, 0, 0, 0, 0, 0, 0, 0, 1, 1]
     assert skips[1] == ("default/web-1", "reason-duration", "there has been a better node for 0 of 300 s")

@@ -219,7 +219,7 @@ async def test_no_pod_of_the_namespace_in_which_netaware_is_installed_is_evicted
     api = Api()
     plan = (await make_descheduler(api, netaware_namespace="default")[0].run_round()).plan
     assert (api.evicted, plan.skip_counts) == ([], {"namespace": 4})
-    assert plan.skips[0].why == "the admission policy forbids evictions in default"
+    assert plan.skips[0].reason == "the admission policy forbids evictions in default"
 
 
 def test_a_snapshot_does_not_change_with_the_cluster() -> None:

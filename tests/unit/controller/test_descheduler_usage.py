@@ -34,7 +34,7 @@ def update(store: UsageStore, *readings: UsageReading, now: float = NOW_S) -> di
 
 
 @pytest.mark.parametrize(
-    ("bad", "why"),
+    ("bad", "reason"),
     [
         (reading(float("nan")), "not-a-number"),
         (reading(float("inf")), "not-a-number"),
@@ -46,9 +46,9 @@ def update(store: UsageStore, *readings: UsageReading, now: float = NOW_S) -> di
         (reading(1, name="default/gone"), "unknown-pod"),
     ],
 )
-def test_impossible_readings_are_dropped_and_counted(bad: UsageReading, why: str) -> None:
+def test_impossible_readings_are_dropped_and_counted(bad: UsageReading, reason: str) -> None:
     store = UsageStore(180)
-    assert update(store, reading(100), reading(50, name="default/a"), bad) == {why: 1}
+    assert update(store, reading(100), reading(50, name="default/a"), bad) == {reason: 1}
     assert store.view(NOW_S) == ({"n": {"cpu": 100}}, {"default/a": {"cpu": 50}})
 
 
