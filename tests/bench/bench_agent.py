@@ -35,7 +35,7 @@ IMAGE_ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": "65536",
     "SSL_CERT_FILE": os.devnull,
 }
-"""Environment of the image and the manifest."""
+"""Environment variables of the image and the manifest."""
 IDLE_S = 60.0
 WARM_UP_S = 40.0
 NODE = "bench-node"
@@ -46,7 +46,7 @@ def measure() -> Figures:
     return dict(run_bench(__file__))
 
 
-async def _start(stack: AsyncExitStack) -> tuple[Agent, list[NodePod]]:
+async def _start_enforcing_agent(stack: AsyncExitStack) -> tuple[Agent, list[NodePod]]:
     """Start an agent, and wait until it has enforced the limits of all pods."""
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="netaware-bench-")))
     plane = await stack.enter_async_context(
@@ -56,31 +56,31 @@ async def _start(stack: AsyncExitStack) -> tuple[Agent, list[NodePod]]:
     pods = [stack.enter_context(node_pod(number, adopt_uid=True)) for number in range(PODS_ON_NODE)]
     await _populate(client, pods)
     agent = await stack.enter_async_context(_running_agent(directory, plane))
-    await _wait_until_enforced(agent, PODS_ON_NODE)
+    await _wait_until_enforced(agent)
     await asyncio.sleep(WARM_UP_S)
     return agent, pods
 
 
 async def _measure_idle() -> Figures:
     async with AsyncExitStack() as stack:
-        agent, pods = await _start(stack)
+        agent, pods = await _start_enforcing_agent(stack)
         check_s = await _full_check_cpu_s(agent, pods[0])
         await asyncio.sleep(5.0)
-        cpu_s, started = _cpu_s(agent), time.monotonic()
+        start_cpu_s, started = _cpu_s(agent), time.monotonic()
         await asyncio.sleep(IDLE_S)
-        idle = (_cpu_s(agent) - cpu_s) / (time.monotonic() - started) + check_s / FULL_CHECK_INTERVAL_S
+        idle_cores = (_cpu_s(agent) - start_cpu_s) / (time.monotonic() - started) + check_s / FULL_CHECK_INTERVAL_S
         memory_mb = psutil.Process(agent.process.pid).memory_info().rss / 2**20
-    what = f"{PODS_ON_NODE} annotated pods, both directions enforced"
-    details = f"{what}; a full check takes {1000 * check_s:.0f} ms, every {FULL_CHECK_INTERVAL_S:.0f} s"
+    scope = f"{PODS_ON_NODE} annotated pods, both directions enforced"
+    details = f"{scope}; a full check takes {1000 * check_s:.0f} ms, every {FULL_CHECK_INTERVAL_S:.0f} s"
     return {
-        "agent: resident memory": figure(memory_mb, "MB", 45, what),
-        "agent: CPU when idle": figure(100 * idle, "% of a core", 0.2, details),
+        "agent: resident memory": figure(memory_mb, "MB", 45, scope),
+        "agent: CPU when idle": figure(100 * idle_cores, "% of a core", 0.2, details),
     }
 
 
 def _running_agent(directory: Path, plane: ControlPlane) -> AbstractAsyncContextManager[Agent]:
-    found = find_netperf_if_available()
-    env = {"NETAWARE_NETPERF": str(found.netperf), **found.env} if found else {}
+    netperf = find_netperf_if_available()
+    netperf_env = {"NETAWARE_NETPERF": str(netperf.netperf), **netperf.env} if netperf else {}
     return running_agent(
         directory,
         find_free_ports(1)[0],
@@ -89,7 +89,7 @@ def _running_agent(directory: Path, plane: ControlPlane) -> AbstractAsyncContext
         "--capacity=10G",
         "--bandwidth=enforce",
         f"--cni-network={NETWORK}",
-        env={**IMAGE_ENVIRONMENT, **env},
+        env={**IMAGE_ENVIRONMENT, **netperf_env},
     )
 
 
@@ -108,21 +108,21 @@ async def _populate(client: Client, pods: list[NodePod]) -> None:
         await report_pod_address(client, created, pod.address)
 
 
-async def _wait_until_enforced(agent: Agent, count: int) -> None:
+async def _wait_until_enforced(agent: Agent) -> None:
     async with asyncio.timeout(120):
         while True:
             verdicts = await agent.metrics("netaware_pod_bandwidth_verdict")
-            if sum('verdict="enforced"' in series for series in verdicts) == 2 * count:
+            if sum('verdict="enforced"' in series for series in verdicts) == 2 * PODS_ON_NODE:
                 return
             await asyncio.sleep(1.0)
 
 
 async def _full_check_cpu_s(agent: Agent, pod: NodePod) -> float:
     """CPU seconds of a full check, after a change of a link that does not affect limits."""
-    before = _cpu_s(agent)
+    start_cpu_s = _cpu_s(agent)
     run(f"ip link set {pod.host_device} txqueuelen 999")
     await asyncio.sleep(6.0)
-    return _cpu_s(agent) - before
+    return _cpu_s(agent) - start_cpu_s
 
 
 def _cpu_s(agent: Agent) -> float:

@@ -15,24 +15,24 @@ import numpy as np
 from tests.bench.figures import Figures, figure
 from tests.unit.controller.plan_comparison import Comparison, compare
 
-CLUSTERS = int(os.environ.get("NETAWARE_BENCH_CLUSTERS", "500"))
-SECONDS = float(os.environ.get("NETAWARE_BENCH_SECONDS", "10"))
+CLUSTER_COUNT = int(os.environ.get("NETAWARE_BENCH_CLUSTERS", "500"))
+TIME_LIMIT_S = float(os.environ.get("NETAWARE_BENCH_SECONDS", "10"))
 
 
 def measure() -> Figures:
     """All figures."""
     with ProcessPoolExecutor(2) as pool:
-        comparisons = list(pool.map(_compare, range(CLUSTERS)))
+        comparisons = list(pool.map(_compare, range(CLUSTER_COUNT)))
     worse_placed = sum(c.ours.unplaced > c.best.unplaced for c in comparisons)
     equally_placed = [c for c in comparisons if c.ours.unplaced == c.best.unplaced]
-    broken = 100 * sum(c.limits > c.best_limits for c in equally_placed) / len(comparisons)
+    violating_percent = 100 * sum(c.limits > c.best_limits for c in equally_placed) / len(comparisons)
     proven = sum(c.proven for c in comparisons)
     details = (
         f"{sum(c.best.unplaced > 0 for c in comparisons)} clusters have pods that CP-SAT cannot place; {proven} proven"
     )
     figures = {
         "clusters_unplaced_more": figure(worse_placed, "clusters", 0, f"of {len(comparisons)}; {details}"),
-        "clusters_violations_more": figure(broken, "%", 1),
+        "clusters_violations_more": figure(violating_percent, "%", 1),
     }
     for style in ("time", "parity"):
         ratios = np.array([c.ratio for c in equally_placed if c.style == style and c.matches_on_limits])
@@ -46,7 +46,7 @@ def measure() -> Figures:
 
 
 def _compare(seed: int) -> Comparison:
-    comparison = compare(seed, SECONDS, fitting=seed % 2 == 1)
+    comparison = compare(seed, TIME_LIMIT_S, fitting=seed % 2 == 1)
     if not comparison.matches_on_limits or (comparison.style != "spread" and comparison.ratio > 1.0001):
         print(f"  {comparison}", file=sys.stderr, flush=True)
     return comparison

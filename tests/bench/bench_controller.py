@@ -26,8 +26,8 @@ def measure() -> Figures:
 
 
 async def _measure() -> Figures:
-    with tempfile.TemporaryDirectory(prefix="netaware-bench-") as text:
-        folder = Path(text)
+    with tempfile.TemporaryDirectory(prefix="netaware-bench-") as temporary:
+        folder = Path(temporary)
         async with (
             ControlPlane.start("bench", state_dir=folder / "plane", components=()) as plane,
             Client(plane.client_config) as client,
@@ -36,17 +36,17 @@ async def _measure() -> Figures:
             names = [f"node-{i:05}" for i in range(NODES)]
             nodes = (node_body(name, zone=i % ZONES, number=i) for i, name in enumerate(names))
             await put_all(plane, ((f"minions/{node['metadata']['name']}", node) for node in nodes))
-            alone = await _run_manager(plane, folder)
+            without_pods = await _run_manager(plane, folder)
             labels = {f"example.com/label-{j}": f"value-{j}" for j in range(12)}
             pods = (running_pod(NAMESPACE, f"pod-{i:06}", names[i % NODES], labels, i) for i in range(PODS))
             await put_all(plane, ((f"pods/{NAMESPACE}/{pod['metadata']['name']}", pod) for pod in pods))
-            full = await _run_manager(plane, folder)
-    sync_s, pairs = alone["netaware_informer_sync_seconds"], alone["netaware_probe_plan_zone_pairs"]
-    memory_mb, full_mb = (found["process_resident_memory_bytes"] / 1e6 for found in (alone, full))
+            with_pods = await _run_manager(plane, folder)
+    sync_s, pairs = without_pods["netaware_informer_sync_seconds"], without_pods["netaware_probe_plan_zone_pairs"]
+    memory_mb, full_mb = (metrics["process_resident_memory_bytes"] / 1e6 for metrics in (without_pods, with_pods))
     return {
         "controller_sync_10000_nodes": figure(sync_s, "s", 2, "official client: 13 s"),
         "controller_memory_10000_nodes": figure(memory_mb, "MB", 200, "official client: 840 MB"),
-        "controller_memory_10000_nodes_30000_pods": figure(full_mb, "MB", 181, "plans need to know what is taken"),
+        "controller_memory_10000_nodes_30000_pods": figure(full_mb, "MB", 181, "plans need the requests of all pods"),
         "controller_probed_pairs_40_zones": figure(pairs, "pairs", ZONES * (ZONES - 1) / 2),
     }
 
@@ -61,8 +61,8 @@ async def _run_manager(plane: ControlPlane, folder: Path) -> dict[str, float]:
             while (await replica.metrics()).get("netaware_probe_plan_zone_pairs", 0) == 0:
                 await asyncio.sleep(0.2)
         await asyncio.sleep(2.0)
-        found = await replica.metrics()
-        assert found['netaware_informer_objects{kind="nodes"}'] == NODES
-        return found
+        metrics = await replica.metrics()
+        assert metrics['netaware_informer_objects{kind="nodes"}'] == NODES
+        return metrics
     finally:
         await replica.stop()

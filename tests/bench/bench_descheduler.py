@@ -35,33 +35,34 @@ from tests.support.descheduler_builders import (
 
 NOW_S = 1_800_000_000.0
 OVERUTILIZED_SHARE, IDLE_SHARE = 0.05, 0.3
+NODE_MILLICORES = 32_000
 UNLIMITED = dict.fromkeys(("perNode", "perNamespace", "perRound", "perWorkload", "unavailablePerWorkload"), 10**6)
 
 
 def measure() -> Figures:
     """Figures for ``make bench``."""
     cluster = _Cluster(5_000, 100_000)
-    large = cluster.run_rounds(5)
+    fastest = cluster.run_rounds(5)
     blocked = cluster.measure_blocking()
-    moves = f"a tenth of the default interval of 60 s; {large.moves} moves planned off {large.overutilized} overutilized nodes"
-    details = f"of this process' time; {1000 * blocked.on_loop:.0f} ms on the loop itself"
+    moves = f"a tenth of the default interval of 60 s; {fastest.moves} moves planned off {fastest.overutilized_nodes} overutilized nodes"
+    details = f"of this process' time; {1000 * blocked.on_loop_s:.0f} ms on the loop itself"
     return {
-        "descheduler: one round, 5,000 nodes, 100,000 pods": figure(large.seconds, "s", 6, moves),
+        "descheduler: one round, 5,000 nodes, 100,000 pods": figure(fastest.duration_s, "s", 6, moves),
         "descheduler: longest hold of the leader's loop by a round": figure(
-            1000 * blocked.in_thread, "ms", 50, details
+            1000 * blocked.in_thread_s, "ms", 50, details
         ),
     }
 
 
-class _RoundFigures(msgspec.Struct):
-    seconds: float
+class _RoundFigures(NamedTuple):
+    duration_s: float
     moves: int
-    overutilized: int
+    overutilized_nodes: int
 
 
 class _BlockedTimes(NamedTuple):
-    on_loop: float
-    in_thread: float
+    on_loop_s: float
+    in_thread_s: float
 
 
 class _Cluster:
@@ -83,22 +84,22 @@ class _Cluster:
     def run_rounds(self, count: int) -> _RoundFigures:
         """The fastest of some rounds from the same state, because other work only slows them."""
         compact_memory()  # as the manager does once its stores are full
-        seconds = []
-        moves = overutilized = 0
+        durations_s = []
+        moves = overutilized_nodes = 0
         for i in range(count):
             now = NOW_S + 60 * i
-            batch = self._batch(now)
+            batch = self._build_batch(now)
             started = time.perf_counter()
             decision = self._decide(self._world.snapshot(), batch, now)
-            seconds.append(time.perf_counter() - started)
+            durations_s.append(time.perf_counter() - started)
             moves = len(decision.plan.moves)
-            overutilized = sum(1 for state in decision.plan.nodes if state.kind == "overutilized")
-        return _RoundFigures(min(seconds), moves, overutilized)
+            overutilized_nodes = sum(state.kind == "overutilized" for state in decision.plan.nodes)
+        return _RoundFigures(min(durations_s), moves, overutilized_nodes)
 
     def _decide(self, snapshot: DeschedulerSnapshot, batch: UsageBatch, now: float) -> DescheduleDecision:
         self._usage.update(batch, snapshot.nodes, snapshot.pods.by_key, now)
-        seen = replace(snapshot, usage=self._usage.view(now))
-        return decide(seen, History(), ReasonDurations(), self._settings, now, assume_lasting=True).decision
+        with_usage = replace(snapshot, usage=self._usage.view(now))
+        return decide(with_usage, History(), ReasonDurations(), self._settings, now, assume_lasting=True).decision
 
     def measure_blocking(self) -> _BlockedTimes:
         """How long a round blocks the event loop, if it runs on the loop and if it runs in a thread as in the program."""
@@ -109,24 +110,26 @@ class _Cluster:
         async def in_thread(batch: UsageBatch, now: float) -> None:
             await asyncio.to_thread(self._decide, self._world.snapshot(), batch, now)
 
-        found: list[float] = []
-        for way in (on_loop, in_thread) * 3:
-            now = NOW_S + 60 * (len(found) + 10)
-            found.append(asyncio.run(_longest_block_s(way(self._batch(now), now))))
-        return _BlockedTimes(min(found[::2]), min(found[1::2]))
+        blocked_s: list[float] = []
+        for decide_round in (on_loop, in_thread) * 3:
+            now = NOW_S + 60 * (len(blocked_s) + 10)
+            blocked_s.append(asyncio.run(_longest_block_s(decide_round(self._build_batch(now), now))))
+        return _BlockedTimes(min(blocked_s[::2]), min(blocked_s[1::2]))
 
     def _cpu_percent(self, index: int) -> float:
         """CPU usage of a node in percent: some nodes are overutilized, some idle, the others between."""
-        place = (index * 7919 % len(self._names)) / len(self._names)
-        return 85.0 if place < OVERUTILIZED_SHARE else 20.0 if place < OVERUTILIZED_SHARE + IDLE_SHARE else 50.0
+        rank = (index * 7919 % len(self._names)) / len(self._names)  # 7919 is prime, so neighbours get distant ranks.
+        if rank < OVERUTILIZED_SHARE:
+            return 85.0
+        return 20.0 if rank < OVERUTILIZED_SHARE + IDLE_SHARE else 50.0
 
-    def _batch(self, now: float) -> UsageBatch:
-        cores, per_node = 32_000, max(1, len(self._pods) // len(self._names))
+    def _build_batch(self, now: float) -> UsageBatch:
+        pods_per_node = max(1, len(self._pods) // len(self._names))
         readings = [
             reading
             for i, name in enumerate(self._names)
             for reading in (
-                UsageReading(name, "cpu", cores * self._cpu_percent(i) / 100, now),
+                UsageReading(name, "cpu", NODE_MILLICORES * self._cpu_percent(i) / 100, now),
                 UsageReading(name, "memory", 40 * 2**30, now),
             )
         ]
@@ -134,7 +137,7 @@ class _Cluster:
             reading
             for key, i in self._pods
             for reading in (
-                UsageReading(key, "cpu", cores * self._cpu_percent(i) / 100 / per_node, now),
+                UsageReading(key, "cpu", NODE_MILLICORES * self._cpu_percent(i) / 100 / pods_per_node, now),
                 UsageReading(key, "memory", 2**30, now),
             )
         ]
@@ -143,13 +146,13 @@ class _Cluster:
 
 async def _longest_block_s(work: Awaitable[None]) -> float:
     """The longest time in which the event loop runs nothing else, in seconds of this process."""
-    longest, last, busy = 0.0, time.process_time(), asyncio.ensure_future(work)
-    while not busy.done():
+    longest_s, last_turn_s, task = 0.0, time.process_time(), asyncio.ensure_future(work)
+    while not task.done():
         await asyncio.sleep(0.001)
-        now = time.process_time()
-        longest, last = max(longest, now - last), now
-    await busy
-    return longest
+        now_s = time.process_time()
+        longest_s, last_turn_s = max(longest_s, now_s - last_turn_s), now_s
+    await task
+    return longest_s
 
 
 def _settings() -> ResolvedConfig:

@@ -19,10 +19,11 @@ def measure() -> Figures:
     figures: Figures = {}
     for zones, nodes_per_zone in SIZES:
         plan = plan_probes(_nodes(zones, nodes_per_zone), PlanOptions(), None, NOW_S)
-        # Runs of netperf; datagrams go all the time.
+        # Only node pairs with this index are measured with netperf; the others exchange datagrams all the time.
         probes = sum(probe.pair_index == 0 for zone in plan.plan_by_zone.values() for probe in zone.probes)
-        what = f"probes per round, {zones} zones x {nodes_per_zone} nodes"
-        figures[what] = figure(probes, "probes", zones * (zones - 1) // 2)
+        figures[f"probes per round, {zones} zones x {nodes_per_zone} nodes"] = figure(
+            probes, "probes", zones * (zones - 1) // 2
+        )
     nodes = _nodes(*SIZES[-1])
     plan = plan_probes(nodes, PlanOptions(), None, NOW_S)
     removed = plan.plan_by_zone["zone-000"].probes[0].origin.node
@@ -57,9 +58,9 @@ def _nodes(zones: int, nodes_per_zone: int) -> list[ProbeNode]:
 
 
 def _median_ms(work: Callable[[], object]) -> float:
-    took = []
+    durations_ms = []
     for _ in range(3):
         started = time.perf_counter()
         work()
-        took.append(1000 * (time.perf_counter() - started))
-    return statistics.median(took)
+        durations_ms.append(1000 * (time.perf_counter() - started))
+    return statistics.median(durations_ms)

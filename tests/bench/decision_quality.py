@@ -12,13 +12,11 @@ import asyncio
 import random
 import statistics
 import sys
-import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -32,17 +30,17 @@ from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.placement.planner import plan_group
 from kubekit.client import Client
 from kubekit.errors import ApiError
-from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object
-from lab.controlplane import KWOK_NODE_ANNOTATION, ControlPlane
-from netperf.contract import ZONE_LABEL
-from tests.integration.conftest import crd_bodies, eventually
+from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Node, Object
+from lab.controlplane import ControlPlane
+from tests.bench.control_plane import control_plane, delete_pods_and_groups, gather_in_batches
+from tests.integration.conftest import eventually, node_body
 from tests.integration.scheduler.conftest import PROFILE, create_pod, set_costs
 from tests.support.scheduling import run_leader, serve_extender
 from tests.unit.controller import groups
 
 NAMESPACE, CASE_LABEL = "quality", "netaware.io/case"
-AT_ONCE = 12
-QUIET_S, LONGEST_S = 12.0, 600.0
+QUIET_S, TIMEOUT_S = 12.0, 600.0
+"""Placement ends after this time without a binding, and after this time at the latest."""
 
 
 class Mode(msgspec.Struct, frozen=True):
@@ -59,13 +57,13 @@ def list_modes() -> list[Mode]:
     # A pod that upstream's rule finds no node for holds up the rest of its group for this long only.
     gates = GatesConfig(missing_workload_timeout_s=3.0)
     parity = SchedulerConfig(parity="upstream", network_overhead=rules, gates=gates)
-    found = [Mode("default scheduler")]
-    found += [Mode(f"upstream's rule, {algorithm}", algorithm, parity) for algorithm in ALGORITHMS]
+    modes = [Mode("default scheduler")]
+    modes += [Mode(f"upstream's rule, {algorithm}", algorithm, parity) for algorithm in ALGORITHMS]
     for placement in ("extender", "affinity"):
         config = msgspec.convert({"placement": placement}, SchedulerConfig)
         config = msgspec.structs.replace(config, network_overhead=rules, gates=gates)
-        found.append(Mode(f"ours, by {placement}", "KahnSort", config))
-    return found
+        modes.append(Mode(f"ours, by {placement}", "KahnSort", config))
+    return modes
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -75,20 +73,6 @@ class Outcome(msgspec.Struct, frozen=True):
     violations: int
     pending: int
     seconds: float
-
-
-@asynccontextmanager
-async def control_plane(name: str, **options: Any) -> AsyncIterator[tuple[ControlPlane, Client]]:
-    """A control plane with our CustomResourceDefinitions and a namespace."""
-    with tempfile.TemporaryDirectory() as folder:
-        async with (
-            ControlPlane.start(name, state_dir=Path(folder) / "state", **options) as plane,
-            Client(plane.client_config) as client,
-        ):
-            for crd, body in crd_bodies().items():
-                await client.apply(CUSTOM_RESOURCE_DEFINITIONS, crd, body, Object, field_manager=name)
-            await client.create(NAMESPACES, {"metadata": {"name": name}}, Object)
-            yield plane, client
 
 
 @asynccontextmanager
@@ -119,13 +103,9 @@ async def are_nodes_ready(client: Client) -> bool:
 
 async def make_nodes(client: Client, number: int, case: groups.GroupCase) -> None:
     for zone, slots in enumerate(case.slots):
-        name = f"c{number}-z{zone}"
-        labels = {ZONE_LABEL: name, "topology.kubernetes.io/region": "r", CASE_LABEL: str(number)}
-        amounts = {"cpu": str(slots), "memory": "64Gi", "pods": "110"}
-        metadata = {"name": name, "labels": labels, "annotations": dict([KWOK_NODE_ANNOTATION])}
-        await client.create(
-            NODES, {"metadata": metadata, "status": {"capacity": amounts, "allocatable": amounts}}, Node
-        )
+        name, labels = f"c{number}-z{zone}", {CASE_LABEL: str(number)}
+        node = node_body(name, zone=name, region="r", capacity={"cpu": str(slots)}, labels=labels)
+        await client.create(NODES, node, Node)
 
 
 async def make_costs(client: Client, cases: list[groups.GroupCase]) -> None:
@@ -137,16 +117,6 @@ async def make_costs(client: Client, cases: list[groups.GroupCase]) -> None:
         if a != b
     }
     await set_costs(client, NAMESPACE, costs)
-
-
-async def gather_in_batches(work: list[Any]) -> None:
-    limit = asyncio.Semaphore(AT_ONCE)
-
-    async def one(task: Any) -> None:
-        async with limit:
-            await task
-
-    await asyncio.gather(*(one(task) for task in work))
 
 
 async def make_group(client: Client, mode: Mode, number: int, case: groups.GroupCase) -> None:
@@ -188,53 +158,45 @@ async def run_mode(
 
 async def wait_until_placed(client: Client) -> dict[int, list[Pod]]:
     """Wait until all pods are bound, or none has been bound for a while."""
-    began = last_bound_at = time.monotonic()
-    bound = -1
+    started_at = last_bound_at = time.monotonic()
+    bound_count = -1
     while True:
         pods = await client.list(PODS, Pod, namespace=NAMESPACE)
-        bound_count = sum(bool(pod.spec.node_name) for pod in pods)
-        if bound_count != bound:
-            bound, last_bound_at = bound_count, time.monotonic()
-        if bound == len(pods) or time.monotonic() - last_bound_at > QUIET_S or time.monotonic() - began > LONGEST_S:
+        old_count, bound_count = bound_count, sum(bool(pod.spec.node_name) for pod in pods)
+        now = time.monotonic()
+        last_bound_at = now if bound_count != old_count else last_bound_at
+        if bound_count == len(pods) or now - last_bound_at > QUIET_S or now - started_at > TIMEOUT_S:
             break
         await asyncio.sleep(0.5)
-    by_case: dict[int, list[Pod]] = {}
+    pods_by_case: dict[int, list[Pod]] = defaultdict(list)
     for pod in pods:
-        by_case.setdefault(int(pod.group.removeprefix("g")), []).append(pod)
-    return by_case
-
-
-async def delete_pods_and_groups(client: Client, namespace: str = NAMESPACE) -> None:
-    for resource in (PODS, APPGROUPS):
-        path = resource.path(namespace)
-        await client.request("DELETE", path, body={"gracePeriodSeconds": 0}, timeout_s=120)
-
-    async def is_empty() -> bool:
-        return not await client.list(PODS, Object, namespace=namespace)
-
-    await eventually(is_empty)
+        pods_by_case[int(pod.group.removeprefix("g"))].append(pod)
+    return pods_by_case
 
 
 def compare_with_optimum(
-    cases: list[groups.GroupCase], best: list[tuple[int, int]], found: dict[int, list[Pod]], took_s: float
+    cases: list[groups.GroupCase],
+    optima: list[tuple[int, int]],
+    pods_by_case: dict[int, list[Pod]],
+    duration_s: float,
 ) -> Outcome:
-    """Compare placements with the optimum."""
+    """Compare placements with the optima, each the numbers of violations and the cost of a case."""
     ratios: list[float] = []
     violated = pending = 0
     for number, case in enumerate(cases):
-        pods = found.get(number, [])
+        pods = pods_by_case.get(number, [])
         if len(pods) < sum(case.replicas) or not all(pod.spec.node_name for pod in pods):
             pending += 1
             continue
         counts = []
         for workload in range(len(case.replicas)):
-            where = Counter(p.spec.node_name for p in pods if p.workload == f"w{workload}")
-            counts.append(tuple(where[f"c{number}-z{zone}"] for zone in range(len(case.slots))))
+            replicas_by_node = Counter(p.spec.node_name for p in pods if p.workload == f"w{workload}")
+            counts.append(tuple(replicas_by_node[f"c{number}-z{zone}"] for zone in range(len(case.slots))))
         violations, cost = groups.price_placement(case, counts)
-        if best[number][0] == 0:
+        if optima[number][0] == 0:
             violated += violations > 0
-            ratios.append(cost / max(best[number][1], 1))
-    return Outcome(ratios, violated, pending, took_s)
+            ratios.append(cost / max(optima[number][1], 1))
+    return Outcome(ratios, violated, pending, duration_s)
 
 
 def format_table(cases: int, clean_cases: int, outcomes: dict[str, Outcome]) -> str:
@@ -245,14 +207,15 @@ def format_table(cases: int, clean_cases: int, outcomes: dict[str, Outcome]) -> 
         "| placed by | cost / optimum, median | p95 | groups with a violation | groups left with pending pods | seconds |",
         "|---|---|---|---|---|---|",
     ]
-    for name, outcome in outcomes.items():
-        ratios = sorted(outcome.ratios) or [float("nan")]
-        p95 = ratios[min(int(len(ratios) * 0.95), len(ratios) - 1)]
-        lines.append(
-            f"| {name} | {statistics.median(ratios):.2f} | {p95:.2f} | {outcome.violations} | "
-            f"{outcome.pending} | {outcome.seconds:.0f} |"
-        )
-    return "\n".join(lines)
+    return "\n".join([*lines, *(format_row(name, outcome) for name, outcome in outcomes.items())])
+
+
+def format_row(name: str, outcome: Outcome) -> str:
+    """The table's row of a mode."""
+    ratios = sorted(outcome.ratios) or [float("nan")]
+    p95 = ratios[min(int(len(ratios) * 0.95), len(ratios) - 1)]
+    placed = f"{statistics.median(ratios):.2f} | {p95:.2f} | {outcome.violations} | {outcome.pending}"
+    return f"| {name} | {placed} | {outcome.seconds:.0f} |"
 
 
 async def main() -> None:
@@ -262,12 +225,12 @@ async def main() -> None:
     parser.add_argument("--only", default="", help="only modes whose name contains this")
     args = parser.parse_args()
     rng = random.Random(args.seed)
-    cases, best = [], []
+    cases, optima = [], []
     for number in range(args.cases):
         case = groups.random_case(rng)
         plan = plan_group(groups.snapshot(case))
         cases.append(case)
-        best.append(groups.find_optimum(case, (plan.violations, plan.cost)))
+        optima.append(groups.find_optimum(case, (plan.violations, plan.cost)))
         print(f"\roptimum {number + 1} of {args.cases}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     outcomes: dict[str, Outcome] = {}
@@ -275,16 +238,12 @@ async def main() -> None:
         for mode in list_modes():
             if args.only in mode.name:
                 started = time.monotonic()
-                found = await run_mode(plane, client, mode, cases)
-                outcomes[mode.name] = compare_with_optimum(cases, best, found, time.monotonic() - started)
-                print(
-                    mode.name,
-                    format_table(0, 0, {mode.name: outcomes[mode.name]}).splitlines()[-1],
-                    file=sys.stderr,
-                    flush=True,
-                )
-                await delete_pods_and_groups(client)
-    print(format_table(len(cases), sum(b[0] == 0 for b in best), outcomes))
+                pods_by_case = await run_mode(plane, client, mode, cases)
+                outcome = compare_with_optimum(cases, optima, pods_by_case, time.monotonic() - started)
+                outcomes[mode.name] = outcome
+                print(format_row(mode.name, outcome), file=sys.stderr, flush=True)
+                await delete_pods_and_groups(client, NAMESPACE)
+    print(format_table(len(cases), sum(violations == 0 for violations, _ in optima), outcomes))
 
 
 if __name__ == "__main__":

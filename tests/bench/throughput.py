@@ -1,7 +1,7 @@
 """Measures pods per second that kube-scheduler binds on thousands of nodes: alone, with our extender, and by node affinity.
 
-Run by hand (minutes): ``python tests/bench/throughput.py``. Nodes are API objects without a kubelet. The time is that from the start of
-the scheduler to the last binding. The leader wrote targets and affinity to these pods in an earlier run.
+Run by hand (minutes): ``python tests/bench/throughput.py``. Nodes are API objects without a kubelet. The time is that from the scheduler's
+readiness to the last binding. The leader wrote targets and affinity to these pods in an earlier run.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from controller.cluster.crds import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, WORKLOAD_LABEL
 from controller.cluster.pods import GATE, TARGET_ANNOTATION
-from kubekit.client import MERGE_PATCH, Client
+from kubekit.client import Client
 from kubekit.reflector import Reflector
-from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Wire
+from kubekit.wire import NAMESPACES, PODS, SERVICE_ACCOUNTS, Object, Wire
 from lab.controlplane import ControlPlane
 from lab.scheduler_config import build_scheduler_config
-from netperf.contract import NETAWARE_NAMESPACE, REGION_LABEL, ZONE_LABEL
-from tests.bench.decision_quality import control_plane, delete_pods_and_groups, gather_in_batches
+from netperf.contract import NETAWARE_NAMESPACE
+from tests.bench.control_plane import control_plane, create_ready_node, delete_pods_and_groups, gather_in_batches
 from tests.support.bodies import appgroup_spec, random_weight
 from tests.support.controller_program import controller_program
 from tests.support.scheduling import running
@@ -43,7 +43,7 @@ MODES = ("stock", "extender", "affinity")
 OWNER = {
     "apiVersion": "apps/v1",
     "kind": "ReplicaSet",
-    "name": "of-the-bench",
+    "name": "throughput",
     "uid": "00000000-0000-0000-0000-000000000001",
     "controller": True,
 }
@@ -74,19 +74,13 @@ async def cluster(nodes: int) -> AsyncIterator[tuple[ControlPlane, Client]]:
         await client.create(NAMESPACES, {"metadata": {"name": NETAWARE_NAMESPACE}}, Object)
         account = {"metadata": {"name": "default"}}
         await client.create(SERVICE_ACCOUNTS, account, Object, namespace=NAMESPACE)
-        await gather_in_batches([make_node(client, i) for i in range(nodes)])
+        amounts = {"cpu": "32", "memory": "128Gi", "pods": "110"}
+        locations = [(f"z{i % ZONES:02d}", f"r{i % ZONES % REGIONS}") for i in range(nodes)]
+        await gather_in_batches(
+            [create_ready_node(client, f"node-{i:05d}", *location, amounts) for i, location in enumerate(locations)]
+        )
         await make_costs(client)
         yield plane, client
-
-
-async def make_node(client: Client, number: int) -> None:
-    zone, name = number % ZONES, f"node-{number:05d}"
-    labels = {ZONE_LABEL: f"z{zone:02d}", REGION_LABEL: f"r{zone % REGIONS}", "kubernetes.io/hostname": name}
-    amounts = {"cpu": "32", "memory": "128Gi", "pods": "110"}
-    status = {"capacity": amounts, "allocatable": amounts, "conditions": [{"type": "Ready", "status": "True"}]}
-    await client.create(NODES, {"metadata": {"name": name, "labels": labels}, "status": status}, Node)
-    # Admission taints every new node, and no node controller runs here.
-    await client.patch(NODES, name, {"spec": {"taints": None}}, Node, patch_type=MERGE_PATCH)
 
 
 async def make_costs(client: Client) -> None:
