@@ -63,20 +63,20 @@ class Bootstrap:
 
     async def run(self) -> None:
         """Create missing objects, every minute, until cancelled."""
-        has_secret = not self._config.probe_secret
+        needs_secret = self._config.probe_secret
         while True:
-            if not has_secret:
+            if needs_secret:
                 passphrase = base64.b64encode(secrets.token_hex().encode()).decode()
                 content = {"type": "Opaque", "data": {PASSPHRASE_KEY: passphrase}}
-                has_secret = await self._create(SECRETS, PROBE_SECRET, content)
+                needs_secret = not await self._create_if_missing(SECRETS, PROBE_SECRET, content)
             has_no_topology = self._topologies.synced.is_set() and not len(self._topologies)
             if self._config.network_topology and has_no_topology:
                 spec = {"spec": {"configmapName": RESULTS_NAME}}
-                await self._create(NETWORK_TOPOLOGIES, self._config.network_topology, spec)
+                await self._create_if_missing(NETWORK_TOPOLOGIES, self._config.network_topology, spec)
             await asyncio.sleep(CHECK_INTERVAL_S)
 
-    async def _create(self, resource: Resource, name: str, content: Mapping[str, object]) -> bool:
-        """Create an object; returns whether it exists now. A failure is logged once, and the next check tries again."""
+    async def _create_if_missing(self, resource: Resource, name: str, content: Mapping[str, object]) -> bool:
+        """Create an object; returns whether it exists now. A failure is logged once per kind of error; the next check tries again."""
         metadata = {"name": name, "namespace": self._namespace, "labels": PART_OF_LABELS}
         body = {**resource.type_meta, "metadata": metadata, **content}
         try:
@@ -84,9 +84,8 @@ class Bootstrap:
         except KubekitError as error:
             if isinstance(error, ApiError) and error.is_already_exists:
                 return True
-            log.log_change(
-                resource.kind, type(error).__name__, f"cannot create the {resource.kind}", name=name, error=error
-            )
+            message = f"cannot create the {resource.kind}"
+            log.log_change(resource.kind, type(error).__name__, message, name=name, error=error)
             return False
         log.info("created a missing object", kind=resource.kind, name=f"{self._namespace}/{name}")
         return True

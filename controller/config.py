@@ -75,11 +75,11 @@ class ControllerConfiguration(Section, frozen=True):
     def check_rules(self, field: str) -> None:
         """Raise ConfigError if the namespace or the address is invalid."""
         if not DNS_LABEL.fullmatch(self.namespace):
-            raise ConfigError(
-                join_path(field, "namespace"),
+            problem, fix = (
                 f"{self.namespace!r} is not the name of a namespace",
                 "write lower-case letters, digits and -",
             )
+            raise ConfigError(join_path(field, "namespace"), problem, fix)
         parse_listen(self.listen, join_path(field, "listen"))
 
 
@@ -92,23 +92,22 @@ def load_config(path: str | None) -> ControllerConfiguration:
     return ControllerConfiguration() if path is None else _convert_document(load_yaml(path, "--config"), path)
 
 
-def parse_config(text: str, where: str) -> ControllerConfiguration:
-    """Parse and check a configuration; ``where`` names it in errors. Raises as `load_config`."""
-    return _convert_document(parse_yaml(text, "--config", where), where)
+def parse_config(text: str, source: str) -> ControllerConfiguration:
+    """Parse and check a configuration; ``source`` names it in errors. Raises as `load_config`."""
+    return _convert_document(parse_yaml(text, "--config", source), source)
 
 
-def _convert_document(document: Any, where: str) -> ControllerConfiguration:
+def _convert_document(document: Any, source: str) -> ControllerConfiguration:
     document = {} if document is None else document
     if not isinstance(document, dict):
-        raise ConfigError(
-            "--config", f"{where} is not a mapping", "write apiVersion, kind and sections, see docs/configuration.md"
-        )
+        fix = "write apiVersion, kind and sections, see docs/configuration.md"
+        raise ConfigError("--config", f"{source} is not a mapping", fix)
     for field, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
         if document.get(field) != expected:
-            raise ConfigError(f"{where}: {field}", f"is {document.get(field)!r}", f"write {field}: {expected}")
+            raise ConfigError(f"{source}: {field}", f"is {document.get(field)!r}", f"write {field}: {expected}")
     try:
         config = convert(document, ControllerConfiguration)
         config.validate()
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error.field}", error.problem, error.fix) from error
+        raise ConfigError(f"{source}: {error.field}", error.problem, error.fix) from error
     return config

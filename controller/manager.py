@@ -82,46 +82,38 @@ class Manager:
 
     def _create_controllers(self, leader_client: Client) -> None:
         """Create the controllers. Scheduling is first, because stores call handlers in this order, and the others read its indexes."""
-        config, cache, reporting = self._config, self.cache, (self._recorder, self._registry)
+        config, cache, recorder, registry = self._config, self.cache, self._recorder, self._registry
         prices = config.traffic.prices.resolve()
         scheduling = GatingController(
-            leader_client, cache, config.scheduler, *reporting, notify=self._enqueue_group, prices=prices
+            leader_client, cache, config.scheduler, recorder, registry, notify=self._enqueue_group, prices=prices
         )
         self._scheduling, state = scheduling, scheduling.state
+        membership, services = state.membership, None if config.scheduler.has_upstream_parity else state.services
         self._topology = TopologyController(
-            leader_client, cache, config.topology, *reporting, membership=state.membership
+            leader_client, cache, config.topology, recorder, registry, membership=membership
         )
-        self._app_group = AppGroupController(
+        self._app_groups = AppGroupController(
             leader_client,
             cache,
             config.app_group,
-            *reporting,
-            indexes=GroupIndexes(
-                state.membership, state.cost_index, None if config.scheduler.has_upstream_parity else state.services
-            ),
+            recorder,
+            registry,
+            indexes=GroupIndexes(membership, state.cost_index, services),
             pods_of=scheduling.pods_of,
-            extra_conditions=self._extra_conditions,
+            extra_conditions=self._read_extra_conditions,
         )
-        self._descheduler = Descheduler(leader_client, cache, config.descheduler, *reporting, scheduling=scheduling)
+        self._descheduler = Descheduler(
+            leader_client, cache, config.descheduler, recorder, registry, scheduling=scheduling
+        )
         self._traffic = TrafficController(
-            leader_client,
-            cache,
-            config.traffic,
-            self._registry,
-            membership=state.membership,
-            notify=self._enqueue_group,
+            leader_client, cache, config.traffic, registry, membership=membership, notify=self._enqueue_group
         )
         self._bootstrap = Bootstrap(leader_client, cache.topologies, config.bootstrap, namespace=config.namespace)
 
     def _create_page_and_events(self, client: Client) -> None:
         config = self._config
-        snapshots = SnapshotReader(
-            self.cache,
-            client,
-            config.namespace,
-            policy=config.topology.resolve_cost_policy(),
-            scheduler=config.scheduler,
-        )
+        policy = config.topology.resolve_cost_policy()
+        snapshots = SnapshotReader(self.cache, client, config.namespace, policy=policy, scheduler=config.scheduler)
         self._page = Page(config.page, snapshots, PageAuthorizer(client, config.namespace))
         self._event_reporter = EventReporter(lambda: snapshots.read(time.time()), self._recorder)
 
@@ -135,16 +127,17 @@ class Manager:
         self._event_loop_monitor = EventLoopMonitor(self._registry)
 
     def _enqueue_group(self, key: str) -> None:
-        self._app_group.enqueue(key)
+        self._app_groups.enqueue(key)
 
-    async def _extra_conditions(self, key: str) -> list[Condition]:
+    async def _read_extra_conditions(self, key: str) -> list[Condition]:
+        """Conditions of an AppGroup that other controllers compute."""
         return [*await self._scheduling.conditions(key), *self._traffic.conditions(key)]
 
     async def run(self) -> None:
         """Run until cancelled."""
         server = Server(
             self._config.listen,
-            checks=self._health_checks(),
+            checks=self._create_health_checks(),
             registry=self._registry,
             public_hosts=self._config.page.allowed_hosts,
         )
@@ -171,7 +164,7 @@ class Manager:
         await supervise(
             {
                 "topology": self._topology.run(),
-                "appgroup": self._app_group.run(),
+                "appgroup": self._app_groups.run(),
                 "descheduler": self._descheduler.run(),
                 "scheduling": self._scheduling.run(),
                 "bootstrap": self._bootstrap.run(),
@@ -181,17 +174,15 @@ class Manager:
         )
 
     async def _compact_memory_after_sync(self) -> None:
-        started = time.monotonic()
+        started_s = time.monotonic()
         await self.cache.wait_for_sync()
-        self._sync_gauge.set(time.monotonic() - started)
-        log.info(
-            "all stores have synced",
-            **{name.replace("-", "_"): len(s) for name, s in self.cache.stores_by_name.items()},
-        )
+        self._sync_gauge.set(time.monotonic() - started_s)
+        sizes = {name.replace("-", "_"): len(store) for name, store in self.cache.stores_by_name.items()}
+        log.info("all stores have synced", **sizes)
         await run_memory_compaction()
 
-    def _health_checks(self) -> HealthChecks:
+    def _create_health_checks(self) -> HealthChecks:
         checks = HealthChecks()
-        checks.ready["stores"] = lambda: f"not listed yet: {p}" if (p := self.cache.describe_unsynced()) else ""
+        checks.ready["stores"] = lambda: f"not listed yet: {kinds}" if (kinds := self.cache.describe_unsynced()) else ""
         checks.ready["informers"] = lambda: describe_stale_stores(self.cache.stores_by_name.values())
         return checks

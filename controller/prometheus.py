@@ -72,7 +72,7 @@ class PrometheusClient:
     def __init__(
         self, url: str, *, token: str = "", timeout_s: float = QUERY_TIMEOUT_S, field: str = "--prometheus"
     ) -> None:
-        check_url(url, field)
+        require_http_url(url, field)
         self.address = url.rstrip("/")
         self._token, self._timeout_s = token, timeout_s
         self._session: aiohttp.ClientSession | None = None
@@ -121,16 +121,16 @@ class PrometheusClient:
         return await asyncio.to_thread(_decode_samples, body, status, self.redacted_url, finite_only=finite_only)
 
 
-def check_url(url: str, field: str) -> None:
+def require_http_url(url: str, field: str) -> None:
     """Raise ConfigError for ``field`` if ``url`` is not an http(s) URL with a host."""
     try:
         parts = urlsplit(url)
-        is_address = parts.scheme in {"http", "https"} and bool(parts.hostname)
+        is_http_url = parts.scheme in {"http", "https"} and bool(parts.hostname)
     except ValueError:
-        is_address = False
-    if not is_address:
-        shown = url.rpartition("@")[2]  # A password may precede it.
-        raise ConfigError(field, f"{shown!r} is not an http(s) address", "write http://HOST:PORT")
+        is_http_url = False
+    if not is_http_url:
+        url_without_password = url.rpartition("@")[2]
+        raise ConfigError(field, f"{url_without_password!r} is not an http(s) address", "write http://HOST:PORT")
 
 
 def _decode_samples(body: bytes, status: int, url: str, *, finite_only: bool) -> list[VectorSample]:
@@ -140,8 +140,7 @@ def _decode_samples(body: bytes, status: int, url: str, *, finite_only: bool) ->
             samples = (VectorSample(r.metric, float(r.value[1]), r.value[0]) for r in response.data.result)
             return [sample for sample in samples if not finite_only or math.isfinite(sample.value)]
     except (*DECODE_ERRORS, ValueError) as error:
-        shown = body[:80].decode("utf-8", "replace")
-        raise PrometheusError(
-            f"{url}: HTTP {status}, and the body is not an answer of Prometheus: {shown!r}"
-        ) from error
+        excerpt = body[:80].decode("utf-8", "replace")
+        reason = f"HTTP {status}, and the body is not an answer of Prometheus: {excerpt!r}"
+        raise PrometheusError(f"{url}: {reason}") from error
     raise PrometheusError(f"{url}: {response.error or f'HTTP {status}'}")

@@ -43,8 +43,8 @@ class BandwidthCommand(Command):
 
 
 def _make_node_table(nodes: Iterable[NodeBandwidthView]) -> RenderableType:
-    numbers = ("CAPACITY", "ALLOCATED", "", "PODS")
-    table = make_table("NODE", "ZONE", *numbers, numeric=numbers)
+    numeric_headers = ("CAPACITY", "ALLOCATED", "", "PODS")
+    table = make_table("NODE", "ZONE", *numeric_headers, numeric=numeric_headers)
     for node in nodes:
         capacity = node.allocatable_bps if node.allocatable_bps is not None else node.capacity_bps
         table.add_row(

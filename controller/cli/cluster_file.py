@@ -63,10 +63,10 @@ _API_VERSION_BY_KIND = {crd.kind: f"{crd.group}/{crd.version}" for crd in (APPGR
 def read_cluster(path: str) -> ClusterFile:
     """Read the objects of the kinds of `ClusterFile` from the file ``--offline``; for errors see `read_documents`."""
     cluster = ClusterFile()
-    seen: set[tuple[str, str]] = set()
+    added_objects: set[tuple[str, str]] = set()
     for document in read_documents([path], "--offline"):
         for item in split_document(document, cluster.problems):
-            _add_object(item, cluster, seen)
+            _add_object(item, cluster, added_objects)
     return cluster
 
 
@@ -107,8 +107,11 @@ _PlainLoader.yaml_implicit_resolvers = {
 }
 
 
-def _add_object(item: dict[str, Any], cluster: ClusterFile, seen: set[tuple[str, str]]) -> None:
-    """Add an object to ``cluster`` and its kind and key to ``seen``; an invalid, nameless or repeated object becomes a problem."""
+def _add_object(item: dict[str, Any], cluster: ClusterFile, added_objects: set[tuple[str, str]]) -> None:
+    """Add an object to ``cluster``, and its kind and key to ``added_objects``.
+
+    An invalid, nameless or repeated object becomes a problem; other kinds than those of `ClusterFile` are ignored.
+    """
     kind = str(item.get("kind") or "")
     if kind not in _FIELD_BY_KIND:
         return
@@ -127,10 +130,10 @@ def _add_object(item: dict[str, Any], cluster: ClusterFile, seen: set[tuple[str,
     key = decoded.metadata.key
     if not decoded.metadata.name:
         cluster.problems.append(f"left out: a {kind} without a name")
-    elif (kind, key) in seen:
+    elif (kind, key) in added_objects:
         cluster.problems.append(f"left out: a second {kind} {key}")
     else:
-        seen.add((kind, key))
+        added_objects.add((kind, key))
         getattr(cluster, field).append(_with_default_allocatable(decoded) if isinstance(decoded, Node) else decoded)
 
 
@@ -156,7 +159,7 @@ def _normalize(value: Any, key: str = "") -> Any:
 
 
 def _with_default_allocatable(node: Node) -> Node:
-    """The node with missing allocatable set to capacity, and missing pods to the capacity's, else to the kubelet's default."""
+    """The node with its capacity as missing allocatable, and with missing pods from its capacity, else from the kubelet's default."""
     status = node.status
     allocatable = status.allocatable or status.capacity or {}
     if allocatable and "pods" not in allocatable:

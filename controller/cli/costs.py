@@ -74,7 +74,8 @@ def _format_cell(pair: PairView, percentile: str | None) -> str:
     if percentile is None:
         return f"{'·' if pair.cost is None else pair.cost}{sign}"
     value_us = pair.percentiles_us[percentile]
-    return f"{'·' if value_us is None else format_number(value_us / 1000)}{sign if sign in {'!', '~'} else ' '}"
+    text = "·" if value_us is None else format_number(value_us / 1000)
+    return f"{text}{sign}" if sign in {"!", "~"} else f"{text} "
 
 
 def _make_headline(answer: CostsView, percentile: str | None) -> Text:

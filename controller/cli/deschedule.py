@@ -83,11 +83,8 @@ class DescheduleCommand(Command):
         if options.policy:
             policy = await asyncio.to_thread(load_yaml, options.policy, "--policy")
             if not isinstance(policy, dict):
-                raise ConfigError(
-                    "--policy",
-                    f"{options.policy} holds no mapping",
-                    "give LowNodeLoadArgs or a DeschedulerConfiguration",
-                )
+                fix = "give LowNodeLoadArgs or a DeschedulerConfiguration"
+                raise ConfigError("--policy", f"{options.policy} is not a mapping", fix)
             config = msgspec.structs.replace(config, policy=policy)
         if session.prometheus is not None:
             config = _with_prometheus(config, session.prometheus.address)
@@ -95,9 +92,8 @@ class DescheduleCommand(Command):
         session.notes += [f"usage was not read: {fault}" for fault in answer.faults]
         if not config.enabled:
             session.notes.append("the descheduler is not enabled: no pod will be moved")
-        session.notes.append(
-            "the controller also waits until nodes have been overutilized, or pods misplaced, for some time"
-        )
+        note = "the controller also waits until nodes have been overutilized, or pods misplaced, for some time"
+        session.notes.append(note)
         return answer
 
     def render(self, answer: RoundPreview, options: argparse.Namespace, width: int) -> RenderableType:
@@ -122,7 +118,7 @@ async def preview_round(session: Session, config: DeschedulerConfig) -> RoundPre
         KubekitError: nodes, pods or disruption budgets cannot be read.
     """
     settings, now = config.resolve(), session.clock()
-    snapshot, budgets, history, batch = await asyncio.gather(
+    snapshot, budgets, history, usage_batch = await asyncio.gather(
         session.read_snapshot(groups=True),
         session.client.list(DISRUPTION_BUDGETS, PodDisruptionBudget),
         _load_history(session),
@@ -132,7 +128,7 @@ async def preview_round(session: Session, config: DeschedulerConfig) -> RoundPre
     session.require_readable(PODS)
     usage = UsageStore(settings.usage_expiry_s)
     cluster = take_snapshot(inputs, {pod.key: pod for pod in pods}, budgets, session.netaware_namespace)
-    dropped = usage.update(batch, cluster.nodes, cluster.pods.by_key, now)
+    dropped_counts = usage.update(usage_batch, cluster.nodes, cluster.pods.by_key, now)
     cluster = dataclasses.replace(cluster, usage=usage.view(now))
     unconfirmed = decide(cluster, history, ReasonDurations(), settings, now, assume_lasting=True)
     overutilized = (state.node for state in unconfirmed.decision.plan.nodes if state.kind == "overutilized")
@@ -147,8 +143,8 @@ async def preview_round(session: Session, config: DeschedulerConfig) -> RoundPre
         return (await asyncio.to_thread(plan_group, group_snapshot)).targets.get(pod_key)
 
     plan = (await unconfirmed.confirm(simulate_replacement)).plan
-    dropped_by_reason = {str(reason): count for reason, count in sorted(dropped.items())}
-    return RoundPreview(plan, count_skips(plan), batch.faults, dropped_by_reason)
+    dropped_by_reason = {str(reason): count for reason, count in sorted(dropped_counts.items())}
+    return RoundPreview(plan, count_skips(plan), usage_batch.faults, dropped_by_reason)
 
 
 def count_skips(plan: DeschedulePlan) -> tuple[ConditionSkips, ...]:
@@ -167,7 +163,7 @@ async def _load_history(session: Session) -> History:
 
 
 def _with_prometheus(config: DeschedulerConfig, url: str) -> DeschedulerConfig:
-    """The configuration with the user's Prometheus: the controller's may be unreachable from outside the cluster."""
+    """The configuration with the user's Prometheus, because the controller's may be unreachable from outside the cluster."""
     prometheus = msgspec.structs.replace(config.usage.prometheus, url=url)
     usage = msgspec.structs.replace(config.usage, prometheus=prometheus)
     return msgspec.structs.replace(config, usage=usage)

@@ -94,16 +94,15 @@ def _make_candidate_table(explanation: Explanation) -> RenderableType:
     """The best candidates, then those where the pod runs or is planned."""
     peers = explanation.peers[:MAX_PEERS_SHOWN]
     names = [p.workload if p.direction == "depends-on" else f"({p.workload})" for p in peers]
-    hidden_peers = len(explanation.peers) - len(peers)
-    numbers = (*names, *([f"+{hidden_peers}"] if hidden_peers else []), "COST", "SCORE")
-    table = make_table("", "ZONE", "NODES", *numbers, numeric=numbers)
-    own_candidates = (c for c in explanation.candidates[MAX_CANDIDATES_SHOWN:] if c.has_pod or c.is_target)
-    for candidate in (*explanation.candidates[:MAX_CANDIDATES_SHOWN], *own_candidates):
-        cells = [
-            _format_cell(cell, peer) for cell, peer in zip(candidate.peer_costs[:MAX_PEERS_SHOWN], peers, strict=True)
-        ]
-        if hidden_peers:
-            cells.append(Text(str(sum(cell.cost for cell in candidate.peer_costs[MAX_PEERS_SHOWN:])), style=FAINT))
+    hidden_peer_count = len(explanation.peers) - len(peers)
+    numeric_headers = (*names, *([f"+{hidden_peer_count}"] if hidden_peer_count else []), "COST", "SCORE")
+    table = make_table("", "ZONE", "NODES", *numeric_headers, numeric=numeric_headers)
+    pods_candidates = (c for c in explanation.candidates[MAX_CANDIDATES_SHOWN:] if c.has_pod or c.is_target)
+    for candidate in (*explanation.candidates[:MAX_CANDIDATES_SHOWN], *pods_candidates):
+        peer_costs = zip(candidate.peer_costs[:MAX_PEERS_SHOWN], peers, strict=True)
+        cells = [_format_peer_cost(cost, peer) for cost, peer in peer_costs]
+        if hidden_peer_count:
+            cells.append(Text(str(sum(cost.cost for cost in candidate.peer_costs[MAX_PEERS_SHOWN:])), style=FAINT))
         table.add_row(
             _format_sign(candidate),
             candidate.zone or candidate.region or "-",
@@ -113,9 +112,9 @@ def _make_candidate_table(explanation: Explanation) -> RenderableType:
             _format_score(candidate),
         )
     legend = Text("● here  ○ planned  ✗ refused by the filter", style=FAINT)
-    hidden_candidates = len(explanation.candidates) - len(table.rows)
-    note = [Text(f"and {hidden_candidates} more; -o json has all", style=FAINT)] if hidden_candidates else []
-    return Group(table, legend, *note)
+    hidden_count = len(explanation.candidates) - len(table.rows)
+    notes = [Text(f"and {hidden_count} more; -o json has all", style=FAINT)] if hidden_count else []
+    return Group(table, legend, *notes)
 
 
 def _format_sign(candidate: Candidate) -> Text:
@@ -134,13 +133,13 @@ def _format_score(candidate: Candidate) -> Text:
 
 def _format_reasons(candidate: Candidate) -> list[str]:
     """Reasons why nodes may not run the pod, the most frequent first."""
-    ranked = sorted(candidate.ineligible.items(), key=lambda item: (-item[1], item[0]))
-    return [reason if candidate.node else f"{count} {reason}" for reason, count in ranked[:MAX_REASONS_SHOWN]]
+    node_counts = sorted(candidate.ineligible.items(), key=lambda item: (-item[1], item[0]))
+    return [reason if candidate.node else f"{count} {reason}" for reason, count in node_counts[:MAX_REASONS_SHOWN]]
 
 
-def _format_cell(cell: PeerCost, peer: Peer) -> Text:
+def _format_peer_cost(cost: PeerCost, peer: Peer) -> Text:
     if not peer.pods_by_zone:
         return Text("-", style=FAINT)
-    if cell.violated:
-        return Text(f"{cell.cost}✗", style=BAD)
-    return Text(f"{cell.cost}?" if cell.unknown else str(cell.cost))
+    if cost.violated:
+        return Text(f"{cost.cost}✗", style=BAD)
+    return Text(f"{cost.cost}?" if cost.unknown else str(cost.cost))

@@ -11,7 +11,16 @@ from rich.text import Text
 
 from controller.cli.command import Command
 from controller.cli.session import MissingInputError, Session
-from controller.cli.style import BAD, FAINT, GOOD, STRONG, VERDICT_SIGNS, format_counts, format_milliseconds, make_table
+from controller.cli.style import (
+    BAD,
+    FAINT,
+    GOOD,
+    SIGN_AND_STYLE_BY_VERDICT,
+    STRONG,
+    format_counts,
+    format_milliseconds,
+    make_table,
+)
 from controller.cluster.crds import APPGROUPS
 from controller.diagnosis.zones import build_network
 from controller.views.group_views import DependencyView, GroupView, PodView, build_group_views
@@ -75,8 +84,8 @@ def _make_headline(group: GroupView) -> Text:
 
 def _make_workload_table(group: GroupView) -> RenderableType:
     """Each workload, and below it its dependencies."""
-    numbers = ("ORDER", "PODS", "COST", "MAX", "P50")
-    table = make_table("WORKLOAD", "ORDER", "PODS", "WHERE", "COST", "MAX", "", "P50", numeric=numbers)
+    numeric_headers = ("ORDER", "PODS", "COST", "MAX", "P50")
+    table = make_table("WORKLOAD", "ORDER", "PODS", "WHERE", "COST", "MAX", "", "P50", numeric=numeric_headers)
     dependencies_by_caller: dict[str, list[DependencyView]] = defaultdict(list)
     for dependency in group.dependencies:
         dependencies_by_caller[dependency.caller].append(dependency)
@@ -92,21 +101,19 @@ def _make_workload_table(group: GroupView) -> RenderableType:
 
 
 def _make_dependency_cells(dependency: DependencyView) -> tuple[Text | str, ...]:
-    sign, style = VERDICT_SIGNS[dependency.verdict]
-    cost = Text(
-        "-" if dependency.cost is None else str(dependency.cost),
-        style=style if dependency.verdict == "violated" else "",
-    )
+    sign, style = SIGN_AND_STYLE_BY_VERDICT[dependency.verdict]
+    cost_text = "-" if dependency.cost is None else str(dependency.cost)
+    cost = Text(cost_text, style=style if dependency.verdict == "violated" else "")
     p50 = format_milliseconds(dependency.p50_us) if dependency.p50_us is not None else ""
     return cost, str(dependency.max_cost), Text(sign, style=style), p50
 
 
 def _format_placement(pods: Sequence[PodView]) -> Text:
-    """Zones (nodes without a zone by name) with the numbers of their pods, then the numbers of gated and pending pods."""
+    """Zones (nodes without a zone by name) with the numeric_headers of their pods, then the numeric_headers of gated and pending pods."""
     text = Text(format_counts(Counter(sorted(pod.zone or pod.node for pod in pods if pod.node))))
-    gated = sum(pod.has_gates for pod in pods)
-    pending = sum(not pod.node for pod in pods) - gated
-    for count, state in ((gated, "gated"), (pending, "pending")):
+    gated_count = sum(pod.has_gates for pod in pods)
+    pending_count = sum(not pod.node for pod in pods) - gated_count
+    for count, state in ((gated_count, "gated"), (pending_count, "pending")):
         if count:
             text.append(f"{', ' if text else ''}{count} {state}", style="italic")
     return text
@@ -115,11 +122,8 @@ def _format_placement(pods: Sequence[PodView]) -> Text:
 def _list_problems(group: GroupView) -> list[RenderableType]:
     """Lines on faults, on conditions that do not hold, and on workloads that the loss of a zone would stop."""
     lines: list[RenderableType] = [Text(f"✗ {fault}", style=BAD) for fault in group.faults]
-    lines += [
-        Text.assemble((f"{c.type} {c.status}", STRONG), f"  {c.message or c.reason}")
-        for c in group.conditions
-        if c.status != "True"
-    ]
+    failed = [condition for condition in group.conditions if condition.status != "True"]
+    lines += [Text.assemble((f"{c.type} {c.status}", STRONG), f"  {c.message or c.reason}") for c in failed]
     lines += [
         Text(f"without {loss.zone}: {join_first(loss.stopped_workloads, MAX_STOPPED_SHOWN)} would stop", style=FAINT)
         for loss in group.zone_losses

@@ -52,7 +52,7 @@ class KubeconfigLogin:
 
     def __init__(self, paths: str, context: str | None) -> None:
         self._paths, self._context = paths, context
-        self._lock, self._is_refused = asyncio.Lock(), False
+        self._lock = asyncio.Lock()
         self._load_kubeconfigs()
 
     def cluster_config(self) -> ClusterConfig:
@@ -74,10 +74,10 @@ class KubeconfigLogin:
 
     def discard(self, credential: Credential) -> None:
         """See `kubekit.credentials.CredentialProvider`."""
-        self._is_refused = True
+        self._is_credential_refused = True
 
     def _load_credential(self) -> Credential:
-        if self._is_refused:
+        if self._is_credential_refused:
             self._load_kubeconfigs()
         with _collect_log_messages() as messages:
             value = str(self._configuration.auth_settings().get("BearerToken", {}).get("value") or "")
@@ -118,7 +118,7 @@ class KubeconfigLogin:
             raise ConfigError("--kubeconfig", f"{self._paths}: {' '.join(str(error).split())}") from error
         if self._user.get("exec") and not (configuration.api_key or configuration.cert_file):
             raise CredentialError(f"{self._user_field('exec')}: {'; '.join(messages) or 'it gave no credential'}")
-        self._configuration, self._is_refused = configuration, False
+        self._configuration, self._is_credential_refused = configuration, False
 
     def _find_entry(self, merged: Any, section: str, kind: str) -> Mapping[str, Any]:
         """The content of the context's entry in ``users`` or ``clusters``; empty if there is no entry."""
@@ -178,8 +178,8 @@ def _collect_log_messages() -> Iterator[list[str]]:
             messages.append(record.getMessage())
 
     root = logging.getLogger()
-    before, root.handlers = root.handlers, [Collector()]
+    previous_handlers, root.handlers = root.handlers, [Collector()]
     try:
         yield messages
     finally:
-        root.handlers = before
+        root.handlers = previous_handlers

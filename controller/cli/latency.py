@@ -52,8 +52,8 @@ class LatencyCommand(Command):
 
     def render(self, answer: LatencyView, options: argparse.Namespace, width: int) -> RenderableType:
         """A line for each direction."""
-        numbers = ("COST", "P50", "P90", "P99", "JITTER", "LOSS", "AGE")
-        table = make_table("", *numbers, "BASIS", "PROBER", numeric=numbers)
+        numeric_headers = ("COST", "P50", "P90", "P99", "JITTER", "LOSS", "AGE")
+        table = make_table("", *numeric_headers, "BASIS", "PROBER", numeric=numeric_headers)
         for direction, pair in (("forward", answer.forward), ("reverse", answer.reverse)):
             table.add_row(
                 direction,

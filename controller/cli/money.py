@@ -77,8 +77,8 @@ class MoneyCommand(Command):
 
 
 def _make_dependency_table(dependencies: Sequence[DependencyPrice], currency: str) -> RenderableType:
-    numbers = ("RATE", "ACROSS ZONES", "PER MONTH")
-    table = make_table("FROM", "TO", "GROUP", *numbers, numeric=numbers)
+    numeric_headers = ("RATE", "ACROSS ZONES", "PER MONTH")
+    table = make_table("FROM", "TO", "GROUP", *numeric_headers, numeric=numeric_headers)
     for dependency in dependencies[:MAX_ROWS_SHOWN]:
         mark = "" if dependency.has_all_zones else "~"
         style = BAD if dependency.crossing_bytes_per_s else FAINT

@@ -64,7 +64,7 @@ def plan_offline(cluster: ClusterFile) -> tuple[OfflinePlan, list[str]]:
                 continue
             pod_key, target = pod.metadata.key, plan.targets.get(pod.metadata.key)
             if target is None:
-                unplaced[pod_key] = plan.unplaced_reasons.get(pod_key) or _reason_of_unplanned(pod)
+                unplaced[pod_key] = plan.unplaced_reasons.get(pod_key) or _find_unplanned_reason(pod)
                 continue
             placements[pod_key] = target.node
             inputs.node_cache.on_pod_change(pod_key, None, msgspec.structs.replace(reader.read(pod), node=target.node))
@@ -110,7 +110,8 @@ def render_offline(answer: OfflinePlan) -> RenderableType:
     return Group(table, Text(), summary)
 
 
-def _reason_of_unplanned(pod: Pod) -> str:
+def _find_unplanned_reason(pod: Pod) -> str:
+    """Why the plan of the pod's group does not contain the pod."""
     gates = ", ".join(pod.other_gates)
     return f"held by another scheduling gate: {gates}" if gates else _NO_WORKLOAD
 

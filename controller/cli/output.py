@@ -48,14 +48,14 @@ class Screen:
     def print_answer(self, command: Command, answer: object, options: argparse.Namespace) -> None:
         """Print the answer as a table, or as data (``-o json``, ``-o yaml``)."""
         if options.output == "table":
-            shown = answer if command.prints_documents else _escape_texts(answer)
-            self._print_table(command.render(shown, options, self._console.width))
+            printable_answer = answer if command.prints_documents else _escape_texts(answer)
+            self._print_table(command.render(printable_answer, options, self._console.width))
         else:
             self._print_data(answer, options.output)
 
     def _print_table(self, content: RenderableType) -> None:
         if isinstance(content, str):
-            # Text for another program, such as YAML.
+            # The text is for another program, such as YAML for kubectl.
             self._console.file.write(mask_control_characters(content))
         elif self._console.is_terminal:
             self._console.print(content)

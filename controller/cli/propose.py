@@ -108,12 +108,8 @@ class ProposeCommand(Command):
         for proposal, comparison in zip(answer.proposals, answer.comparisons, strict=True):
             parts += [*_make_proposal_parts(proposal), _format_comparison(comparison), Text()]
         if not answer.proposals:
-            parts.append(
-                Text(
-                    f"no group of Deployments and StatefulSets in {answer.namespace} has traffic between them",
-                    style=FAINT,
-                )
-            )
+            note = f"no Deployments and StatefulSets in {answer.namespace} have traffic between them"
+            parts.append(Text(note, style=FAINT))
         if answer.drift:
             table = make_table("DRIFT", "FROM", "TO", "RATE", "DETAIL", numeric=["RATE"])
             for drift in answer.drift:
@@ -171,8 +167,8 @@ def _format_manifests(proposals: Sequence[Proposal]) -> str:
 def _make_proposal_parts(proposal: Proposal) -> list[RenderableType]:
     headline = Text(f"AppGroup {proposal.namespace}/{proposal.name}", style=STRONG)
     headline.append("  exists" if proposal.exists else "  new", style=FAINT)
-    numbers = ("RATE", "MINBANDWIDTH", "MAXCOST")
-    table = make_table("FROM", "TO", *numbers, "", numeric=numbers)
+    numeric_headers = ("RATE", "MINBANDWIDTH", "MAXCOST")
+    table = make_table("FROM", "TO", *numeric_headers, "", numeric=numeric_headers)
     for dependency in proposal.dependencies:
         limits = (format_rate(dependency.min_bandwidth_bps), str(dependency.max_network_cost), "")
         if dependency.is_user_defined:
@@ -183,9 +179,8 @@ def _make_proposal_parts(proposal: Proposal) -> list[RenderableType]:
         names = ", ".join(f"{kind} {name}" for kind, name, _ in proposal.patches)
         parts.append(Text(f"pod templates to label: {names}", style=FAINT))
     if proposal.external:
-        parts.append(
-            Text(f"external dependencies, not placed: {join_first(proposal.external, MAX_EXTERNAL_SHOWN)}", style=FAINT)
-        )
+        names = join_first(proposal.external, MAX_EXTERNAL_SHOWN)
+        parts.append(Text(f"external dependencies, not placed: {names}", style=FAINT))
     return parts
 
 
@@ -207,7 +202,7 @@ def _format_omitted(omitted: Sequence[OmittedTraffic]) -> str:
 
 
 async def _apply_proposals(session: Session, proposals: Sequence[Proposal]) -> None:
-    """Write AppGroups, then labels, because upstream's scheduler crashes on a pod without its group."""
+    """Write AppGroups first and labels second, because upstream's scheduler crashes on a pod whose group does not exist."""
     manager = f"{FIELD_MANAGER}-propose"
     for proposal in proposals:
         await session.client.apply(

@@ -67,7 +67,7 @@ class MissingInputError(KubekitError):
 
 @dataclass
 class Session:
-    """The connection of a command, and its notes for standard error.
+    """A command's connection to the cluster, and its notes for standard error.
 
     Objects that may not be read, or whose kind the cluster does not know, are left out with a read error. Other errors are raised.
 
@@ -307,9 +307,9 @@ class Session:
     async def _read_results(self, names: Iterable[ObjectName]) -> dict[str, dict[str, str]]:
         """Read the results ConfigMaps that have data: ``namespace/name`` -> data."""
         # By name, because the user may not be allowed to list ConfigMaps.
-        unique = tuple(dict.fromkeys(names))
-        data_of_each = await asyncio.gather(*(self._read_result_data(name) for name in unique))
-        return {str(name): data for name, data in zip(unique, data_of_each, strict=True) if data}
+        unique_names = tuple(dict.fromkeys(names))
+        all_data = await asyncio.gather(*(self._read_result_data(name) for name in unique_names))
+        return {str(name): data for name, data in zip(unique_names, all_data, strict=True) if data}
 
     async def _read_result_data(self, name: ObjectName) -> dict[str, str]:
         """One ConfigMap's data; empty if it does not exist, or, with a read error, if it may not be read."""

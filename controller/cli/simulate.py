@@ -1,4 +1,4 @@
-"""`simulate -f appgroup.yaml`: where the default scheduler and ours would place this group, at what cost."""
+"""`simulate -f appgroup.yaml`: where the default scheduler and netaware would place an AppGroup, and at what cost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from kubekit.errors import ConfigError
 from kubekit.text import join_first, pluralize
 
 DEFAULT_SCHEDULER_RUNS = 25
-"""The default scheduler picks at random between equal nodes, so its placements differ."""
+"""Several runs, because the default scheduler picks at random between equal nodes."""
 MAX_WORKLOADS_SHOWN = 8
 
 
@@ -61,14 +61,14 @@ class PlacementOutcome(View, frozen=True):
 
 
 class Simulation(View, frozen=True):
-    """A group as the default scheduler and as our planner would place it.
+    """A group as the default scheduler and as netaware would place it.
 
     Attributes:
         group: ``namespace/name``.
         topology, weight_name: the NetworkTopology and the weight in use; null if the scheduler uses none.
         replicas: number of pods to place.
         default_scheduler: the default scheduler's median run, by unplaced pods and then by cost.
-        network_aware: our planner's placement.
+        network_aware: netaware's plan.
         default_scheduler_costs: cost of each of its runs, ascending; a run that places fewer pods costs less.
     """
 
@@ -152,20 +152,20 @@ def simulate(inputs: PlanInputs, group: AppGroup, controllers: Mapping[str, Work
     hosts, requested = inputs.node_cache.hosts, inputs.node_cache.requested
     reader = PodReader()
     pods = [(pod.workload, reader.read(pod)) for pod in snapshot.pods]
-    runs = [
+    outcomes = [
         evaluate_placement(snapshot, simulate_scheduling(pods, hosts, requested, random.Random(seed), snapshot.volumes))
         for seed in range(DEFAULT_SCHEDULER_RUNS)
     ]
-    runs.sort(key=lambda run: (run.unplaced, run.cost))
+    outcomes.sort(key=lambda outcome: (outcome.unplaced, outcome.cost))
     costs = inputs.state.costs(group.metadata.namespace)
     return Simulation(
         group=group.metadata.key,
         topology=costs.topology_key or None,
         weight_name=costs.weight_name or None,
         replicas=len(snapshot.pods),
-        default_scheduler=runs[len(runs) // 2],
+        default_scheduler=outcomes[len(outcomes) // 2],
         network_aware=plan_placement(inputs, snapshot),
-        default_scheduler_costs=tuple(sorted(run.cost for run in runs)),
+        default_scheduler_costs=tuple(sorted(outcome.cost for outcome in outcomes)),
     )
 
 
@@ -239,12 +239,12 @@ def _make_pending_pods(
     group: AppGroup, graph: DependencyGraph, controllers: Mapping[str, WorkloadController]
 ) -> list[Pod]:
     """The declared replicas as pending pods. For the errors see `reset_group`."""
-    replicas = sum(max(0, controllers.get(selector, WorkloadController()).replicas) for selector in graph.selectors)
+    all_controllers = {selector: controllers.get(selector, WorkloadController()) for selector in graph.selectors}
+    replicas = sum(max(0, controller.replicas) for controller in all_controllers.values())
     if replicas > MAX_PODS:
         raise ConfigError(group.metadata.key, f"has {replicas} replicas", f"at most {MAX_PODS} are planned together")
     pods: list[Pod] = []
-    for selector in graph.selectors:
-        controller = controllers.get(selector, WorkloadController())
+    for selector, controller in all_controllers.items():
         labels = {**controller.pod_labels, APPGROUP_LABEL: group.metadata.name, WORKLOAD_LABEL: selector}
         template = controller.spec.template
         for _ in range(controller.replicas):
@@ -256,22 +256,22 @@ def _make_pending_pods(
 
 
 def _format_zones(zones: Sequence[str]) -> str:
-    placed, unplaced = sorted(filter(None, zones)), zones.count("")
-    return format_counts(Counter([*placed, *["does not fit"] * unplaced]))
+    counts = Counter(sorted(filter(None, zones)))
+    return format_counts(counts | Counter({"does not fit": zones.count("")}))
 
 
 def _make_placement_table(answer: Simulation) -> RenderableType:
     table = make_table("WORKLOAD", "PODS", "DEFAULT SCHEDULER", "NETWORK-AWARE", numeric=("PODS",))
     for workload, default_zones in answer.default_scheduler.zones_by_workload.items():
-        our_zones = answer.network_aware.zones_by_workload[workload]
-        table.add_row(workload, str(len(our_zones)), _format_zones(default_zones), _format_zones(our_zones))
+        planned_zones = answer.network_aware.zones_by_workload[workload]
+        table.add_row(workload, str(len(planned_zones)), _format_zones(default_zones), _format_zones(planned_zones))
     return table
 
 
 def _make_summary_table(answer: Simulation) -> RenderableType:
     """The sums of both placements, and the range of costs over the default scheduler's runs."""
-    numbers = ("COST", "TIME PER CALL", "VIOLATED POD PAIRS", "UNPLACED")
-    table = make_table("", *numbers, "", numeric=numbers)
+    numeric_headers = ("COST", "TIME PER CALL", "VIOLATED POD PAIRS", "UNPLACED")
+    table = make_table("", *numeric_headers, "", numeric=numeric_headers)
     costs = answer.default_scheduler_costs
     cost_range = f"{costs[0]} to {costs[-1]} over {len(costs)} runs"
     rows = (("default scheduler", answer.default_scheduler, cost_range), ("network-aware", answer.network_aware, ""))

@@ -6,7 +6,7 @@ whose colours differ for every common kind of colour blindness.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from rich.table import Table
 from rich.text import Text
@@ -16,7 +16,7 @@ from controller.appgroups.status import DependencyVerdict
 BAD, GOOD, FAINT, STRONG = "#d55e00", "#009e73", "dim", "bold"
 COLUMN_GAP = 2
 """Spaces between columns of a table."""
-VERDICT_SIGNS: Mapping[DependencyVerdict, tuple[str, str]] = {
+SIGN_AND_STYLE_BY_VERDICT: Mapping[DependencyVerdict, tuple[str, str]] = {
     "met": ("✓", GOOD),
     "violated": ("✗", BAD),
     "unknown": ("?", ""),
@@ -25,10 +25,9 @@ VERDICT_SIGNS: Mapping[DependencyVerdict, tuple[str, str]] = {
 """Verdict on a dependency -> sign, style."""
 
 
-def make_table(*headers: str, numeric: Iterable[str] = ()) -> Table:
+def make_table(*headers: str, numeric: Collection[str] = ()) -> Table:
     """A table without rows, as kubectl prints it: bold headers, no lines; columns with headers in ``numeric`` are right-aligned."""
     table = Table(box=None, pad_edge=False, padding=(0, COLUMN_GAP, 0, 0), header_style=STRONG, show_edge=False)
-    numeric = frozenset(numeric)
     for header in headers:
         is_numeric = header in numeric
         # A narrow terminal folds names but no numbers, because a folded number is misread.
@@ -71,9 +70,10 @@ def format_age(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     whole = max(0, int(seconds))
-    for unit, size, until in (("s", 1, 120), ("m", 60, 7200), ("h", 3600, 172800)):
-        if whole < until:
-            return f"{whole // size}{unit}"
+    # Each unit is used up to twice the next one.
+    for unit, unit_s, limit_s in (("s", 1, 120), ("m", 60, 7200), ("h", 3600, 172800)):
+        if whole < limit_s:
+            return f"{whole // unit_s}{unit}"
     return f"{whole // 86400}d"
 
 

@@ -64,20 +64,20 @@ async def read_traffic(session: Session, source_name: str, requested_window_s: i
     if session.prometheus is None:
         fix = "give --prometheus http://HOST:PORT, or set NETAWARE_PROMETHEUS"
         raise ConfigError("--prometheus", "is missing; traffic is read from Prometheus", fix)
-    (source, window_s, flows, remarks), snapshot, pods = await asyncio.gather(
+    measured, snapshot, pods = await asyncio.gather(
         read_flows(session.prometheus, source_name, requested_window_s),
         session.read_snapshot(groups=True),
         session.list_unfinished_pods(),
     )
-    workloads = Workloads.from_objects(pods, locations_of(snapshot.nodes))
-    resolved_flows, bytes_by_unknown = workloads.resolve(flows)
+    source, workloads = measured.source, Workloads.from_objects(pods, locations_of(snapshot.nodes))
+    flows, bytes_by_unknown = workloads.resolve(measured.flows)
     if bytes_by_unknown:
         names = join_first(sorted(bytes_by_unknown, key=lambda name: -bytes_by_unknown[name]), MAX_UNKNOWN_SHOWN)
         session.notes.append(f"traffic of workloads that do not exist, or no longer, is left out: {names}")
-    session.notes += remarks
-    minutes = window_s // 60
-    if window_s < requested_window_s:
+    session.notes += measured.remarks
+    minutes = measured.window_s // 60
+    if measured.window_s < requested_window_s:
         session.notes.append(f"Prometheus has this traffic for {minutes} of the last {requested_window_s // 60} min")
     session.notes.append(f"traffic: {source.title}, the last {minutes} min; not visible in it: {source.limitations}")
-    graph = build_traffic_graph(resolved_flows, session.netaware_namespace)
-    return Traffic(graph, workloads, source, window_s, snapshot)
+    graph = build_traffic_graph(flows, session.netaware_namespace)
+    return Traffic(graph, workloads, source, measured.window_s, snapshot)

@@ -10,7 +10,7 @@ import msgspec
 
 from controller.descheduler.args import Count, LowNodeLoadArgs, LowNodeLoadConfig
 from controller.descheduler.policy import read_policy
-from controller.prometheus import check_url
+from controller.prometheus import require_http_url
 from kubekit.errors import ConfigError
 from kubekit.settings import YEAR_S, Percent, Range, Section, to_camel_case
 from netperf.contract import BANDWIDTH_RESOURCE
@@ -196,7 +196,7 @@ class DeschedulerConfig(Section, frozen=True):
 
     def _check_usage_source(self, low_node_load: LowNodeLoadConfig | None) -> None:
         if self.usage.prometheus.url:
-            check_url(self.usage.prometheus.url, URL_FIELD)
+            require_http_url(self.usage.prometheus.url, URL_FIELD)
         elif self.enabled and low_node_load is not None:
             if self.usage.source == "prometheus":
                 raise ConfigError(URL_FIELD, "is empty, and usage.source is prometheus", "write http://HOST:PORT")

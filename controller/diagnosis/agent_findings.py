@@ -18,11 +18,11 @@ WRITE_DELAY_S = 10.0
 MISSED_ROUNDS = 2.0
 """A sample may be this many rounds older: an agent repeats unchanged samples in one round, and a busy node may miss one."""
 MAX_SINGLE_RESTARTS = 3
-"""Up to this many agents are restarted by a command each, more by a restart of the DaemonSet."""
+"""A fix restarts at most this many agents one by one, and more by a restart of the DaemonSet."""
 _ALERT = "NetawareAgentDown"
 _RESTART_ALL = f"rollout restart daemonset/{AGENT}"
-_AGENT_POD = f"pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
-RESTART_AGENT = f"kubectl -n {{netaware_namespace}} delete {_AGENT_POD}"
+_AGENT_POD_ARGUMENTS = f"pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
+RESTART_AGENT = f"kubectl -n {{netaware_namespace}} delete {_AGENT_POD_ARGUMENTS}"
 """Command that restarts the agent of a node, with the placeholders ``{netaware_namespace}`` and ``{node}``."""
 
 
@@ -34,7 +34,7 @@ class _AgentFailure(NamedTuple):
 
 
 def find_agent_findings(facts: Facts) -> Iterator[Finding]:
-    """Findings about agents that do not work, one per zone, and about agents that report a problem; one finding if no agent works."""
+    """Findings about agents that do not work (one per zone) or report a problem; a single finding if no agent works."""
     failures_by_zone: dict[str, list[_AgentFailure]] = defaultdict(list)
     working_by_zone: dict[str, int] = defaultdict(int)
     for agent in facts.agents:
@@ -44,10 +44,10 @@ def find_agent_findings(facts: Facts) -> Iterator[Finding]:
         elif agent.state != "excluded":
             working_by_zone[agent.zone] += 1
     if failures_by_zone and not working_by_zone:
-        yield _no_agents_finding(facts, failures_by_zone)
+        yield _build_no_agents_finding(facts, failures_by_zone)
         return
     for zone, failures in sorted(failures_by_zone.items()):
-        yield _zone_finding(facts, zone, failures, working_by_zone[zone])
+        yield _build_zone_finding(facts, zone, failures, working_by_zone[zone])
     impaired = [agent for agent in facts.agents if agent.state == "up" and agent.reason]
     if impaired:
         summary = f"agents on {pluralize(len(impaired), 'node')} report a problem"
@@ -69,7 +69,7 @@ def _find_failure_reason(agent: AgentView, facts: Facts) -> str:
     return f"its newest sample is {age_s:.0f} s old" if has_sample and age_s > max_age_s else ""
 
 
-def _no_agents_finding(facts: Facts, failures_by_zone: Mapping[str, list[_AgentFailure]]) -> Finding:
+def _build_no_agents_finding(facts: Facts, failures_by_zone: Mapping[str, list[_AgentFailure]]) -> Finding:
     zones = tuple(sorted(failures_by_zone))
     failures = [failure for zone in zones for failure in failures_by_zone[zone]]
     summary = f"no agent works on any of {len(failures)} nodes: nothing is measured"
@@ -82,7 +82,7 @@ def _no_agents_finding(facts: Facts, failures_by_zone: Mapping[str, list[_AgentF
     return Finding("no-agents", "critical", summary, cause, affects=zones, fix=fix, alert=_ALERT)
 
 
-def _zone_finding(facts: Facts, zone: str, failures: Sequence[_AgentFailure], working_count: int) -> Finding:
+def _build_zone_finding(facts: Facts, zone: str, failures: Sequence[_AgentFailure], working_count: int) -> Finding:
     nodes = tuple(failure.node for failure in failures)
     cause, fix = _format_causes(failures), _format_restarts(facts, nodes)
     if working_count:
@@ -98,9 +98,9 @@ def _format_causes(failures: Sequence[_AgentFailure]) -> tuple[str, ...]:
 
 def _format_restarts(facts: Facts, nodes: Sequence[str]) -> tuple[str, ...]:
     """Commands that inspect the agent of the first node, and restart the agents of all nodes."""
-    namespace, get_pod = facts.netaware_namespace, f"kubectl -n {{netaware_namespace}} get {_AGENT_POD}"
-    lines = (f"{get_pod} -o wide", f"kubectl -n {{netaware_namespace}} logs --tail=50 $({get_pod} -o name)")
-    inspections = tuple(format_command(line, netaware_namespace=namespace, node=nodes[0]) for line in lines)
+    namespace, get_pod = facts.netaware_namespace, f"kubectl -n {{netaware_namespace}} get {_AGENT_POD_ARGUMENTS}"
+    templates = (f"{get_pod} -o wide", f"kubectl -n {{netaware_namespace}} logs --tail=50 $({get_pod} -o name)")
+    inspections = tuple(format_command(template, netaware_namespace=namespace, node=nodes[0]) for template in templates)
     if len(nodes) > MAX_SINGLE_RESTARTS:
         return *inspections, facts.format_kubectl(_RESTART_ALL)
     restarts = (format_command(RESTART_AGENT, netaware_namespace=namespace, node=node) for node in nodes)

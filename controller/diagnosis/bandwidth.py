@@ -20,8 +20,11 @@ from netperf.contract import BANDWIDTH_RESOURCE, ZONE_LABEL
 
 def build_bandwidth(snapshot: ClusterSnapshot) -> BandwidthView:
     """All nodes, and all unfinished pods that request bandwidth or have a limit."""
-    specified = [pod for pod in snapshot.bandwidth_pods if not pod.is_finished and _has_bandwidth_spec(pod)]
-    pods = [_build_pod(pod, snapshot.verdicts_by_pod.get(pod.key, {})) for pod in specified]
+    pods = [
+        _build_pod(pod, snapshot.verdicts_by_pod.get(pod.key, {}))
+        for pod in snapshot.bandwidth_pods
+        if not pod.is_finished and _has_bandwidth_spec(pod)
+    ]
     requests_by_node: dict[str, list[int]] = defaultdict(list)
     for pod in pods:
         if pod.node and pod.requested_bps:
@@ -55,7 +58,7 @@ def _build_pod(pod: PodInfo, verdicts: Mapping[str, str]) -> PodBandwidthView:
     )
 
 
-def _find_problem(requested_bps: int, limits: dict[str, str | None], host_network: bool) -> str:
+def _find_problem(requested_bps: int, limits: dict[str, str | None], uses_host_network: bool) -> str:
     """The first inconsistency of a pod's request and limits (by direction); empty without one."""
     for direction, text in limits.items():
         try:
@@ -65,7 +68,7 @@ def _find_problem(requested_bps: int, limits: dict[str, str | None], host_networ
             return f"{direction} {text} is unreasonably {error.size}"
         except QuantityError:
             return f"{direction} {text!r} is not a quantity"
-    if host_network and any(limits.values()):
+    if uses_host_network and any(limits.values()):
         return "limits do not apply to hostNetwork pods"
     egress_bps = quantity.parse_int_or_none(limits["egress"])
     if requested_bps and egress_bps and requested_bps != egress_bps:

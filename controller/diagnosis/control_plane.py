@@ -100,7 +100,7 @@ class ProgramPodObject(Object, frozen=True):
 
 
 async def read_control_plane(client: Client, netaware_namespace: str, status: ControlPlaneStatus) -> ControlPlaneStatus:
-    """The status with ``lease``, ``is_lease_conclusive`` and ``pods`` as the API server has them."""
+    """``status`` with the Lease and the pods of the programs; those that cannot be read are None."""
     lease, pods = None, None
     try:
         spec = (await client.get(LEASES, CONTROLLER, Lease, namespace=netaware_namespace)).spec

@@ -20,10 +20,8 @@ def diagnose(facts: Facts) -> tuple[Finding, ...]:
     program_findings = list(find_program_findings(facts))
     agent_findings = list(find_agent_findings(facts))
     findings = [*program_findings, *agent_findings]
-    zone_codes = {"zone-without-agent", "no-agents"}
-    zones_without_agents = {
-        zone for finding in agent_findings if finding.code in zone_codes for zone in finding.affects
-    }
+    zone_findings = [finding for finding in agent_findings if finding.code in {"zone-without-agent", "no-agents"}]
+    zones_without_agents = {zone for finding in zone_findings for zone in finding.affects}
     suppressed_codes: set[str] = set()
     if has_leader(program_findings):
         findings += find_network_findings(facts, zones_without_agents)
@@ -32,8 +30,8 @@ def diagnose(facts: Facts) -> tuple[Finding, ...]:
         suppressed_codes.add("gated-too-long")
     if any(finding.code == "scheduler-down" for finding in program_findings):
         suppressed_codes.add("no-scheduler")
-    unreachable = zones_without_agents.union(*(f.affects for f in findings if f.code == "zones-unreachable"))
-    findings += find_group_findings(facts, unreachable)
+    unreachable_zones = zones_without_agents.union(*(f.affects for f in findings if f.code == "zones-unreachable"))
+    findings += find_group_findings(facts, unreachable_zones)
     findings += [finding for finding in find_pod_findings(facts) if finding.code not in suppressed_codes]
     findings += find_bandwidth_findings(facts.network, facts.bandwidth)
     return sort_findings(map(sanitize, findings))

@@ -51,29 +51,29 @@ class FindingEventFilter:
     """
 
     def __init__(self) -> None:
-        self._seen: set[FindingKey] = set()
-        self._reported: set[FindingKey] = set()
-        """Findings of the previous diagnosis; those of them that have an event."""
+        # Findings of the previous diagnosis, and those of them that have an event.
+        self._previous_keys: set[FindingKey] = set()
+        self._reported_keys: set[FindingKey] = set()
 
     def select_events(self, findings: Iterable[Finding], facts: Facts) -> list[FindingEvent]:
         """The events that are due after a diagnosis, whose ``findings`` are sorted, worst first; counts them as written."""
         events: list[FindingEvent] = []
-        seen: set[FindingKey] = set()
-        reported: set[FindingKey] = set()
+        current_keys: set[FindingKey] = set()
+        reported_keys: set[FindingKey] = set()
         for finding in findings:
             if finding.severity == "info" or finding.event_scope == "condition":
                 continue
-            for object_key in find_objects(finding, facts):
+            for object_key in find_event_objects(finding, facts):
                 key = (finding.code, object_key, finding.affects if finding.event_scope == "zones" else ())
-                seen.add(key)
-                if key in self._reported:
-                    reported.add(key)
-                elif key in self._seen and key not in reported and len(events) < MAX_EVENTS_AT_ONCE:
-                    reported.add(key)
-                    # NoNodeCapacity for no-node-capacity.
+                current_keys.add(key)
+                if key in self._reported_keys:
+                    reported_keys.add(key)
+                elif key in self._previous_keys and key not in reported_keys and len(events) < MAX_EVENTS_AT_ONCE:
+                    reported_keys.add(key)
+                    # Such as NoNodeCapacity for no-node-capacity.
                     reason = "".join(part[:1].upper() + part[1:] for part in finding.code.split("-"))
                     events.append(FindingEvent(object_key, reason, _format_note(finding)))
-        self._seen, self._reported = seen, reported
+        self._previous_keys, self._reported_keys = current_keys, reported_keys
         return events
 
 
@@ -94,11 +94,11 @@ class EventReporter:
         """Diagnose and write events until cancelled; a new leader begins without a previous diagnosis."""
         self._filter = FindingEventFilter()
         while True:
-            started = self._clock()
+            started_s = self._clock()
             # An object that a diagnosis cannot handle must not stop the leader's other tasks.
             failure, recovery = "findings cannot be reported as events", "findings are reported as events again"
             await run_best_effort(self.report(), log, "report", failure_message=failure, recovery_message=recovery)
-            await asyncio.sleep(max(INTERVAL_S, PAUSE_FACTOR * (self._clock() - started)))
+            await asyncio.sleep(max(INTERVAL_S, PAUSE_FACTOR * (self._clock() - started_s)))
 
     async def report(self) -> None:
         """Diagnose once, and write the events that are due."""
@@ -122,12 +122,12 @@ def find_events(snapshot: ClusterSnapshot, event_filter: FindingEventFilter) -> 
     return [(event, metadata[event.object_key]) for event in events if event.object_key in metadata]
 
 
-def find_objects(finding: Finding, facts: Facts) -> list[ObjectKey]:
+def find_event_objects(finding: Finding, facts: Facts) -> list[ObjectKey]:
     """The objects that get an event about a finding, see `EventScope`; none if there is no NetworkTopology for it."""
     kind = _KIND_BY_SCOPE.get(finding.event_scope)
     if kind is not None:
         return [(kind, key) for key in finding.affects]
-    # Such a finding is about the cluster, so that one object suffices.
+    # The finding is about zones or the cluster, so that one object suffices.
     return [(NETWORK_TOPOLOGIES, key) for key in sorted(facts.topology_conditions)[:1]]
 
 

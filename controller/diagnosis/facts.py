@@ -42,7 +42,7 @@ class PodFact(Pod, frozen=True):
 
     @property
     def scheduled_condition(self) -> Condition:
-        """Its condition PodScheduled; with the status Unknown if the pod has none, which was never gated and not tried yet."""
+        """Its condition PodScheduled; with the status Unknown if it has none, because it was never gated, and no scheduler tried it."""
         return self.condition("PodScheduled") or Condition("PodScheduled", "Unknown")
 
     @property
@@ -62,7 +62,7 @@ class PodFact(Pod, frozen=True):
 
 
 class NodeFact(msgspec.Struct, frozen=True, gc=False):
-    """A node, with the taints that keep pods away, such as that of a cordon; ``zone`` is empty without a zone label."""
+    """A node, with the taints that exclude pods, such as that of a cordon; ``zone`` is empty without a zone label."""
 
     labels: Mapping[str, str] = {}
     taints: tuple[Taint, ...] = ()
@@ -101,6 +101,11 @@ class Facts(msgspec.Struct, frozen=True):
     max_gate_wait_s: float = 120.0
     scheduler_names: tuple[str, ...] = (OUR_SCHEDULER,)
     netaware_namespace: str = NETAWARE_NAMESPACE
+
+    @property
+    def groups_by_key(self) -> dict[str, AppGroup]:
+        """The AppGroups by ``namespace/name``."""
+        return {group.metadata.key: group for group in self.groups}
 
     def format_kubectl(self, template: str, *values: object) -> str:
         """A kubectl command in netaware's namespace; see `format_command` for the arguments."""

@@ -24,7 +24,7 @@ _DESCRIBE_TOPOLOGY = "kubectl -n {namespace} describe networktopology {name}"
 
 
 class _ReasonFinding(NamedTuple):
-    """The finding for a reason of a NetworkTopology's condition; its ``fix`` has placeholders, see `_condition_finding`."""
+    """The finding for a reason of a NetworkTopology's condition; `_build_condition_finding` fills the placeholders in ``fix``."""
 
     severity: Severity
     summary: str
@@ -67,27 +67,27 @@ def find_network_findings(facts: Facts, zones_without_agents: Collection[str]) -
     ``zones_without_agents`` have no working agent, which another finding reports: pairs with them are left out, and all stale pairs.
     """
     if not facts.topology_conditions and facts.control_plane.can_list_topologies:
-        yield _no_topology_finding(facts)
+        yield _build_no_topology_finding(facts)
         return
     pairs = [pair for pair in facts.network.pairs if not set(pair.zones).intersection(zones_without_agents)]
-    unreachable = {pair.zones for pair in pairs if pair.basis == "unreachable"}
-    unreachable |= {zones for zones in facts.unreachable_pairs if not set(zones).intersection(zones_without_agents)}
-    dead_paths = {(min(zones), max(zones)) for zones in unreachable}
-    yield from (_unreachable_finding(*path) for path in sorted(dead_paths))
+    directed_pairs = {pair.zones for pair in pairs if pair.basis == "unreachable"}
+    directed_pairs |= {zones for zones in facts.unreachable_pairs if not set(zones).intersection(zones_without_agents)}
+    unreachable_pairs = {(min(zones), max(zones)) for zones in directed_pairs}
+    yield from (_build_unreachable_finding(*zones) for zones in sorted(unreachable_pairs))
     working_zones = {a.zone for a in facts.agents if a.state == "up" and a.zone} - set(zones_without_agents)
     if facts.network.interval_s is None and len(working_zones) > 1:
-        yield _no_plan_finding(facts, tuple(sorted(working_zones)))
+        yield _build_no_plan_finding(facts, tuple(sorted(working_zones)))
         return
     yield from _find_failed_conditions(facts)
     all_conditions = (c for conditions in facts.topology_conditions.values() for c in conditions)
     if not any(c.type == "Measured" and _is_recent(c, NEW_ZONE_ROUNDS, facts) for c in all_conditions):
-        yield from _find_unmeasured([p for p in pairs if (min(p.zones), max(p.zones)) not in dead_paths])
-    # Costs of other pairs may be inferred over silent zones or dead paths, and are then old too.
-    if not zones_without_agents and not dead_paths:
+        yield from _find_unmeasured([p for p in pairs if (min(p.zones), max(p.zones)) not in unreachable_pairs])
+    # Costs of other pairs may be inferred over zones without agents or over unreachable pairs, and are then old too.
+    if not zones_without_agents and not unreachable_pairs:
         yield from _find_stale(facts, pairs)
 
 
-def _no_topology_finding(facts: Facts) -> Finding:
+def _build_no_topology_finding(facts: Facts) -> Finding:
     summary = "there is no NetworkTopology, so no costs can be written"
     cause = ("the leader creates a NetworkTopology within a minute, but only if `bootstrap.networkTopology` names one",)
     fix = (
@@ -97,12 +97,12 @@ def _no_topology_finding(facts: Facts) -> Finding:
     return Finding("no-topology", "critical", summary, cause, fix=fix, alert="NetawareCostsMissing")
 
 
-def _pair_names(pairs: Iterable[PairView], *bases: PairBasis) -> tuple[str, ...]:
+def _list_pair_names(pairs: Iterable[PairView], *bases: PairBasis) -> tuple[str, ...]:
     """Sorted names of the pairs whose cost has one of these sources."""
     return tuple(sorted({f"{pair.origin} to {pair.destination}" for pair in pairs if pair.basis in bases}))
 
 
-def _unreachable_finding(zone: str, other_zone: str) -> Finding:
+def _build_unreachable_finding(zone: str, other_zone: str) -> Finding:
     summary = f"zones {zone} and {other_zone} cannot reach each other"
     cause = ("probes between them fail from more than one node",)
     show_latency = format_command("kubectl netaware latency {} {}", zone, other_zone)
@@ -111,18 +111,18 @@ def _unreachable_finding(zone: str, other_zone: str) -> Finding:
     return ZoneFinding("zones-unreachable", "critical", summary, cause, affects=affects, fix=fix, alert=alert)
 
 
-def _no_plan_finding(facts: Facts, zones: tuple[str, ...]) -> Finding:
+def _build_no_plan_finding(facts: Facts, zones: tuple[str, ...]) -> Finding:
     summary = "there is no probe plan, so agents measure nothing"
     fix = (facts.format_kubectl(f"logs deployment/{CONTROLLER} --tail=50 | grep -i plan"), *APPLY_AGAIN)
     return Finding("no-plan", "critical", summary, affects=zones, fix=fix, alert="NetawareCostsMissing")
 
 
 def _find_unmeasured(pairs: Sequence[PairView]) -> Iterator[Finding]:
-    names = _pair_names(pairs, "absent", "inferred")
+    names = _list_pair_names(pairs, "absent", "inferred")
     if names:
         summary = f"there is no measurement for {pluralize(len(names), 'pair')} of zones"
         fix = ("kubectl netaware costs", "kubectl netaware status", f"{_OPEN_PORTS} between their nodes")
-        alert = "NetawareCostsMissing" if _pair_names(pairs, "absent") else "NetawareZonePairUnmeasured"
+        alert = "NetawareCostsMissing" if _list_pair_names(pairs, "absent") else "NetawareZonePairUnmeasured"
         yield ZoneFinding("pairs-unmeasured", "warning", summary, affects=names, fix=fix, alert=alert)
 
 
@@ -130,7 +130,7 @@ def _find_stale(facts: Facts, pairs: Sequence[PairView]) -> Iterator[Finding]:
     """A finding about costs from old measurements: on the stale pairs, or without any on NetworkTopologies with that condition."""
     topologies = sorted(facts.topology_conditions.items())
     conditions = {key: c for key, conditions in topologies for c in conditions if c.reason == "MeasurementsOld"}
-    names = _pair_names(pairs, "stale")
+    names = _list_pair_names(pairs, "stale")
     if names or conditions:
         summary, alert = "costs between some zones are based on old measurements", "NetawareMeasurementsStale"
         cause = tuple(condition.message for condition in conditions.values())
@@ -147,11 +147,11 @@ def _find_failed_conditions(facts: Facts) -> Iterator[Finding]:
     for key, conditions in sorted(facts.topology_conditions.items()):
         for condition in conditions:
             if (condition.type, condition.status) in _FAILED_CONDITIONS and not _may_clear_soon(condition, facts):
-                yield _condition_finding(key, condition, facts)
+                yield _build_condition_finding(key, condition, facts)
 
 
 def _may_clear_soon(condition: Condition, facts: Facts) -> bool:
-    """Whether the condition is about outliers, and the next probes of their pairs may end it."""
+    """Whether the condition is a recent one about outliers, which the next probes of their pairs may end."""
     finding = _FINDINGS_BY_REASON.get(condition.reason)
     if condition.type != "OutlierNodes" or (finding is not None and finding.severity != "info"):
         return False
@@ -163,17 +163,17 @@ def _is_recent(condition: Condition, rounds: float, facts: Facts) -> bool:
     return condition.changed_at_s is not None and facts.now_s - condition.changed_at_s < max_age_s
 
 
-def _condition_finding(topology_key: str, condition: Condition, facts: Facts) -> Finding:
-    default: Severity = "info" if condition.type == "OutlierNodes" else "warning"
-    unknown = _ReasonFinding(default, condition.reason, (_DESCRIBE_TOPOLOGY,))
-    severity, summary, fix, alert = _FINDINGS_BY_REASON.get(condition.reason, unknown)
+def _build_condition_finding(topology_key: str, condition: Condition, facts: Facts) -> Finding:
+    default_severity: Severity = "info" if condition.type == "OutlierNodes" else "warning"
+    default_finding = _ReasonFinding(default_severity, condition.reason, (_DESCRIBE_TOPOLOGY,))
+    severity, summary, fix, alert = _FINDINGS_BY_REASON.get(condition.reason, default_finding)
     nodes = [word for word in _NODE_NAME.findall(condition.message) if word in facts.nodes] or ["NODE"]
     namespace, name = split_key(topology_key)
     placeholders = {
         "namespace": namespace,
         "name": name,
         "netaware_namespace": facts.netaware_namespace,
-        "reset_patch": _reset_patch(condition.message),
+        "reset_patch": _build_reset_patch(condition.message),
         "node": nodes[0],
         "nodes": nodes,
     }
@@ -190,7 +190,7 @@ def _condition_finding(topology_key: str, condition: Condition, facts: Facts) ->
     )
 
 
-def _reset_patch(message: str) -> dict[str, object]:
+def _build_reset_patch(message: str) -> dict[str, object]:
     """A merge patch that removes the field of costPolicy that a message names first, and related fields; all fields if it names none."""
     match = _POLICY_FIELD.search(message)
     fields = dict.fromkeys(_RELATED_FIELDS.get(match[1], (match[1],))) if match else None

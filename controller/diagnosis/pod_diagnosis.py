@@ -58,10 +58,10 @@ def diagnose_pod(pod: PodFact, facts: Facts, *, has_leader: bool = True) -> PodD
 
 
 def _diagnose_placed(pod: PodFact, facts: Facts) -> PodDiagnosis:
-    problem = find_label_problem(pod, groups_by_key(facts)) if pod.group else ""
+    problem = find_label_problem(pod, facts.groups_by_key) if pod.group else ""
     if problem:
         summary = f"it is on {pod.spec.node_name}, placed as if it belonged to no AppGroup: {problem}"
-        return PodDiagnosis("placed", summary, fix=fix_labels(pod))
+        return PodDiagnosis("placed", summary, fix=list_label_fixes(pod))
     return PodDiagnosis("placed", f"it is on {pod.spec.node_name}")
 
 
@@ -74,9 +74,9 @@ def _diagnose_gated(pod: PodFact, facts: Facts, describe_command: str, *, has_le
         summary = "it waits at its gate, which no controller opens, because none leads"
         return PodDiagnosis("gated", summary, pod.created_s, fix=("kubectl netaware diagnose",))
     until = None if pod.created_s is None else pod.created_s + facts.max_gate_wait_s
-    problem = find_label_problem(pod, groups_by_key(facts))
+    problem = find_label_problem(pod, facts.groups_by_key)
     if problem:
-        return PodDiagnosis("gated", f"it waits at its gate: {problem}", pod.created_s, until, fix_labels(pod))
+        return PodDiagnosis("gated", f"it waits at its gate: {problem}", pod.created_s, until, list_label_fixes(pod))
     first_restriction = "".join(f"; {text}" for text in list_restrictions(pod, NodeSurveys(facts.nodes))[:1])
     fix = (format_group_command("describe", pod.group_key),)
     target = target_of(pod)
@@ -121,11 +121,6 @@ def format_scheduler_fix(facts: Facts) -> str:
     return format_command("set schedulerName: {} in the pod template", next(iter(facts.scheduler_names), "NAME"))
 
 
-def groups_by_key(facts: Facts) -> dict[str, AppGroup]:
-    """The AppGroups by ``namespace/name``."""
-    return {group.metadata.key: group for group in facts.groups}
-
-
 def format_group_command(verb: str, group_key: str) -> str:
     """A kubectl command about an AppGroup."""
     namespace, name = split_key(group_key)
@@ -142,32 +137,34 @@ def find_label_problem(pod: PodFact, groups: Mapping[str, AppGroup]) -> str:
     selectors = {make_printable(item.workload.selector) for item in group.spec.workloads or ()}
     if pod.workload in selectors:
         return ""
-    existing = ", ".join(sorted(selectors)) or "none"
-    return f"AppGroup {pod.group} has no workload with selector {pod.workload or '(no label)'}; it has {existing}"
+    existing_selectors = ", ".join(sorted(selectors)) or "none"
+    return f"AppGroup {pod.group} has no workload with selector {pod.workload or '(no label)'}; it has {existing_selectors}"
 
 
-def fix_labels(pod: PodFact) -> tuple[str, ...]:
+def list_label_fixes(pod: PodFact) -> tuple[str, ...]:
     """Commands and instructions that correct the labels for AppGroup and workload."""
-    show = f"{format_group_command('get', pod.group_key)} -o yaml" if pod.group_key else "kubectl get appgroups -A"
-    correct = f"correct the labels {APPGROUP_LABEL} and {WORKLOAD_LABEL} in the pod template"
+    inspection = (
+        f"{format_group_command('get', pod.group_key)} -o yaml" if pod.group_key else "kubectl get appgroups -A"
+    )
+    correction = f"correct the labels {APPGROUP_LABEL} and {WORKLOAD_LABEL} in the pod template"
     if pod.owner is None or pod.owner[0] not in ROLLOUT_KINDS:
-        return show, correct
+        return inspection, correction
     kind, name = pod.owner
-    edit = format_command("kubectl -n {} edit {} {}", pod.metadata.namespace, kind.lower(), name)
-    return show, f"{correct}: {edit}"
+    edit_command = format_command("kubectl -n {} edit {} {}", pod.metadata.namespace, kind.lower(), name)
+    return inspection, f"{correction}: {edit_command}"
 
 
 def list_restrictions(pod: PodFact, surveys: NodeSurveys) -> tuple[str, ...]:
     """Sentences about the nodes that the pod's node selector and affinity allow, and about taints if it tolerates those of none of them."""
     spec, survey = pod.spec, surveys.for_spec(pod.spec)
-    texts = []
+    sentences = []
     if has_node_constraints(spec):
         selector = ",".join(f"{key}={value}" for key, value in sorted((spec.node_selector or {}).items()))
         source = f"its nodeSelector {selector}" if selector else "its node affinity"
-        texts.append(f"{source} allows {_format_nodes(survey.zones)}")
+        sentences.append(f"{source} allows {_format_nodes(survey.zones)}")
     if survey.zones and not survey.tolerated_count:
-        texts.append(f"it tolerates the taints of none of {pluralize(len(survey.zones), 'node')}")
-    return tuple(texts)
+        sentences.append(f"it tolerates the taints of none of {pluralize(len(survey.zones), 'node')}")
+    return tuple(sentences)
 
 
 def _format_nodes(zones: Sequence[str]) -> str:

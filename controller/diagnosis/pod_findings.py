@@ -11,10 +11,9 @@ from controller.diagnosis.findings import MAX_AFFECTED, PodFinding
 from controller.diagnosis.pod_diagnosis import (
     NO_EXTENDER,
     find_label_problem,
-    fix_labels,
     format_group_command,
     format_scheduler_fix,
-    groups_by_key,
+    list_label_fixes,
     list_restrictions,
     uses_netaware,
 )
@@ -48,7 +47,7 @@ def _keys_of(pods: Iterable[PodFact]) -> tuple[str, ...]:
     return tuple(pod.metadata.key for pod in pods)
 
 
-def _first_created_s(pods: Iterable[PodFact]) -> float | None:
+def _find_first_created_s(pods: Iterable[PodFact]) -> float | None:
     return min((pod.created_s for pod in pods if pod.created_s is not None), default=None)
 
 
@@ -58,25 +57,25 @@ def _format_pods(pods: list[PodFact]) -> str:
 
 def _find_unknown_workloads(facts: Facts) -> Iterator[PodFinding]:
     """Findings about active pods that need a group and whose labels name no workload, one for each namespace and problem."""
-    groups, refusals = groups_by_key(facts), set(_find_refusals(facts))
-    mislabeled: list[tuple[PodFact, str]] = []
+    groups, refusals = facts.groups_by_key, set(_find_refusals(facts))
+    mislabeled_pods: list[tuple[PodFact, str]] = []
     for pod in facts.pods:
         needs_group = pod.is_active and (pod.group or (pod.is_waiting and pod.is_gated))
         problem = find_label_problem(pod, groups) if needs_group else ""
         # The finding namespace-not-admitted covers pods of a namespace that does not consent to the group.
         is_refused = not pod.group_key and (pod.metadata.namespace, pod.group) in refusals
         if problem and not is_refused:
-            mislabeled.append((pod, problem))
-    newest_by_owner = _newest_by_owner(facts) if mislabeled else {}
+            mislabeled_pods.append((pod, problem))
+    newest_by_owner = _find_newest_by_owner(facts) if mislabeled_pods else {}
     pods_by_problem: dict[tuple[str, str], list[PodFact]] = defaultdict(list)
-    for pod, problem in mislabeled:
-        # If the newest pod of the owner is right, a running rollout replaces this one.
+    for pod, problem in mislabeled_pods:
+        # If the owner's newest pod has correct labels, a rollout is replacing this one.
         if find_label_problem(newest_by_owner.get((pod.metadata.namespace, pod.owner), pod), groups):
             pods_by_problem[pod.metadata.namespace, problem].append(pod)
     for (_, problem), pods in sorted(pods_by_problem.items()):
         cause = (_NO_DEPENDENCIES,) if any(pod.spec.node_name for pod in pods) else ()
         summary = f"{_format_pods(pods)}: {problem}"
-        since, fix = _first_created_s(pods), fix_labels(pods[0])
+        since, fix = _find_first_created_s(pods), list_label_fixes(pods[0])
         yield PodFinding("unknown-workload", "warning", summary, cause, since=since, affects=_keys_of(pods), fix=fix)
 
 
@@ -89,10 +88,11 @@ def _find_refusals(facts: Facts) -> Iterator[tuple[str, str]]:
                 yield item.workload.namespace, group.metadata.name
 
 
-def _newest_by_owner(facts: Facts) -> dict[tuple[str, tuple[str, str] | None], PodFact]:
+def _find_newest_by_owner(facts: Facts) -> dict[tuple[str, tuple[str, str] | None], PodFact]:
     """The newest active pod of each owner, by namespace and owner."""
-    owned = [pod for pod in reversed(facts.pods) if pod.owner is not None and pod.is_active]
-    return {(pod.metadata.namespace, pod.owner): pod for pod in sorted(owned, key=lambda pod: pod.created_s or 0)}
+    # Of pods with one creation time, the first of the facts counts.
+    pods = [pod for pod in reversed(facts.pods) if pod.owner is not None and pod.is_active]
+    return {(pod.metadata.namespace, pod.owner): pod for pod in sorted(pods, key=lambda pod: pod.created_s or 0)}
 
 
 def _find_other_schedulers(facts: Facts) -> Iterator[PodFinding]:
@@ -102,12 +102,12 @@ def _find_other_schedulers(facts: Facts) -> Iterator[PodFinding]:
         if pod.group_key and pod.metadata.deletion_timestamp is None:
             pods_by_group[pod.group_key].append(pod)
     for group_key, pods in sorted(pods_by_group.items()):
-        others = [pod for pod in pods if not uses_netaware(pod, facts)]
-        if others and len(others) < len(pods):
-            names = ", ".join(sorted({pod.printable_scheduler_name for pod in others}))
-            summary = f"{_format_pods(others)} of AppGroup {group_key}: schedulerName {names} {NO_EXTENDER}"
+        other_pods = [pod for pod in pods if not uses_netaware(pod, facts)]
+        if other_pods and len(other_pods) < len(pods):
+            names = ", ".join(sorted({pod.printable_scheduler_name for pod in other_pods}))
+            summary = f"{_format_pods(other_pods)} of AppGroup {group_key}: schedulerName {names} {NO_EXTENDER}"
             fix = (format_scheduler_fix(facts),)
-            yield PodFinding("other-scheduler", "warning", summary, affects=_keys_of(others), fix=fix)
+            yield PodFinding("other-scheduler", "warning", summary, affects=_keys_of(other_pods), fix=fix)
 
 
 def _find_unschedulable(facts: Facts) -> Iterator[PodFinding]:
@@ -122,12 +122,12 @@ def _find_unschedulable(facts: Facts) -> Iterator[PodFinding]:
         elif pod.group_key and pod.is_gated:
             gated_by_group[pod.group_key].append(pod)
     for (_, group_key, code), pods in sorted(pods_by_reason.items()):
-        first = pods[0]
-        reason = find_reason(first, surveys)
-        summary = f"{_format_pods(pods)}: {first.printable_scheduler_name} finds no node: {reason.meaning}"
-        cause = tuple(filter(None, (first.scheduled_condition.message, *list_restrictions(first, surveys))))
-        times = (pod.scheduled_condition.changed_at_s for pod in pods)
-        since = min((time for time in times if time is not None), default=_first_created_s(pods))
+        first_pod = pods[0]
+        reason = find_reason(first_pod, surveys)
+        summary = f"{_format_pods(pods)}: {first_pod.printable_scheduler_name} finds no node: {reason.meaning}"
+        cause = tuple(filter(None, (first_pod.scheduled_condition.message, *list_restrictions(first_pod, surveys))))
+        times_s = (pod.scheduled_condition.changed_at_s for pod in pods)
+        since = min((time_s for time_s in times_s if time_s is not None), default=_find_first_created_s(pods))
         affects = _keys_of((*pods, *gated_by_group[group_key]))
         yield PodFinding(f"no-node-{code}", "warning", summary, cause, since=since, affects=affects, fix=reason.fix)
 
@@ -135,16 +135,16 @@ def _find_unschedulable(facts: Facts) -> Iterator[PodFinding]:
 def _find_untried(facts: Facts) -> Iterator[PodFinding]:
     """Findings about pods that no scheduler has tried, by schedulerName: the name is wrong, or the scheduler hangs."""
     pods_by_scheduler: dict[str, list[PodFact]] = defaultdict(list)
-    active_schedulers = _active_schedulers(facts)
+    active_schedulers = _find_active_schedulers(facts)
     for pod in facts.pods:
         if not pod.is_waiting or pod.spec.scheduling_gates or pod.is_unschedulable:
             continue
         if pod.printable_scheduler_name in active_schedulers:
-            timeout_s = LONG_WAIT_S  # It may have a long queue.
+            timeout_s = LONG_WAIT_S  # The scheduler may have a long queue.
         elif pod.scheduled_condition.status == "Unknown":
             timeout_s = ATTEMPT_TIMEOUT_S
         else:
-            timeout_s = GATED_ATTEMPT_TIMEOUT_S  # The condition PodScheduled stays from the gate, and does not tell when it opened.
+            timeout_s = GATED_ATTEMPT_TIMEOUT_S  # The condition is that of the gate, and does not have the time at which it opened.
         if pod.created_s is not None and facts.now_s - pod.created_s > timeout_s:
             pods_by_scheduler[pod.printable_scheduler_name].append(pod)
     for name, pods in sorted(pods_by_scheduler.items()):
@@ -155,23 +155,23 @@ def _find_untried(facts: Facts) -> Iterator[PodFinding]:
             logs = facts.format_kubectl(f"logs deployment/{SCHEDULER} --all-containers --tail=50")
             fix = (logs, facts.format_kubectl(f"rollout restart deployment/{SCHEDULER}"))
         summary = f"{_format_pods(pods)}: no scheduler named {name} responds"
-        since, affects = _first_created_s(pods), _keys_of(pods)
+        since, affects = _find_first_created_s(pods), _keys_of(pods)
         yield PodFinding("no-scheduler", "warning", summary, since=since, affects=affects, fix=fix, alert=alert)
 
 
-def _active_schedulers(facts: Facts) -> set[str]:
+def _find_active_schedulers(facts: Facts) -> set[str]:
     """Names of schedulers that bound or refused a pod within the last `GATED_ATTEMPT_TIMEOUT_S`."""
     names: set[str] = set()
     for pod in facts.pods:
-        tried_s = pod.scheduled_condition.changed_at_s if pod.spec.node_name or pod.is_unschedulable else None
-        if tried_s is not None and facts.now_s - tried_s < GATED_ATTEMPT_TIMEOUT_S:
+        attempt_s = pod.scheduled_condition.changed_at_s if pod.spec.node_name or pod.is_unschedulable else None
+        if attempt_s is not None and facts.now_s - attempt_s < GATED_ATTEMPT_TIMEOUT_S:
             names.add(pod.printable_scheduler_name)
     return names
 
 
 def _find_gated_too_long(facts: Facts) -> Iterator[PodFinding]:
     """Findings about pods that are gated for too long. Other findings cover pods with wrong labels and groups with an unschedulable pod."""
-    groups = groups_by_key(facts)
+    groups = facts.groups_by_key
     max_wait_s = max(LONG_WAIT_S, facts.max_gate_wait_s + OPENING_TIMEOUT_S)
     groups_without_node = {pod.group_key for pod in facts.pods if pod.is_unschedulable}
     pods_by_group: dict[tuple[str, str], list[PodFact]] = defaultdict(list)
@@ -189,6 +189,6 @@ def _find_gated_too_long(facts: Facts) -> Iterator[PodFinding]:
             format_command("kubectl -n {} patch pods {} --type=json -p {}", namespace, names, _REMOVE_GATES),
         )
         summary = f"{_format_pods(pods)} of AppGroup {group_key}: gated for more than {max_wait_s / 60:.0f} min"
-        since, affects = _first_created_s(pods), _keys_of(pods)
+        since, affects = _find_first_created_s(pods), _keys_of(pods)
         alert = "NetawarePodsGatedTooLong"
         yield PodFinding("gated-too-long", "warning", summary, since=since, affects=affects, fix=fix, alert=alert)

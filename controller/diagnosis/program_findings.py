@@ -39,7 +39,7 @@ _OUTAGES: dict[Program, _Outage] = {
 
 
 def find_program_findings(facts: Facts) -> Iterator[Finding]:
-    """Findings about controller, scheduler and extender."""
+    """Findings about the controller, the scheduler and the extender."""
     gated_keys = tuple(pod.metadata.key for pod in facts.pods if pod.is_gated)
     queued_pods = [pod for pod in facts.pods if pod.is_waiting and not pod.spec.scheduling_gates]
     queued_keys = tuple(
@@ -49,17 +49,17 @@ def find_program_findings(facts: Facts) -> Iterator[Finding]:
     pods = {name: [pod for pod in status.pods or () if pod.program == name] for name in _OUTAGES}
     is_down = {name: status.pods is not None and not any(pod.is_ready for pod in pods[name]) for name in _OUTAGES}
     if is_down["controller"]:
-        yield _down_finding(facts, "controller", pods["controller"], gated_keys)
+        yield _build_down_finding(facts, "controller", pods["controller"], gated_keys)
     elif status.is_lease_conclusive and _has_no_holder(status.lease, facts.now_s):
-        yield _no_leader_finding(facts, gated_keys)
+        yield _build_no_leader_finding(facts, gated_keys)
     # Some overlays have no scheduler, so its absence is a fault only if a pod waits for it. The extender is a container of the scheduler's
     # pods, so its absence is the scheduler's.
     if is_down["scheduler"] and (pods["scheduler"] or queued_keys):
-        yield _down_finding(facts, "scheduler", pods["scheduler"], queued_keys)
+        yield _build_down_finding(facts, "scheduler", pods["scheduler"], queued_keys)
     elif is_down["extender"] and pods["extender"]:
-        yield _down_finding(facts, "extender", pods["extender"], queued_keys)
+        yield _build_down_finding(facts, "extender", pods["extender"], queued_keys)
     if status.failed_checks:
-        yield _not_ready_finding(facts)
+        yield _build_not_ready_finding(facts)
 
 
 def _has_no_holder(lease: LeaseStatus | None, now_s: float) -> bool:
@@ -69,7 +69,7 @@ def _has_no_holder(lease: LeaseStatus | None, now_s: float) -> bool:
     return now_s - lease.renewed_at_s > lease.duration_s + MAX_CLOCK_DIFFERENCE_S
 
 
-def _no_leader_finding(facts: Facts, affects: tuple[str, ...]) -> Finding:
+def _build_no_leader_finding(facts: Facts, affects: tuple[str, ...]) -> Finding:
     lease = facts.control_plane.lease
     if lease is None:
         cause = f"the Lease {CONTROLLER} does not exist: no replica has ever led"
@@ -86,7 +86,7 @@ def _no_leader_finding(facts: Facts, affects: tuple[str, ...]) -> Finding:
     return Finding("no-leader", "critical", summary, (cause,), since=since, affects=affects, fix=fix, alert=alert)
 
 
-def _not_ready_finding(facts: Facts) -> Finding:
+def _build_not_ready_finding(facts: Facts) -> Finding:
     summary = "the controller is not ready: it does not see the current state of the cluster"
     cause = facts.control_plane.failed_checks[:MAX_CAUSES]
     fix: tuple[str, ...] = (
@@ -98,14 +98,14 @@ def _not_ready_finding(facts: Facts) -> Finding:
     return Finding("controller-not-ready", "warning", summary, cause, fix=(*inspections, *fix))
 
 
-def _down_finding(facts: Facts, program: Program, pods: list[ProgramPod], affects: tuple[str, ...]) -> Finding:
+def _build_down_finding(facts: Facts, program: Program, pods: list[ProgramPod], affects: tuple[str, ...]) -> Finding:
     deployment, (consequence, alert) = DEPLOYMENTS[program], _OUTAGES[program]
     cause = tuple(
         f"pod {pod.name} on {pod.node or 'no node'}: " + (pod.reason or f"not ready, phase {pod.phase or 'unknown'}")
         for pod in pods[:MAX_CAUSES]
     ) or (f"there is no pod of the {program}: its Deployment is missing or has 0 replicas",)
     if pods:
-        fix = _fix_pods(facts, pods, deployment)
+        fix = _list_pod_fixes(facts, pods, deployment)
     else:
         commands = "describe deployment/{}", "scale deployment/{} --replicas=2"
         fix = tuple(facts.format_kubectl(command, deployment) for command in commands)
@@ -115,13 +115,13 @@ def _down_finding(facts: Facts, program: Program, pods: list[ProgramPod], affect
     return Finding(code, "critical", summary, cause, since=since, affects=affects, fix=fix, alert=alert)
 
 
-def _fix_pods(facts: Facts, pods: Sequence[ProgramPod], deployment: str) -> tuple[str, ...]:
+def _list_pod_fixes(facts: Facts, pods: Sequence[ProgramPod], deployment: str) -> tuple[str, ...]:
     """Commands and instructions for the pods of a Deployment, of which none is ready.
 
-    The commands are about a pod that reports a failure, else about a pod that reports nothing, else about a pod that starts.
+    The commands are about a pod that reports a failure, else about a pod without a reason, else about a pod that starts.
     """
-    failed = [pod for pod in pods if pod.reason and pod.reason not in _STARTING_REASONS]
-    shown_pod = (failed or [pod for pod in pods if not pod.reason] or pods)[0]
+    failed_pods = [pod for pod in pods if pod.reason and pod.reason not in _STARTING_REASONS]
+    shown_pod = (failed_pods or [pod for pod in pods if not pod.reason] or pods)[0]
     describe = facts.format_kubectl("describe pod {}", shown_pod.name)
     if not shown_pod.node:
         survey = NodeSurveys(facts.nodes).for_spec(PodSpec())
@@ -133,18 +133,19 @@ def _fix_pods(facts: Facts, pods: Sequence[ProgramPod], deployment: str) -> tupl
     if shown_pod.reason in _STARTING_REASONS:
         wait = facts.format_kubectl("rollout status deployment/{} --timeout=60s", deployment)
         return describe, wait, "correct the problem in the pod's events, if the pod does not start"
-    undo = _undo_rollout(facts, deployment, sorted({pod.template_hash for pod in failed if pod.template_hash}))
-    correct = "correct your overlay and apply it, if no earlier version ran"
+    failed_hashes = sorted({pod.template_hash for pod in failed_pods if pod.template_hash})
+    undo = _format_rollout_undo(facts, deployment, failed_hashes)
+    correction = "correct your overlay and apply it, if no earlier version ran"
     # A container whose image cannot be pulled has no logs.
-    return (describe, undo, correct) if "Image" in shown_pod.reason else (describe, logs, undo, correct)
+    return (describe, undo, correction) if "Image" in shown_pod.reason else (describe, logs, undo, correction)
 
 
-def _undo_rollout(facts: Facts, deployment: str, failed_hashes: Sequence[str]) -> str:
+def _format_rollout_undo(facts: Facts, deployment: str, failed_hashes: Sequence[str]) -> str:
     """The command that returns a Deployment to its newest revision without the failed templates; to the previous one if no hash is known."""
     undo = facts.format_kubectl("rollout undo deployment/{}", deployment)
     if not failed_hashes:
         return undo
-    # Without a revision, the command would return to the failed one when pasted twice.
+    # Without a revision, a second run of the command would return to the failed one.
     hashes = ",".join("{}" for _ in failed_hashes)
     template = f"get replicasets -l 'app.kubernetes.io/name={{}},pod-template-hash notin ({hashes})' {_LATEST_REVISION}"
     return f"{undo} --to-revision=$({facts.format_kubectl(template, deployment, *failed_hashes)})"

@@ -17,7 +17,7 @@ from kubekit.wire import Taint, split_key
 from netperf.contract import CAPACITY_ANNOTATION
 
 MAX_NODES_NAMED = 5
-"""Cordoned nodes that a command names."""
+"""A command names at most this many cordoned nodes."""
 ROLLOUT_KINDS = frozenset({"Deployment", "StatefulSet", "DaemonSet"})
 """Kinds that replace their pods when their template changes."""
 _NODE_STATE_PREFIXES = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
@@ -143,20 +143,22 @@ def find_reason(pod: PodFact, surveys: NodeSurveys) -> UnschedulableReason:
     survey = surveys.for_spec(pod.spec)
     reason = find_reason_in_message(pod.scheduled_condition.message, pod.metadata.key, pod.group_key, survey)
     if reason.code == "taint" and survey.main_taint is not None:
-        return msgspec.structs.replace(reason, fix=(*reason.fix[:-1], *_fix_taint(survey.main_taint, pod)))
+        return msgspec.structs.replace(reason, fix=(*reason.fix[:-1], *_list_taint_fixes(survey.main_taint, pod)))
     return reason
 
 
-def _fix_taint(taint: Taint, pod: PodFact) -> tuple[str, ...]:
-    """The fix for a taint: correct the state of the node that the taint shows, or add a toleration."""
+def _list_taint_fixes(taint: Taint, pod: PodFact) -> tuple[str, ...]:
+    """The fix for a taint: correct the node's state if Kubernetes set the taint for it, else add a toleration."""
     if taint.key.startswith(_NODE_STATE_PREFIXES):
         return (f"correct the cause of {taint.key} on its nodes, or add nodes",)
     if pod.owner is None or pod.owner[0] not in ROLLOUT_KINDS:
         return (f"add a toleration of {taint.key} to the pod template",)
     toleration = {"key": taint.key, "operator": "Equal", "value": taint.value or "", "effect": taint.effect}
     # The patch replaces the template's list, which lacks the tolerations that Kubernetes adds to each pod.
-    present = [msgspec.to_builtins(t) for t in pod.spec.tolerations or () if not t.key.startswith(_NODE_STATE_PREFIXES)]
-    patch = [{"op": "add", "path": "/spec/template/spec/tolerations", "value": [*present, toleration]}]
+    old_ones = [
+        msgspec.to_builtins(t) for t in pod.spec.tolerations or () if not t.key.startswith(_NODE_STATE_PREFIXES)
+    ]
+    patch = [{"op": "add", "path": "/spec/template/spec/tolerations", "value": [*old_ones, toleration]}]
     kind, name = pod.owner
     command = "kubectl -n {} patch {} {} --type=json -p {}"
     return (format_command(command, pod.metadata.namespace, kind.lower(), name, patch),)

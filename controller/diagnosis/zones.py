@@ -61,22 +61,21 @@ def _choose_shown_topology(snapshot: ClusterSnapshot) -> NetworkTopology | None:
 
 def _find_topology_in_use(snapshot: ClusterSnapshot, namespace: str = "") -> NetworkTopology | None:
     """The NetworkTopology that the scheduler uses for groups of a namespace; None if there is none."""
-    by_key, args = {t.metadata.key: t for t in snapshot.topologies}, snapshot.scheduler.network_overhead_args
-    return choose_topology(by_key, args, netaware_namespace=snapshot.netaware_namespace, namespace=namespace)
+    topologies_by_key = {topology.metadata.key: topology for topology in snapshot.topologies}
+    args = snapshot.scheduler.network_overhead_args
+    return choose_topology(topologies_by_key, args, netaware_namespace=snapshot.netaware_namespace, namespace=namespace)
 
 
 def _decide_costs(
     topology: NetworkTopology | None, snapshot: ClusterSnapshot, zone_map: ZoneMap, interval_s: float
 ) -> TopologyDecision:
     """The costs that a controller would decide if it had just started. Ages of samples are by their writers' clocks."""
-    topologies = () if topology is None else (topology,)
-    names = map(
-        str, list_results_names(topologies, snapshot.plans, snapshot.netaware_namespace, len(zone_map.region_by_zone))
-    )
+    topologies, zone_count = () if topology is None else (topology,), len(zone_map.region_by_zone)
+    results_names = list_results_names(topologies, snapshot.plans, snapshot.netaware_namespace, zone_count)
     topology_snapshot = TopologySnapshot(
         topology=topology or NetworkTopology(),
         zone_map=zone_map,
-        data_by_configmap={name: snapshot.results.get(name, {}) for name in names},
+        data_by_configmap={name: snapshot.results.get(name, {}) for name in map(str, results_names)},
         missing_configmaps=(),
         allocated_bps={},
         interval_s=interval_s,
@@ -92,16 +91,16 @@ def _sort_zones(region_by_zone: Mapping[str, str]) -> list[str]:
 def _build_zones(snapshot: ClusterSnapshot, zone_map: ZoneMap) -> tuple[ZoneView, ...]:
     agent_pods = agent_pods_by_node(snapshot.agent_pods)
     probe_nodes = [to_probe_node(node, agent_pods) for node in snapshot.nodes]
-    nodes = Counter(node.zone for node in probe_nodes)
-    ready_nodes = Counter(node.zone for node in probe_nodes if node.is_ready)
-    ready_agents = Counter(node.zone for node in probe_nodes if node.is_ready and node.has_ready_agent)
+    node_counts = Counter(node.zone for node in probe_nodes)
+    ready_counts = Counter(node.zone for node in probe_nodes if node.is_ready)
+    agent_counts = Counter(node.zone for node in probe_nodes if node.is_ready and node.has_ready_agent)
     return tuple(
         ZoneView(
             name=zone,
             region=zone_map.region_by_zone[zone],
-            nodes=nodes[zone],
-            ready_nodes=ready_nodes[zone],
-            ready_agents=ready_agents[zone],
+            nodes=node_counts[zone],
+            ready_nodes=ready_counts[zone],
+            ready_agents=agent_counts[zone],
         )
         for zone in _sort_zones(zone_map.region_by_zone)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from controller.prometheus import check_url
+from controller.prometheus import require_http_url
 from controller.traffic.prices import PriceTable
 from kubekit.settings import Range, Section, join_path
 
@@ -32,4 +32,4 @@ class TrafficConfig(Section, frozen=True):
     def check_rules(self, field: str) -> None:
         """Raise ConfigError if Prometheus' address is given and invalid."""
         if self.prometheus_url:
-            check_url(self.prometheus_url, join_path(field, "prometheusUrl"))
+            require_http_url(self.prometheus_url, join_path(field, "prometheusUrl"))
