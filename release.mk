@@ -38,7 +38,7 @@ overlay: ## Write an overlay with these images into dist/overlay; OVERLAY=any-sc
 check-release: ## Lint the chart; compare the table of licences
 	@set -e; helm=$$($(TOOL) HELM); \
 	  $(RUN) python manifests/helm/generate.py --version 0.0.0 --to $(DIST); $$helm lint --quiet $(DIST)/netaware
-	@$(RUN) python .ci/bill.py licences --check
+	@$(RUN) python .ci/image_packages.py licences --check
 
 release-version: ## Check that the tag is the version; TAG=v1.2.3
 	@test "$(TAG)" = "v$(VERSION)" || { echo "the tag is $(TAG), the version v$(VERSION)" >&2; exit 1; }
@@ -54,10 +54,10 @@ release-sign: ## Sign the pushed images by digest, keyless (cosign)
 	@set -eu; $(foreach name,$(PROGRAMS),cosign sign --yes "$(IMAGE)-$(name)@$(call digest,$(name))";)
 
 sbom: ## Write SPDX documents of the images into dist
-	@$(RUN) python .ci/bill.py sbom $(DIST)
+	@$(RUN) python .ci/image_packages.py sbom $(DIST)
 
 licences: ## Write the table of licences, docs/licences.md
-	@$(RUN) python .ci/bill.py licences
+	@$(RUN) python .ci/image_packages.py licences
 
 chart: ## Build the Helm chart and pack it into dist; REGISTRY=host/team
 	@$(RUN) python manifests/helm/generate.py --version $(VERSION) --registry "$(REGISTRY)" --digests $(DIST) --to $(DIST)

@@ -53,7 +53,7 @@ class PageAuthorizer:
 
     Args:
         client: with the right to create TokenReviews and SubjectAccessReviews.
-        namespace: of the page's Service.
+        namespace: namespace of the page's Service.
         clock: monotonic seconds.
     """
 
@@ -66,7 +66,7 @@ class PageAuthorizer:
     def require_authorization(self, handler: Handler) -> Handler:
         """A handler that answers only authorized requests by ``handler``, and others with an error."""
 
-        async def authorized(request: web.Request) -> web.StreamResponse:
+        async def answer_if_authorized(request: web.Request) -> web.StreamResponse:
             decision = await self.decide_access(request)
             if decision == "allowed":
                 return await handler(request)
@@ -76,7 +76,7 @@ class PageAuthorizer:
                 headers[hdrs.WWW_AUTHENTICATE] = f'Netaware audience="{PAGE_AUDIENCE}"'
             return web.Response(status=status, text=f"{text}\n", headers=headers)
 
-        return authorized
+        return answer_if_authorized
 
     async def decide_access(self, request: web.Request) -> Decision:
         """The API server's decision about the token of a request; up to `CACHE_TTL_S` old, except ``unavailable``."""

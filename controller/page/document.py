@@ -1,7 +1,6 @@
 """Builds the page's HTML document from page.html and its style and script files, and the headers of responses.
 
-With a single document, the browser sends one request for it, style and script always have the same version, and the
-Content-Security-Policy allows no script or style but these, by their hashes.
+With a single document, style and script always have its version, and the Content-Security-Policy allows no others, by their hashes.
 """
 
 from __future__ import annotations

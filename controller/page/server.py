@@ -94,9 +94,9 @@ class Page:
         async with self._refresh_lock:
             if time.monotonic() >= self._next_refresh_at:
                 # A failure must end neither the page nor the manager.
-                failed, recovered = "the page cannot be computed", "the page is computed again"
+                failure, recovery = "the page cannot be computed", "the page is computed again"
                 if not await run_best_effort(
-                    self._refresh(), log, "page", failure_message=failed, recovery_message=recovered
+                    self._refresh(), log, "page", failure_message=failure, recovery_message=recovery
                 ):
                     self._data = None
             if self._data is None:
@@ -105,15 +105,16 @@ class Page:
             return self._data
 
     async def _refresh(self) -> None:
-        began_at = time.monotonic()
+        started_at = time.monotonic()
         try:
             snapshot = await self._snapshots.read(self._clock())
-            began_at = time.monotonic()  # without the wait for the API server
+            # The wait for the API server does not count, because it takes no CPU time.
+            started_at = time.monotonic()
             # In a thread, so that the event loop can answer health checks.
             self._data = await asyncio.to_thread(_compute_page_data, snapshot)
         finally:
             ended_at = time.monotonic()
-            self._next_refresh_at = ended_at + max(MIN_REFRESH_INTERVAL_S, PAUSE_FACTOR * (ended_at - began_at))
+            self._next_refresh_at = ended_at + max(MIN_REFRESH_INTERVAL_S, PAUSE_FACTOR * (ended_at - started_at))
 
 
 def _compute_page_data(snapshot: ClusterSnapshot) -> PageData:

@@ -39,7 +39,7 @@ class SnapshotReader:
     ) -> None:
         self._cache, self._namespace = cache, namespace
         self._client, self._policy, self._scheduler = client, policy, scheduler
-        # Findings need a status; until the first answer, only the Lease and the pods are unknown.
+        # A status without Lease and pods, for findings before the API server has answered.
         self._status = ControlPlaneStatus(is_lease_conclusive=False)
         self._next_status_read_at = float("-inf")
 
@@ -77,7 +77,7 @@ class SnapshotReader:
     async def _read_status(self) -> ControlPlaneStatus:
         topologies, problems = self._cache.topologies, self._cache.describe_unsynced()
         status = ControlPlaneStatus(
-            # A store that is ready but not synced has no CRD.
+            # A store that is ready but not synced belongs to a kind without a CustomResourceDefinition.
             is_installed=topologies.synced.is_set() or not topologies.ready.is_set(),
             failed_checks=(f"not listed yet: {problems}",) if problems else (),
         )

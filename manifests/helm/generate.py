@@ -94,15 +94,14 @@ def read_component(component: Path) -> list[Manifest]:
 def collect_objects() -> ObjectsByTemplate:
     """The objects of all sources."""
     objects: ObjectsByTemplate = defaultdict(list)
-    seen: set[tuple[str, str]] = set()
+    added_keys: set[tuple[str, str]] = set()
     for source in SOURCES:
-        folder = MANIFESTS / source.folder
-        read = read_component if source.folder.startswith("components") else build_overlay
-        for manifest in read(folder):
+        read_objects = read_component if source.folder.startswith("components") else build_overlay
+        for manifest in read_objects(MANIFESTS / source.folder):
             key = (manifest["kind"], re.sub(r"-config-[a-z0-9]{10}$", "-config", manifest["metadata"]["name"]))
-            # Helm needs the namespace before the chart.
-            if key not in seen and manifest["kind"] != "Namespace":
-                seen.add(key)
+            # Helm creates the namespace, because it needs one before the chart.
+            if key not in added_keys and manifest["kind"] != "Namespace":
+                added_keys.add(key)
                 objects[choose_template(manifest, source.template)].append((source.condition, manifest))
     return objects
 
@@ -144,7 +143,7 @@ def insert_placeholders(manifest: Manifest) -> Manifest:
     """A copy of the object with placeholders for values, which `render_manifest` replaces.
 
     - ``@@EXPRESSION@@`` is the result of a template expression.
-    - ``@@block EXPRESSION@@`` is its result as a block of YAML; ``@@with EXPRESSION@@`` also leaves out the key if it is empty.
+    - ``@@block EXPRESSION@@`` is its result as a block of YAML; ``@@with EXPRESSION@@`` also leaves out the key if the result is empty.
     - ``@@more EXPRESSION@@`` appends its result to the list or mapping around it.
     - ``@@if EXPRESSION: ENTRY@@`` is an entry of a list, if the expression is true.
     """
@@ -169,11 +168,10 @@ def _insert_workload_placeholders(program: str, workload: Manifest) -> None:
         workload["replicas"] = f"@@{values}.replicas@@"
     metadata, spec = workload["template"]["metadata"], workload["template"]["spec"]
     annotations = metadata.get("annotations")
-    metadata["annotations"] = (
-        annotations | {f"@@more {values}.podAnnotations@@": None}
-        if annotations
-        else f"@@with {values}.podAnnotations@@"
-    )
+    if annotations:
+        annotations[f"@@more {values}.podAnnotations@@"] = None
+    else:
+        metadata["annotations"] = f"@@with {values}.podAnnotations@@"
     spec["imagePullSecrets"] = "@@with .Values.imagePullSecrets@@"
     spec["affinity"] = f"@@with {values}.affinity@@"
     spec["priorityClassName"] = f"@@{values}.priorityClassName@@"
@@ -258,11 +256,11 @@ def build_values(registry: str, digests: Path | None) -> str:
         name = f"netaware-{program}"
         metadata = digests / f"{program}.json" if digests else None
         digest = json.loads(metadata.read_text())["containerimage.digest"] if metadata and metadata.exists() else ""
-        default = f'{program}: {{repository: {name}, tag: "", digest: "",'
-        if text.count(default) != 1:
-            raise ValueError(f"values.yaml has no line {default}")
+        default_line = f'{program}: {{repository: {name}, tag: "", digest: "",'
+        if text.count(default_line) != 1:
+            raise ValueError(f"values.yaml has no line {default_line}")
         repository = f"{registry}/{name}" if registry else name
-        text = text.replace(default, f'{program}: {{repository: {repository}, tag: "", digest: "{digest}",')
+        text = text.replace(default_line, f'{program}: {{repository: {repository}, tag: "", digest: "{digest}",')
     return text
 
 

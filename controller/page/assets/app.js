@@ -17,8 +17,8 @@ function showOverview(overview) {
   drawSummary();
   // Drawing the same data again would lose a selection of text.
   const field = FIELD_BY_TAB[shownTab];
-  const isSame = previous && field && JSON.stringify(previous[field]) === JSON.stringify(overview[field]);
-  if (!isSame) DRAW_BY_TAB[shownTab]();
+  const isUnchanged = previous && field && JSON.stringify(previous[field]) === JSON.stringify(overview[field]);
+  if (!isUnchanged) DRAW_BY_TAB[shownTab]();
 }
 
 function drawSummary() {
@@ -26,9 +26,9 @@ function drawSummary() {
   const zones = pluralize(network.zones.length, "zone");
   const regions = pluralize(new Set(network.zones.map((zone) => zone.region)).size, "region");
   const weight = network.weightName ? ` · ${network.weightName}` : "";
-  const unused = network.isUnused ? " (the scheduler does not use it)" : "";
+  const remark = network.isUnused ? " (the scheduler does not use it)" : "";
   const topology = network.topology || "no NetworkTopology";
-  byId("where").textContent = makePrintable(`${topology}${weight}${unused} · ${zones}, ${regions}`);
+  byId("topology").textContent = makePrintable(`${topology}${weight}${remark} · ${zones}, ${regions}`);
   drawTiles([buildAgentsTile(), buildPairsTile(), buildCostsTile(), buildGroupsTile(), buildBandwidthTile()]);
   drawProblems();
 }
@@ -95,19 +95,20 @@ function drawProblems() {
   const problems = state.overview.findings.filter((finding) => finding.severity !== "info");
   byId("problems").hidden = problems.length === 0 || shownTab === "now";
   if (!problems.length) return;
-  const more = problems.length > 1 ? ` and ${problems.length - 1} more` : "";
+  const suffix = problems.length > 1 ? ` and ${problems.length - 1} more` : "";
   const attributes = { type: "button", class: "link", onclick: () => showTab("now", true) };
-  byId("problems").replaceChildren(h("button", attributes, `✗ ${problems[0].summary}${more}`));
+  byId("problems").replaceChildren(h("button", attributes, `✗ ${problems[0].summary}${suffix}`));
 }
 
-function showTab(name, hasFocus) {
+// Shows a tab; `takesFocus` moves the keyboard's focus to its button.
+function showTab(name, takesFocus) {
   shownTab = name;
   for (const tab of TABS) {
     const button = byId(`tab-${tab}`), isShown = tab === name;
     button.setAttribute("aria-selected", String(isShown));
     button.tabIndex = isShown ? 0 : -1;
     byId(`panel-${tab}`).hidden = !isShown;
-    if (isShown && hasFocus) button.focus();
+    if (isShown && takesFocus) button.focus();
   }
   history.replaceState(null, "", `#${name}`);
   if (state.overview) { drawProblems(); DRAW_BY_TAB[name](); }
@@ -122,7 +123,7 @@ function showConnection(connection, text) {
 const POLL_INTERVAL_MS = 2000, HIDDEN_POLL_INTERVAL_MS = 30000, FETCH_TIMEOUT_MS = 15000, AGES_INTERVAL_MS = 5000;
 let etag = "", lastResponseAt = Date.now(), pollTimer = 0, isPolling = false;
 
-// Returns the newest overview and its ETag, or null if that overview is shown already. The timeout ends hanging connections.
+// Returns the newest overview and its ETag; null if that overview is shown already. The timeout ends hanging connections.
 async function fetchOverview() {
   const headers = etag ? { "If-None-Match": etag } : {};
   const response = await fetch("api/v1/overview", { headers, signal: AbortSignal.timeout(FETCH_TIMEOUT_MS) });
@@ -136,9 +137,9 @@ async function poll() {
   isPolling = true;
   clearTimeout(pollTimer);
   try {
-    const news = await fetchOverview();
+    const response = await fetchOverview();
     lastResponseAt = Date.now();
-    if (news) showOrReport(news);
+    if (response) showOrReportError(response);
     else showConnection("live", "live");
   } catch (error) {
     showConnection("lost", `no data for ${Math.round((Date.now() - lastResponseAt) / 1000)} s: ${error.message}`);
@@ -148,11 +149,11 @@ async function poll() {
 }
 
 // Keeps the ETag only if the page was drawn completely: otherwise a 304 would report a half-drawn page as live.
-function showOrReport(news) {
+function showOrReportError(response) {
   etag = "";
   try {
-    showOverview(news.overview);
-    etag = news.etag;
+    showOverview(response.overview);
+    etag = response.etag;
     showConnection("live", "live");
   } catch (error) {
     console.error(error);

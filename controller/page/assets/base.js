@@ -11,7 +11,7 @@ const state = {
 
 const SVG_NAMESPACE = "http://www.w3.org/2000/svg";
 
-// Basis of a cost -> sign behind the cost, as in `kubectl netaware costs`, and meaning.
+// Basis of a cost -> sign behind the cost, as in `kubectl netaware costs`, and its meaning.
 const BASES = {
   measured: { sign: "", text: "measured" },
   mirrored: { sign: "", text: "measured in the reverse direction" },
@@ -80,8 +80,8 @@ function pluralize(count, singular, plural) { return `${count} ${count === 1 ? s
 
 // Lists the first names, and counts the others.
 function joinFirst(names, limit) {
-  const more = names.length > limit ? ` and ${names.length - limit} more` : "";
-  return `${names.slice(0, limit).join(", ")}${more}`;
+  const suffix = names.length > limit ? ` and ${names.length - limit} more` : "";
+  return `${names.slice(0, limit).join(", ")}${suffix}`;
 }
 
 // Ages use the server's clock, which may differ from the browser's.
@@ -89,7 +89,7 @@ let clockOffset = 0;
 function secondsSince(at) { return isAbsent(at) ? null : Date.now() / 1000 + clockOffset - at; }
 
 // Returns the position of an ordered pair in the columns of the matrix, which have no diagonal; -1 for no pair.
-function cellIndex(origin, destination) {
+function findCellIndex(origin, destination) {
   if (origin < 0 || destination < 0 || origin === destination) return -1;
   return origin * (state.names.length - 1) + (destination > origin ? destination - 1 : destination);
 }
@@ -108,11 +108,11 @@ const MEASURES = {
 
 function rangeOf(values) { return [Math.min(...values), Math.max(...values)]; }
 
-const SHADES = 7, SHADE_OF_EQUAL_VALUES = 2, ROUNDING_ERROR = 1e-9;
+const SHADE_COUNT = 7, SHADE_OF_EQUAL_VALUES = 2, ROUNDING_ERROR = 1e-9;
 
-// Returns a shade from 1 to SHADES. Steps are equal on a logarithmic scale, because latencies differ by powers of ten.
+// Returns a shade from 1 to SHADE_COUNT. Steps are equal on a logarithmic scale, because latencies differ by powers of ten.
 function shadeOf(value, [low, high]) {
   if (!(high > low)) return SHADE_OF_EQUAL_VALUES;
-  const step = Math.ceil((SHADES * Math.log(value / low)) / Math.log(high / low) - ROUNDING_ERROR);
-  return Math.min(SHADES, Math.max(1, step));
+  const step = Math.ceil((SHADE_COUNT * Math.log(value / low)) / Math.log(high / low) - ROUNDING_ERROR);
+  return Math.min(SHADE_COUNT, Math.max(1, step));
 }

@@ -1,6 +1,6 @@
 // The tab AppGroups: each group as a graph, callers left of callees, and as a table of dependencies.
 
-const MAX_DRAWN_WORKLOADS = 60, MAX_LABELS = 3, MAX_STOPS = 5, ORDERING_ROUNDS = 6;
+const MAX_DRAWN_WORKLOADS = 60, MAX_LABELLED_CALLERS = 3, MAX_STOPPED_SHOWN = 5, ORDERING_ROUNDS = 6;
 const MAX_TITLE_LENGTH = 25, MAX_PLACEMENT_LENGTH = 30;
 
 function drawGroups() {
@@ -49,12 +49,12 @@ function buildGroupSummary(group) {
 // Builds lines about faults, conditions that are not True, and workloads that the loss of a zone would stop.
 function buildGroupRemarks(group) {
   const faults = group.faults.map((fault) => h("p", { class: "bad" }, `✗ ${fault}`));
-  const unmet = group.conditions.filter((condition) => condition.status !== "True");
-  const texts = unmet.map(({ type, status, message, reason }) => `${type} ${status}: ${message || reason}`);
+  const conditions = group.conditions.filter((condition) => condition.status !== "True");
+  const texts = conditions.map(({ type, status, message, reason }) => `${type} ${status}: ${message || reason}`);
   const losses = group.zoneLosses.filter((loss) => loss.stoppedWorkloads.length);
   if (losses.length) {
-    const stops = losses.map((loss) => `${loss.zone}: ${joinFirst(loss.stoppedWorkloads, MAX_STOPS)} would stop`);
-    texts.push(`Without ${stops.join("; ")}`);
+    const parts = losses.map((loss) => `${loss.zone}: ${joinFirst(loss.stoppedWorkloads, MAX_STOPPED_SHOWN)} would stop`);
+    texts.push(`Without ${parts.join("; ")}`);
   } else if (countPlaced(group) && group.zoneLosses.length > 1) {
     texts.push("Every workload survives the loss of any one zone.");
   }
@@ -100,8 +100,11 @@ function findDepths(group) {
   return depths;
 }
 
-// Pixels; `margin` keeps the boxes' borders inside the graph.
-const BOX = { width: 212, height: 50, gapX: 112, gapY: 18, margin: 2 };
+// Sizes in pixels. `margin` keeps the boxes' borders inside the graph; `titleY` and `placementY` are baselines of text in a box.
+const BOX = { width: 212, height: 50, gapX: 112, gapY: 18, margin: 2, padding: 10, titleY: 20, placementY: 38 };
+// Control points of a line's curve are this far from its ends; a line to a callee on the left bends around the right side.
+const MIN_BEND = 30, BACKWARD_BEND = 60;
+const COST_LINE_HEIGHT = 13, COST_GAP = 8, COST_BASELINE = 4;
 
 function buildGraph(group) {
   const columns = layOutColumns(group);
@@ -130,33 +133,35 @@ function buildDependency(group, dependency, positions) {
   const isBackward = callee.x <= caller.x;
   const x1 = caller.x + BOX.width, y1 = caller.y + BOX.height / 2;
   const x2 = isBackward ? callee.x + BOX.width : callee.x, y2 = callee.y + BOX.height / 2;
-  const bend = isBackward ? 60 : Math.max(30, (x2 - x1) / 2);
+  const bend = isBackward ? BACKWARD_BEND : Math.max(MIN_BEND, (x2 - x1) / 2);
   const path = `M${x1} ${y1}C${x1 + bend} ${y1} ${isBackward ? x2 + bend : x2 - bend} ${y2} ${x2} ${y2}`;
-  const measured = dependency.p50Us === null ? "" : `${formatMilliseconds(dependency.p50Us)}, ${dependency.origin} to ${dependency.destination}; `;
-  const title = `${dependency.caller} → ${dependency.callee}: ${measured}${VERDICTS[dependency.verdict].text}`;
+  const zones = `${dependency.origin} to ${dependency.destination}`;
+  const latency = dependency.p50Us === null ? "" : `${formatMilliseconds(dependency.p50Us)}, ${zones}; `;
+  const title = `${dependency.caller} → ${dependency.callee}: ${latency}${VERDICTS[dependency.verdict].text}`;
   const line = svg("path", { class: dependency.verdict, d: path }, svg("title", {}, title));
   if (dependency.cost === null) return { line, cost: null };
   // Costs of the callers of one dependency are stacked next to its box.
   const siblings = group.dependencies.filter((other) => other.callee === dependency.callee && other.cost !== null);
-  const lineHeight = Math.min(13, (BOX.height - 6) / siblings.length);
+  const lineHeight = Math.min(COST_LINE_HEIGHT, (BOX.height - 6) / siblings.length);
   const offset = lineHeight * (siblings.indexOf(dependency) - (siblings.length - 1) / 2);
-  let label = siblings.length > MAX_LABELS ? "" : `${dependency.cost} ≤ ${dependency.maxCost}`;
+  let label = siblings.length > MAX_LABELLED_CALLERS ? "" : `${dependency.cost} ≤ ${dependency.maxCost}`;
   if (dependency.verdict === "violated") label = `✗ ${dependency.cost} > ${dependency.maxCost}`;
-  const attributes = { x: x2 + (isBackward ? 8 : -8), y: y2 + offset + 4, "text-anchor": isBackward ? "start" : "end" };
+  const x = x2 + (isBackward ? COST_GAP : -COST_GAP), y = y2 + offset + COST_BASELINE;
+  const attributes = { x, y, "text-anchor": isBackward ? "start" : "end" };
   return { line, cost: svg("text", { class: `cost ${dependency.verdict}`, ...attributes }, label) };
 }
 
 function buildWorkload(workload, { x, y }) {
   const placement = describePlacement(workload);
   const isPlaced = workload.pods.some((pod) => pod.node);
-  const hasOwnName = workload.name && workload.name !== workload.selector;
-  const title = hasOwnName ? `${workload.selector} ${workload.name}` : workload.selector;
+  const hasOtherName = workload.name && workload.name !== workload.selector;
+  const title = hasOtherName ? `${workload.selector} ${workload.name}` : workload.selector;
   const index = workload.index === null ? "" : `#${workload.index}`;
   return svg("g", {},
     svg("rect", { x, y, width: BOX.width, height: BOX.height, rx: 6, class: isPlaced ? "" : "unplaced" }),
-    svg("text", { x: x + 10, y: y + 20 }, truncate(title, MAX_TITLE_LENGTH)),
-    svg("text", { x: x + BOX.width - 8, y: y + 20, class: "soft", "text-anchor": "end" }, index),
-    svg("text", { x: x + 10, y: y + 38, class: "soft" }, truncate(placement, MAX_PLACEMENT_LENGTH)),
+    svg("text", { x: x + BOX.padding, y: y + BOX.titleY }, truncate(title, MAX_TITLE_LENGTH)),
+    svg("text", { x: x + BOX.width - BOX.padding, y: y + BOX.titleY, class: "soft", "text-anchor": "end" }, index),
+    svg("text", { x: x + BOX.padding, y: y + BOX.placementY, class: "soft" }, truncate(placement, MAX_PLACEMENT_LENGTH)),
     svg("title", {}, `${workload.selector} ${workload.name}: ${placement}`));
 }
 
@@ -167,10 +172,10 @@ function describePlacement(workload) {
   if (!workload.pods.length) return "no pods";
   const counts = new Map();
   for (const pod of workload.pods) {
-    const place = pod.zone || pod.node || (pod.hasGates ? "gated" : "pending");
-    counts.set(place, (counts.get(place) || 0) + 1);
+    const location = pod.zone || pod.node || (pod.hasGates ? "gated" : "pending");
+    counts.set(location, (counts.get(location) || 0) + 1);
   }
-  return [...counts].map(([place, count]) => (count > 1 ? `${place} ×${count}` : place)).join(", ");
+  return [...counts].map(([location, count]) => (count > 1 ? `${location} ×${count}` : location)).join(", ");
 }
 
 const VERDICTS = {
@@ -181,14 +186,14 @@ const VERDICTS = {
 };
 
 function buildDependencyTable(group) {
-  const heads = [
+  const headers = [
     ...["From", "To", "Worst pair of zones"].map((name) => h("th", {}, name)),
     ...["Cost", "Max", "p50", "Min. bandwidth"].map((name) => h("th", { class: "n" }, name)),
     h("th", {}, "State"),
   ];
   return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Dependencies of ${group.name}` },
     h("table", {},
-      h("thead", {}, h("tr", {}, ...heads)),
+      h("thead", {}, h("tr", {}, ...headers)),
       h("tbody", {}, ...group.dependencies.map(buildDependencyRow))));
 }
 

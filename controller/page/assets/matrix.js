@@ -58,14 +58,14 @@ function drawLegend() {
 
 function selectPair(origin, destination) {
   [state.origin, state.destination] = [origin, destination];
-  const selected = cellIndex(origin, destination);
+  const selected = findCellIndex(origin, destination);
   drawnMatrix.cells.forEach((cell, i) => cell.toggleAttribute("data-selected", i === selected));
   drawPairFacts();
 }
 
 function drawPairFacts() {
   [byId("pair-from").value, byId("pair-to").value] = [state.origin, state.destination];
-  const forward = cellIndex(state.origin, state.destination), reverse = cellIndex(state.destination, state.origin);
+  const forward = findCellIndex(state.origin, state.destination), reverse = findCellIndex(state.destination, state.origin);
   if (forward < 0) {
     const hint = "Choose a pair to see the measurements behind its cost.";
     byId("pair-facts").replaceChildren(h("p", { class: "soft" }, hint));

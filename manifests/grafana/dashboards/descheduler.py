@@ -59,7 +59,7 @@ DESCHEDULER = Dashboard(
                 areas(
                     "Moves by outcome",
                     "short",
-                    "Moves evaluated per hour, by outcome: helped, returned to the same node, did not relieve it, did not lower the cost, or were lost.",
+                    "Moves evaluated per hour, by outcome, such as helped, returned to the same node, or lost.",
                     Query("sum by (outcome) (increase(netaware_descheduler_moves_evaluated_total[1h]))", "{{outcome}}"),
                 ),
                 areas(

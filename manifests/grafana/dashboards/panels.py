@@ -1,4 +1,4 @@
-"""Builders of dashboards: each panel is one call with title, unit, description and queries; `encode` adds Grafana's boilerplate."""
+"""Builds dashboards: each panel is one call with title, unit, description and queries; `encode` adds Grafana's other fields."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Dashboard:
 
 
 def select_clusters(expression: str) -> str:
-    """The expression with `CLUSTER_SELECTOR` at each metric. Series without the label belong to the choice All."""
+    """The expression with `CLUSTER_SELECTOR` at each metric. The choice All also selects series without the label."""
 
     def add_selector(metric: re.Match[str]) -> str:
         return f"{metric[1]}{{{CLUSTER_SELECTOR}, " if metric[2] else f"{metric[1]}{{{CLUSTER_SELECTOR}}}"

@@ -50,13 +50,13 @@ def test_tools_of_a_release_are_defined() -> None:
 
 @pytest.mark.parametrize("program", ["agent", "controller"])
 def test_bill_of_materials_names_each_package_once_with_its_hash(tmp_path: Path, program: str) -> None:
-    subprocess.run([sys.executable, ".ci/bill.py", "sbom", str(tmp_path)], check=True, cwd=ROOT, timeout=60)
-    bill = json.loads((tmp_path / f"netaware-{program}.spdx.json").read_text())
-    names = [package["name"] for package in bill["packages"]]
+    subprocess.run([sys.executable, ".ci/image_packages.py", "sbom", str(tmp_path)], check=True, cwd=ROOT, timeout=60)
+    document = json.loads((tmp_path / f"netaware-{program}.spdx.json").read_text())
+    names = [package["name"] for package in document["packages"]]
     assert len(names) == len(set(names)) > 10
     assert {"aiohttp", "msgspec"} < set(names)
-    hashed = [
-        p for p in bill["packages"] if any("pkg:pypi" in r["referenceLocator"] for r in p.get("externalRefs", ()))
+    python_packages = [
+        p for p in document["packages"] if any("pkg:pypi" in r["referenceLocator"] for r in p.get("externalRefs", ()))
     ]
-    assert all(len(p["checksums"][0]["checksumValue"]) == 64 for p in hashed)
-    assert {p["licenseDeclared"] for p in hashed if p["name"] in {"aiohttp", "msgspec"}} != {"NOASSERTION"}
+    assert all(len(p["checksums"][0]["checksumValue"]) == 64 for p in python_packages)
+    assert {p["licenseDeclared"] for p in python_packages if p["name"] in {"aiohttp", "msgspec"}} != {"NOASSERTION"}

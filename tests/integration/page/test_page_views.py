@@ -145,12 +145,12 @@ async def test_the_matrix_shows_the_chosen_measure_and_pair(chromium: Chromium) 
         await tab.evaluate(f"{cell}.click()")
         chosen = await tab.evaluate("[byId('pair-from'), byId('pair-to')].map((e) => e.selectedOptions[0].text)")
         assert await tab.evaluate(headers) == chosen == await tab.evaluate("[state.names[2], state.names[1]]")
-        cost = await tab.evaluate("state.overview.matrix.cost[cellIndex(2, 1)]")
+        cost = await tab.evaluate("state.overview.matrix.cost[findCellIndex(2, 1)]")
         assert await tab.evaluate(f"{cell}.innerText") == str(cost)
         assert f"Cost\n{cost}" in await text_of(tab, "#pair-facts")
         await tab.evaluate("byId('measure').value = 'p50'; byId('measure').dispatchEvent(new Event('change'))")
         assert await tab.evaluate(f"{cell}.innerText") == await tab.evaluate(
-            "formatNumber(state.overview.matrix.p50Us[cellIndex(2, 1)] / 1000)"
+            "formatNumber(state.overview.matrix.p50Us[findCellIndex(2, 1)] / 1000)"
         )
         for measure, basis, flags, sign in (
             ("p50", "inferred", "", ""),
@@ -159,7 +159,7 @@ async def test_the_matrix_shows_the_chosen_measure_and_pair(chromium: Chromium) 
             ("cost", "inferred", "loss", "*"),
             ("cost", "measured", "loss", "!"),
         ):
-            change = f"{{ const m = state.overview.matrix, i = cellIndex(2, 1); m.basis[i] = {basis!r}; m.qualityFlags[i] = {flags!r}; }}"
+            change = f"{{ const m = state.overview.matrix, i = findCellIndex(2, 1); m.basis[i] = {basis!r}; m.qualityFlags[i] = {flags!r}; }}"
             await tab.evaluate(f"{change} state.measure = {measure!r}; drawMatrix()")
             assert (await tab.evaluate(f"{cell}.innerText")).lstrip("0123456789.") == sign, (measure, basis, flags)
         assert await tab.evaluate("[999.4e6, 999.6e6].map(formatRate)") == ["999 Mbit/s", "1 Gbit/s"]

@@ -30,7 +30,7 @@ TEXTS = {path.name: path.read_text() for path in (*DOCS.glob("*.md"), ROOT / "RE
     "generator",
     [
         "docs/generate.py",
-        ".ci/bill.py licences",
+        ".ci/image_packages.py licences",
         "manifests/grafana/generate.py",
         "manifests/prometheus/operator/generate.py",
     ],

@@ -1,8 +1,8 @@
 """Lists the packages in the images: an SPDX 2.3 document for each program, and the table of licences in docs/licences.md.
 
-    python .ci/bill.py sbom DIR           writes DIR/netaware-agent.spdx.json and DIR/netaware-controller.spdx.json
-    python .ci/bill.py licences           writes docs/licences.md
-    python .ci/bill.py licences --check   writes nothing; exit code 1 if docs/licences.md is not current
+    python .ci/image_packages.py sbom DIR           writes DIR/netaware-agent.spdx.json and DIR/netaware-controller.spdx.json
+    python .ci/image_packages.py licences           writes docs/licences.md
+    python .ci/image_packages.py licences --check   writes nothing; exit code 1 if docs/licences.md is not current
 
 Versions and hashes come from the lock file, licences from the metadata of the installed packages.
 """
@@ -26,11 +26,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 TABLE_FILE = ROOT / "docs" / "licences.md"
 PROGRAMS = ("agent", "controller")
+MAX_NAME_LENGTH = 60
 # Program -> Debian package in its image: name, version and licence (in /usr/share/doc/netperf/copyright of the image).
 DEBIAN_PACKAGES = {"agent": ("netperf", "2.7.0", "NOASSERTION")}
 TABLE_HEAD = """# Licences of packages in the images
 
-Written by `python .ci/bill.py licences`. The project itself is under Apache-2.0. Licences of the base image,
+Written by `python .ci/image_packages.py licences`. The project itself is under Apache-2.0. Licences of the base image,
 `python:3.13-slim-trixie`, are in its `/usr/share/doc` and in Python's `LICENSE.txt`.
 
 | package | version | licence, as the package states it | in |
@@ -60,17 +61,17 @@ def read_lock_file() -> dict[str, Any]:
 def list_dependencies(packages: dict[str, Any], program: str) -> list[str]:
     """Return the sorted names of all packages that the extra of a program installs in its image."""
     project = packages["netaware"]
-    pending = [*project["dependencies"], *project["optional-dependencies"][program]]
+    unvisited = [*project["dependencies"], *project["optional-dependencies"][program]]
     names: set[str] = set()
-    while pending:
-        entry = pending.pop()
+    while unvisited:
+        entry = unvisited.pop()
         if entry["name"] in names or _is_excluded(entry.get("marker", "")):
             continue
         names.add(entry["name"])
         package = packages[entry["name"]]
-        pending += package.get("dependencies", [])
+        unvisited += package.get("dependencies", [])
         for extra in entry.get("extra", ()):
-            pending += package.get("optional-dependencies", {}).get(extra, [])
+            unvisited += package.get("optional-dependencies", {}).get(extra, [])
     return sorted(names)
 
 
@@ -85,18 +86,17 @@ def find_licence(name: str) -> str:
         headers = metadata(name)
     except PackageNotFoundError:
         return "NOASSERTION"
-    expression = headers.get("License-Expression")
-    if expression:
+    if expression := headers.get("License-Expression"):
         return str(expression)
     text = str(headers.get("License") or "").strip()
-    classifiers = [
-        str(value).rpartition(" :: ")[2] for value in headers.get_all("Classifier") or () if "License ::" in str(value)
-    ]
-    for candidate in (text, *classifiers):
+    classifiers = map(str, headers.get_all("Classifier") or ())
+    licences = [name.rpartition(" :: ")[2] for name in classifiers if "License ::" in name]
+    for candidate in (text, *licences):
         if candidate.lower() in SPDX_IDS:
             return SPDX_IDS[candidate.lower()]
-    is_short_name = 0 < len(text) < 60 and "\n" not in text
-    return text if is_short_name else (classifiers or ["NOASSERTION"])[0]
+    # Some packages have the whole licence in the field.
+    is_name = 0 < len(text) < MAX_NAME_LENGTH and "\n" not in text
+    return text if is_name else (licences or ["NOASSERTION"])[0]
 
 
 def build_table_rows(packages: dict[str, Any]) -> Iterator[str]:
@@ -120,12 +120,9 @@ def build_spdx(packages: dict[str, Any], program: str) -> dict[str, Any]:
         spdx_packages.append(_build_package(name, packages[name]["version"], find_licence(name), source["hash"]))
     if program in DEBIAN_PACKAGES:
         spdx_packages.append(_build_package(*DEBIAN_PACKAGES[program], "", kind="deb/debian"))
-    root = spdx_packages[0]["SPDXID"]
-    dependencies = [
-        {"spdxElementId": root, "relationshipType": "DEPENDS_ON", "relatedSpdxElement": package["SPDXID"]}
-        for package in spdx_packages[1:]
-    ]
-    subject = {"spdxElementId": "SPDXRef-DOCUMENT", "relationshipType": "DESCRIBES", "relatedSpdxElement": root}
+    program_id, *package_ids = (package["SPDXID"] for package in spdx_packages)
+    relationships = [("SPDXRef-DOCUMENT", "DESCRIBES", program_id)]
+    relationships += [(program_id, "DEPENDS_ON", package_id) for package_id in package_ids]
     references = sorted({p["licenseDeclared"] for p in spdx_packages if p["licenseDeclared"].startswith("LicenseRef-")})
     return {
         "spdxVersion": "SPDX-2.3",
@@ -133,9 +130,12 @@ def build_spdx(packages: dict[str, Any], program: str) -> dict[str, Any]:
         "SPDXID": "SPDXRef-DOCUMENT",
         "name": f"netaware-{program}-{version}",
         "documentNamespace": f"https://netaware.io/spdx/netaware-{program}-{version}-{lock_hash}",
-        "creationInfo": {"created": _read_creation_time(), "creators": ["Tool: netaware-bill"]},
+        "creationInfo": {"created": _read_creation_time(), "creators": ["Tool: netaware-image-packages"]},
         "packages": spdx_packages,
-        "relationships": [subject, *dependencies],
+        "relationships": [
+            {"spdxElementId": element, "relationshipType": type_, "relatedSpdxElement": related}
+            for element, type_, related in relationships
+        ],
         "hasExtractedLicensingInfos": [
             {"licenseId": reference, "extractedText": "see the package", "name": reference.removeprefix("LicenseRef-")}
             for reference in references
@@ -188,7 +188,10 @@ def main() -> int:
             if "--check" in flags:
                 is_current = TABLE_FILE.exists() and TABLE_FILE.read_text() == text
                 if not is_current:
-                    print(f"{TABLE_FILE.relative_to(ROOT)} is not current: run .ci/bill.py licences", file=sys.stderr)
+                    print(
+                        f"{TABLE_FILE.relative_to(ROOT)} is not current: run .ci/image_packages.py licences",
+                        file=sys.stderr,
+                    )
                 return 0 if is_current else 1
             TABLE_FILE.write_text(text)
             return 0
