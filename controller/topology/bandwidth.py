@@ -11,6 +11,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from itertools import product
 
 from controller.cluster.costs import cost_entries_of
 from controller.cluster.crds import NETPERF_COSTS, NetworkTopology
@@ -35,29 +36,28 @@ def compute_allocations(
         pods: pods of AppGroups; those on deleted nodes, or on nodes without a zone, do not count.
         locations: node name -> location.
     """
-    counts_by_zone: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)  # By group and workload.
+    zone_counts_by_workload: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)  # Keys: group, workload.
     for pod in pods:
         location = locations.get(pod.spec.node_name)
         if location is not None and location.zone and pod.is_bound:
             group = membership.group_key_of(pod.metadata.namespace, pod.group)
-            counts_by_zone[group, pod.workload][location.zone] += 1
-    # Zone pair -> replicas of the callee -> bandwidth of all pairs of pods. Divided at the end, so that few fractions are added.
-    bps_by_replicas: dict[ZonePair, Counter[int]] = defaultdict(Counter)
+            zone_counts_by_workload[group, pod.workload][location.zone] += 1
+    # Sums that are to be divided by the callee's number of replicas, by that number, so that few fractions are added.
+    bps_by_replicas_by_pair: dict[ZonePair, Counter[int]] = defaultdict(Counter)
     for key in membership.groups:
         graph = membership.graph(key)
         for edge in graph.edges:
-            callers, callees = (counts_by_zone.get((key, graph.selectors[i])) for i in (edge.caller, edge.callee))
+            workloads = (graph.selectors[edge.caller], graph.selectors[edge.callee])
+            callers, callees = (zone_counts_by_workload.get((key, workload)) for workload in workloads)
             if not edge.min_bandwidth_bps or not callers or not callees:
                 continue
-            replicas = callees.total()
-            for origin, caller_count in callers.items():
-                for destination, callee_count in callees.items():
-                    if origin != destination:
-                        count = caller_count * callee_count
-                        bps_by_replicas[origin, destination][replicas] += edge.min_bandwidth_bps * count
+            for (origin, caller_count), (destination, callee_count) in product(callers.items(), callees.items()):
+                if origin != destination:
+                    bps = edge.min_bandwidth_bps * caller_count * callee_count
+                    bps_by_replicas_by_pair[origin, destination][callees.total()] += bps
     return {
-        pair: math.ceil(sum((Fraction(bps, replicas) for replicas, bps in bps_of_pair.items()), Fraction()))
-        for pair, bps_of_pair in sorted(bps_by_replicas.items())
+        pair: math.ceil(sum((Fraction(bps, replicas) for replicas, bps in bps_by_replicas.items()), Fraction()))
+        for pair, bps_by_replicas in sorted(bps_by_replicas_by_pair.items())
     }
 
 

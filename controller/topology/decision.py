@@ -1,4 +1,4 @@
-"""Computes costs, latencies, bandwidths and faults of a NetworkTopology from samples. Pure."""
+"""Computes costs, latencies, bandwidths and faults of a NetworkTopology from samples, without I/O."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TopologySnapshot(msgspec.Struct, frozen=True):
         topology: the NetworkTopology.
         zone_map: zones and nodes of the cluster.
         data_by_configmap: ``namespace/name`` of a results ConfigMap -> its data; of a key in several ConfigMaps the last counts.
-        missing_configmaps: the results ConfigMap that the NetworkTopology names, if no results ConfigMap could be read.
+        missing_configmaps: the name of the NetworkTopology's results ConfigMap, if no results ConfigMap could be read; else empty.
         allocated_bps: zone pair -> bits per second that placed pods of AppGroups need.
         interval_s: length of a probing round.
         expected_keys: keys of planned results; None without a plan.
@@ -89,14 +89,17 @@ def decide_topology(
     """
     topology, interval_s = snapshot.topology, snapshot.interval_s
     policy, policy_error = resolve_policy(topology, defaults)
-    results = _decode_results_of(snapshot, wall_s)
+    data = {key: value for shard in snapshot.data_by_configmap.values() for key, value in shard.items()}
+    results = decode_results(data, snapshot.zone_map.location_by_node, snapshot.expected_keys, now_s=wall_s)
     written_latencies = decode_latencies(topology.metadata.annotation(LATENCY_ANNOTATION))
     if state is None:
         state = restore_state(zone_costs_of(topology.weight(NETPERF_COSTS)), policy, now_s, written_latencies)
         state = resume_state(earlier_state, state) if earlier_state is not None else state
     samples, failures = results.samples.values(), results.failures.values()
     state = update_state(samples, state, policy, now_s, wall_s, failures=failures, interval_s=interval_s)
-    costs, state = compute_costs(state, snapshot.zone_map.region_by_zone, policy, now_s, interval_s=interval_s)
+    region_by_zone = snapshot.zone_map.region_by_zone
+    costs, state = compute_costs(state, region_by_zone, policy, now_s, interval_s=interval_s)
+    region_allocations_bps = bandwidth.sum_by_region_pair(snapshot.allocated_bps, region_by_zone)
     return TopologyDecision(
         latencies=apply_hysteresis(written_latencies, costs.latencies()),
         costs=costs,
@@ -105,30 +108,24 @@ def decide_topology(
         policy=policy,
         results=results,
         zone_bandwidths=Bandwidths(bandwidth.read_user_capacities(topology, ZONE_LABEL), snapshot.allocated_bps),
-        region_bandwidths=_region_bandwidths_of(snapshot),
+        region_bandwidths=Bandwidths(bandwidth.read_user_capacities(topology, REGION_LABEL), region_allocations_bps),
         faults=_faults_of(snapshot, results, policy_error),
     )
-
-
-def _decode_results_of(snapshot: TopologySnapshot, wall_s: float) -> Results:
-    data = {key: value for shard in snapshot.data_by_configmap.values() for key, value in shard.items()}
-    return decode_results(data, snapshot.zone_map.location_by_node, snapshot.expected_keys, now_s=wall_s)
-
-
-def _region_bandwidths_of(snapshot: TopologySnapshot) -> Bandwidths:
-    allocations_bps = bandwidth.sum_by_region_pair(snapshot.allocated_bps, snapshot.zone_map.region_by_zone)
-    return Bandwidths(bandwidth.read_user_capacities(snapshot.topology, REGION_LABEL), allocations_bps)
 
 
 def _faults_of(snapshot: TopologySnapshot, results: Results, policy_error: str) -> status.InputFaults:
     samples = results.samples.values()
     size_by_configmap = {name: measure_size(data) for name, data in snapshot.data_by_configmap.items()}
+    nodes_by_refusal: dict[str, set[str]] = defaultdict(set)
+    for refusal in results.refusals:
+        if refusal.writer:
+            nodes_by_refusal[refusal.reason].add(refusal.writer)
     return status.InputFaults(
         policy_error=policy_error,
         missing_configmaps=snapshot.missing_configmaps,
         large_configmaps={name: size for name, size in size_by_configmap.items() if size > SIZE_WARNING_BYTES},
         refusal_counts=results.refusal_counts,
-        writers_by_reason=_writers_by_reason(results),
+        writers_by_reason={reason: tuple(sorted(nodes)) for reason, nodes in nodes_by_refusal.items()},
         failures={(f.origin.zone, f.destination.zone): f.failure for f in results.failures.values()},
         netperf_failures={s.zones: s.run_failure or "" for s in samples if s.has_persistent_failure},
         disagreeing_pairs=tuple(sorted({s.zones for s in samples if s.has_disagreement})),
@@ -137,7 +134,7 @@ def _faults_of(snapshot: TopologySnapshot, results: Results, policy_error: str) 
 
 
 def resolve_policy(topology: NetworkTopology, defaults: CostPolicy) -> tuple[CostPolicy, str]:
-    """The NetworkTopology's cost policy over the defaults, and why it is invalid; if so, the policy is the defaults."""
+    """The cost policy of a NetworkTopology, and no error; or the defaults, and why the NetworkTopology's costPolicy is invalid."""
     fields = topology.spec.cost_policy
     if fields is None:
         return defaults, ""
@@ -147,12 +144,3 @@ def resolve_policy(topology: NetworkTopology, defaults: CostPolicy) -> tuple[Cos
         return parse_policy(fields, defaults), ""
     except ConfigError as error:
         return defaults, str(error)
-
-
-def _writers_by_reason(results: Results) -> dict[str, tuple[str, ...]]:
-    """Names of the nodes that wrote refused keys, sorted, by the reason of the refusal."""
-    nodes_by_reason: dict[str, set[str]] = defaultdict(set)
-    for refusal in results.refusals:
-        if refusal.writer:
-            nodes_by_reason[refusal.reason].add(refusal.writer)
-    return {reason: tuple(sorted(nodes)) for reason, nodes in nodes_by_reason.items()}

@@ -5,7 +5,7 @@ Cardinality: about five series for each directed pair of zones of a NetworkTopol
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -15,54 +15,49 @@ from controller.topology.decision import TopologyDecision
 from controller.topology.status import count_pairs_by_basis
 from kubekit import quantity
 
-_COST = "netaware_network_cost"
-_LATENCY = "netaware_zone_latency_seconds"
-_AGE = "netaware_zone_measurement_age_seconds"
-_ZONE_PAIRS = "netaware_zone_pairs"
-_REFUSED_KEYS = "netaware_results_refused_keys"
-_CAPACITY = "netaware_bandwidth_capacity_bytes_per_second"
-_ALLOCATED = "netaware_bandwidth_allocated_bytes_per_second"
-_PAIR = ("origin", "destination")
-_GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    _COST: ("Cost as written to NetperfCosts; level: zone, region.", ("level", *_PAIR)),
-    _LATENCY: (
-        "Agreed or inferred latency behind a cost, with the effect of loss; basis: measured, mirrored, stale, inferred.",
-        (*_PAIR, "basis"),
-    ),
-    _AGE: ("Age of the measurement behind a cost.", _PAIR),
-    _ZONE_PAIRS: (
-        "Directed pairs of zones; basis of the cost: measured, mirrored, stale, inferred, unreachable, absent.",
-        ("basis",),
-    ),
-    _REFUSED_KEYS: (
-        "Keys in results ConfigMaps that were refused; the condition InputValid explains them.",
-        ("reason",),
-    ),
-    _CAPACITY: ("Capacity of a path, as users' weights declare it; level: zone, region.", ("level", *_PAIR)),
-    _ALLOCATED: ("minBandwidth of placed pods on a path; level: zone, region.", ("level", *_PAIR)),
-}
-"""Help text, and labels after ``topology``, by the name of the gauge."""
+
+def _gauge(name: str, help_text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, help_text, labels=("topology", *labels))
 
 
-def _gauge_values(decision: TopologyDecision) -> Iterator[tuple[str, tuple[str, ...], float]]:
-    """Name of a gauge, values of its labels after ``topology``, and its value."""
-    for pair, entry in decision.costs.by_zone_pair.items():
-        yield _COST, ("zone", *pair), entry.cost
-        if entry.basis != "unreachable":
-            yield _LATENCY, (*pair, entry.basis), entry.latency_us / 1e6
-        if entry.basis != "inferred":
-            yield _AGE, pair, entry.age_s
-    for pair, cost in decision.costs.cost_by_region_pair.items():
-        yield _COST, ("region", *pair), cost
-    for basis, count in count_pairs_by_basis(decision.pairs_by_basis, decision.costs).items():
-        yield _ZONE_PAIRS, (basis,), count
-    for reason, count in decision.results.refusal_counts.items():
-        yield _REFUSED_KEYS, (reason,), count
-    for level, bandwidths in (("zone", decision.zone_bandwidths), ("region", decision.region_bandwidths)):
-        for pair, capacity in bandwidths.capacities.items():
-            yield _CAPACITY, (level, *pair), float(quantity.parse(capacity)) / 8
-        for pair, allocated_bps in bandwidths.allocations_bps.items():
-            yield _ALLOCATED, (level, *pair), allocated_bps / 8
+class _Gauges:
+    """The gauges of one scrape, for all NetworkTopologies."""
+
+    def __init__(self) -> None:
+        pair, path = ("origin", "destination"), ("level", "origin", "destination")
+        self.cost = _gauge("netaware_network_cost", "Cost as written to NetperfCosts; level: zone, region.", *path)
+        bases = "measured, mirrored, stale, inferred"
+        latency = f"Agreed or inferred latency behind a cost, with the effect of loss; basis: {bases}."
+        self.latency = _gauge("netaware_zone_latency_seconds", latency, *pair, "basis")
+        self.age = _gauge("netaware_zone_measurement_age_seconds", "Age of the measurement behind a cost.", *pair)
+        zone_pairs = f"Directed pairs of zones; basis of the cost: {bases}, unreachable, absent."
+        self.zone_pairs = _gauge("netaware_zone_pairs", zone_pairs, "basis")
+        refused_keys = "Keys in results ConfigMaps that were refused; the condition InputValid explains them."
+        self.refused_keys = _gauge("netaware_results_refused_keys", refused_keys, "reason")
+        capacity = "Capacity of a path, as users' weights declare it; level: zone, region."
+        self.capacity = _gauge("netaware_bandwidth_capacity_bytes_per_second", capacity, *path)
+        allocated = "minBandwidth of placed pods on a path; level: zone, region."
+        self.allocated = _gauge("netaware_bandwidth_allocated_bytes_per_second", allocated, *path)
+
+    def add(self, key: str, decision: TopologyDecision) -> None:
+        """Add the series of a NetworkTopology."""
+        for pair, entry in decision.costs.by_zone_pair.items():
+            self.cost.add_metric((key, "zone", *pair), entry.cost)
+            if entry.basis != "unreachable":
+                self.latency.add_metric((key, *pair, entry.basis), entry.latency_us / 1e6)
+            if entry.basis != "inferred":
+                self.age.add_metric((key, *pair), entry.age_s)
+        for pair, cost in decision.costs.cost_by_region_pair.items():
+            self.cost.add_metric((key, "region", *pair), cost)
+        for basis, count in count_pairs_by_basis(decision.pairs_by_basis, decision.costs).items():
+            self.zone_pairs.add_metric((key, basis), count)
+        for reason, count in decision.results.refusal_counts.items():
+            self.refused_keys.add_metric((key, reason), count)
+        for level, bandwidths in (("zone", decision.zone_bandwidths), ("region", decision.region_bandwidths)):
+            for pair, capacity in bandwidths.capacities.items():
+                self.capacity.add_metric((key, level, *pair), float(quantity.parse(capacity)) / 8)
+            for pair, allocated_bps in bandwidths.allocations_bps.items():
+                self.allocated.add_metric((key, level, *pair), allocated_bps / 8)
 
 
 class TopologyMetrics(Collector):
@@ -82,11 +77,7 @@ class TopologyMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Metrics of all NetworkTopologies."""
-        families = {
-            name: GaugeMetricFamily(name, help_text, labels=["topology", *labels])
-            for name, (help_text, labels) in _GAUGES.items()
-        }
+        gauges = _Gauges()
         for key, decision in tuple(self.decisions.items()):  # A copy, because metrics are collected in a thread.
-            for name, labels, value in _gauge_values(decision):
-                families[name].add_metric([key, *labels], value)
-        yield from families.values()
+            gauges.add(key, decision)
+        yield from vars(gauges).values()

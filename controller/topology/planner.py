@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -42,7 +42,7 @@ DEBOUNCE_S = 1.0
 class _ComputedPlan(NamedTuple):
     """The stored plans by zone, the new plan, the keys of results of both, and the number of zones with nodes."""
 
-    previous: dict[str, ZonePlan]
+    stored_plans: dict[str, ZonePlan]
     plan: ProbePlan
     expected_keys: Collection[str]
     zone_count: int
@@ -92,19 +92,19 @@ class ProbePlanner:
             registry=registry,
         )
         cache.nodes.subscribe(self._on_node_change)
-        cache.agent_pods.subscribe(self._on_change)
-        cache.plans.subscribe(self._on_change)
+        cache.agent_pods.subscribe(self._schedule_plan)
+        cache.plans.subscribe(self._schedule_plan)
 
     def list_results_names(self, *topologies: NetworkTopology) -> list[ObjectName]:
         """Names of the ConfigMaps with results: first those that agents write, then those that the NetworkTopologies name."""
         return list_results_names(topologies, self._plans.values(), self._namespace, self.zone_count)
 
-    def _on_change(self, *_: object) -> None:
+    def _schedule_plan(self, *_: object) -> None:
         self._queue.add_after(PLAN_KEY, DEBOUNCE_S)
 
     def _on_node_change(self, _key: str, old: Node | None, new: Node | None) -> None:
         if not is_probe_node_unchanged(old, new):
-            self._on_change()
+            self._schedule_plan()
 
     async def run(self) -> None:
         """Write plans until cancelled."""
@@ -124,8 +124,8 @@ class ProbePlanner:
         computed = await asyncio.to_thread(self._compute_plan, plan_objects, nodes, pods, self._wall())
         plan, self.zone_count = computed.plan, computed.zone_count
         self._expect_keys(computed.expected_keys)
-        for results in sorted({zone_plan.results_name for zone_plan in plan.plan_by_zone.values()}):
-            await self._create_results(ObjectName(self._namespace, results))
+        for results_name in sorted({zone_plan.results_name for zone_plan in plan.plan_by_zone.values()}):
+            await self._create_results(ObjectName(self._namespace, results_name))
         await self._write_changed_plans(plan_objects, computed)
         self._plans, self.interval_s = plan.plan_by_zone, plan.interval_s
         self._report_plan(plan)
@@ -135,7 +135,7 @@ class ProbePlanner:
     async def _write_changed_plans(self, plan_objects: Mapping[str, ConfigMap], computed: _ComputedPlan) -> None:
         plans = {plan_object_name(zone): zone_plan for zone, zone_plan in computed.plan.plan_by_zone.items()}
         for name, zone_plan in plans.items():
-            if name in plan_objects and computed.previous.get(zone_plan.zone) == zone_plan:
+            if name in plan_objects and computed.stored_plans.get(zone_plan.zone) == zone_plan:
                 continue
             try:
                 await self._write_plan(name, zone_plan, plan_objects.get(name))
@@ -146,30 +146,29 @@ class ProbePlanner:
             await self._client.delete(CONFIGMAPS, name, namespace=self._namespace)
             self._writes.labels("plan-deleted").inc()
 
-    async def _create_results(self, results: ObjectName) -> None:
+    async def _create_results(self, name: ObjectName) -> None:
         """Create a results ConfigMap if it does not exist, because agents may only update it."""
-        if self._cache.results.get(str(results)) is not None:
+        if self._cache.results.get(str(name)) is not None:
             return
-        metadata = {"name": results.name, "labels": PART_OF_LABELS}
-        body = {**CONFIGMAPS.type_meta, "metadata": metadata}
+        body = {**CONFIGMAPS.type_meta, "metadata": {"name": name.name, "labels": PART_OF_LABELS}}
         try:
-            await self._client.create(CONFIGMAPS, body, Object, namespace=results.namespace)
+            await self._client.create(CONFIGMAPS, body, Object, namespace=name.namespace)
         except ApiError as error:
             if not error.is_already_exists:
                 raise
             return
         self._writes.labels("results-created").inc()
-        log.info("results ConfigMap created", object=results)
+        log.info("results ConfigMap created", object=name)
 
     def _compute_plan(
         self, plan_objects: Mapping[str, ConfigMap], nodes: Sequence[Node], pods: Sequence[PodInfo], wall_s: float
     ) -> _ComputedPlan:
-        previous, agent_pods = _decode_plans(plan_objects), agent_pods_by_node(pods)
+        stored_plans, agent_pods = _decode_plans(plan_objects), agent_pods_by_node(pods)
         probe_nodes = [to_probe_node(node, agent_pods) for node in nodes]
-        plan = plan_probes(probe_nodes, self._config.probing, previous, wall_s)
-        # Another leader may have made the previous plan, so its keys may not be expected yet.
-        keys = list_planned_keys((*previous.values(), *plan.plan_by_zone.values()))
-        return _ComputedPlan(previous, plan, keys, len({node.zone for node in probe_nodes} - {""}))
+        plan = plan_probes(probe_nodes, self._config.probing, stored_plans, wall_s)
+        # Another leader may have written the stored plans, so their keys may not be expected yet.
+        keys = list_planned_keys((*stored_plans.values(), *plan.plan_by_zone.values()))
+        return _ComputedPlan(stored_plans, plan, keys, len({node.zone for node in probe_nodes} - {""}))
 
     def _expect_keys(self, keys: Collection[str]) -> None:
         """Expect these keys until `EXPECTED_ROUNDS` after they are no longer planned."""
@@ -179,18 +178,13 @@ class ProbePlanner:
             keys, now_s + EXPECTED_ROUNDS * max(self.interval_s, REPLAN_INTERVAL_S)
         )
 
-    async def _write_plan(self, name: str, plan: ZonePlan, before: ConfigMap | None) -> None:
-        body = {
-            **CONFIGMAPS.type_meta,
-            "metadata": {
-                "name": name,
-                "namespace": self._namespace,
-                **({"resourceVersion": before.metadata.resource_version} if before is not None else {}),
-                "labels": {PLAN_LABEL: "true", **PART_OF_LABELS},
-                "annotations": {ZONE_LABEL: plan.zone},
-            },
-            "data": encode_plan(plan),
-        }
+    async def _write_plan(self, name: str, plan: ZonePlan, stored: ConfigMap | None) -> None:
+        metadata: dict[str, Any] = {"name": name, "namespace": self._namespace}
+        metadata |= {"labels": {PLAN_LABEL: "true", **PART_OF_LABELS}, "annotations": {ZONE_LABEL: plan.zone}}
+        if stored is not None:
+            # The API server answers with a conflict if the plan has changed since it was read.
+            metadata["resourceVersion"] = stored.metadata.resource_version
+        body = {**CONFIGMAPS.type_meta, "metadata": metadata, "data": encode_plan(plan)}
         await self._client.apply(CONFIGMAPS, name, body, Object, field_manager=FIELD_MANAGER, namespace=self._namespace)
         self._writes.labels("plan-written").inc()
         log.info("plan written", zone=plan.zone, probes=len(plan.probes), epoch=plan.epoch, interval_s=plan.interval_s)

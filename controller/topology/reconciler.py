@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from prometheus_client import CollectorRegistry
 
@@ -76,10 +75,11 @@ class TopologyController:
         self._queue = WorkQueue()
         self.planner = ProbePlanner(client, cache, config, registry, clock=clock, wall=wall)
         self._metrics = TopologyMetrics(registry)
+        # By key of a NetworkTopology: the state of its costs, that of an earlier leadership, and when its status was written.
         self._states: dict[str, CostState] = {}
         self._earlier_states: dict[str, CostState] = {}
-        self._keys_with_new_weight: set[str] = set()
         self._status_written_at: dict[str, float] = {}
+        self._keys_with_new_weight: set[str] = set()
         self._cached_zone_map: ZoneMap | None = None
         self._cached_allocations: Mapping[ZonePair, int] | None = None
         self._node_change_count = self._placement_change_count = 0
@@ -151,8 +151,7 @@ class TopologyController:
             return PLAN_RETRY_S
         snapshot = await self._read_snapshot(topology)
         # In a thread: a decision for 100 zones takes long, and the leader must renew its lease.
-        decide = partial(self._decide, state=self._states.get(key), earlier_state=self._earlier_states.get(key))
-        decision, operations = await asyncio.to_thread(decide, snapshot, now_s=self._clock(), wall_s=self._wall())
+        decision, operations = await asyncio.to_thread(self._decide, key, snapshot, self._clock(), self._wall())
         self._states[key] = decision.state
         try:
             await self._write_decision(key, snapshot.topology, decision, operations)
@@ -161,15 +160,10 @@ class TopologyController:
         return min(RESYNC_S, self.planner.interval_s / 4)
 
     def _decide(
-        self,
-        snapshot: TopologySnapshot,
-        *,
-        state: CostState | None,
-        earlier_state: CostState | None,
-        now_s: float,
-        wall_s: float,
+        self, key: str, snapshot: TopologySnapshot, now_s: float, wall_s: float
     ) -> tuple[TopologyDecision, list[Operation] | None]:
         """The decision, and the patch of the NetworkTopology; None if its weight and latencies stay. Runs in a thread."""
+        state, earlier_state = self._states.get(key), self._earlier_states.get(key)
         decision = decide_topology(
             snapshot, state, self._defaults, now_s=now_s, wall_s=wall_s, earlier_state=earlier_state
         )
@@ -193,8 +187,8 @@ class TopologyController:
         except ApiError:
             return None
 
-    async def _read_zone_map(self) -> ZoneMap:
-        """Zones and locations of nodes; computed in a thread if nodes have changed."""
+    async def _compute_zone_map(self) -> ZoneMap:
+        """Zones and locations of nodes; computed in a thread if nodes have changed, else cached."""
         if self._cached_zone_map is not None:
             return self._cached_zone_map
         change_count = self._node_change_count
@@ -203,8 +197,8 @@ class TopologyController:
             self._cached_zone_map = zone_map
         return zone_map
 
-    async def _read_allocations(self, locations: Mapping[str, NodeLocation]) -> Mapping[ZonePair, int]:
-        """Allocated bits per second by zone pair; computed in a thread if pods, nodes, AppGroups or namespaces have changed."""
+    async def _compute_allocations(self, locations: Mapping[str, NodeLocation]) -> Mapping[ZonePair, int]:
+        """Allocated bits per second by zone pair; computed in a thread if pods, nodes, AppGroups or namespaces have changed, else cached."""
         if self._cached_allocations is not None:
             return self._cached_allocations
         change_count, maybe_yield = self._placement_change_count, CooperativeYield()
@@ -219,8 +213,8 @@ class TopologyController:
         return allocations
 
     async def _read_snapshot(self, topology: NetworkTopology) -> TopologySnapshot:
-        zone_map = await self._read_zone_map()
-        allocations = await self._read_allocations(zone_map.location_by_node)
+        zone_map = await self._compute_zone_map()
+        allocations = await self._compute_allocations(zone_map.location_by_node)
         names = self.planner.list_results_names(topology)
         data_by_configmap = {str(name): data for name in names if (data := await self._read_results(name)) is not None}
         named_configmap = ObjectName(topology.metadata.namespace, topology.spec.configmap_name)
@@ -249,12 +243,8 @@ class TopologyController:
             )
             self._keys_with_new_weight.add(key)
             self._metrics.writes.labels("weights").inc()
-            log.info(
-                "costs written",
-                topology=key,
-                pairs=len(decision.costs.by_zone_pair),
-                absent=len(decision.costs.absent_pairs),
-            )
+            costs = decision.costs
+            log.info("costs written", topology=key, pairs=len(costs.by_zone_pair), absent=len(costs.absent_pairs))
         self._metrics.decisions[key] = decision
         conditions = status.build_conditions(
             decision.pairs_by_basis, decision.costs, decision.faults, topology.metadata.generation

@@ -36,7 +36,7 @@ class InputFaults(msgspec.Struct, frozen=True):
         missing_configmaps: results ConfigMaps to name, if none could be read.
         large_configmaps: results ConfigMaps near the API server's limit -> size in bytes.
         refusal_counts: reason -> number of refused keys.
-        writers_by_reason: reason -> nodes that wrote refused keys.
+        writers_by_reason: reason -> nodes that wrote refused keys, sorted.
         failures: pairs whose last run failed -> the failure.
         netperf_failures: pairs on which netperf keeps failing while datagrams pass -> the failure.
         disagreeing_pairs: pairs on which netperf and datagrams disagree, although neither has a quality flag.
@@ -62,13 +62,13 @@ Mirrored costs, and stale costs at first, are ``measured``.
 
 def group_pairs_by_basis(costs: ZoneCosts, policy: CostPolicy, interval_s: float) -> PairsByBasis:
     """Group pairs. A stale cost counts as measured at first, because a pair misses a round when it moves to other nodes."""
-    limit_s = max(policy.stale_after_s, MISSED_ROUNDS * interval_s)
+    grace_s = max(policy.stale_after_s, MISSED_ROUNDS * interval_s)
     pairs_by_basis: dict[str, list[ZonePair]] = {
         basis: [] for basis in ("measured", "stale", "inferred", "absent", "unreachable")
     }
     pairs_by_basis["absent"] += costs.absent_pairs
     for pair, entry in costs.by_zone_pair.items():
-        is_measured = entry.basis == "mirrored" or (entry.basis == "stale" and entry.age_s <= limit_s)
+        is_measured = entry.basis == "mirrored" or (entry.basis == "stale" and entry.age_s <= grace_s)
         pairs_by_basis["measured" if is_measured else entry.basis].append(pair)
     pairs_by_basis["stale"].sort(key=lambda p: (-costs.by_zone_pair[p].age_s, p))
     for basis in ("measured", "inferred"):
@@ -117,10 +117,10 @@ def _unreachable_state(pairs_by_basis: PairsByBasis, costs: ZoneCosts, faults: I
     pairs = pairs_by_basis["unreachable"]
     if not pairs:
         return ConditionState("AllReachable", "no path is known to be dead", holds=False)
-    failures = {faults.failures[pair] for pair in pairs if pair in faults.failures}
-    reasons_text = f" ({', '.join(sorted(failures))})" if failures else ""
+    failures = sorted({faults.failures[pair] for pair in pairs if pair in faults.failures})
+    causes = f" ({', '.join(failures)})" if failures else ""
     message = (
-        f"{len(pairs)} of {sum(map(len, pairs_by_basis.values()))} zone pairs cannot be reached by any pair of nodes{reasons_text} "
+        f"{len(pairs)} of {sum(map(len, pairs_by_basis.values()))} zone pairs cannot be reached by any pair of nodes{causes} "
         f"and cost {costs.by_zone_pair[pairs[0]].cost}: {_join_pairs(pairs)}"
     )
     return ConditionState("PathsDead", message, holds=True)
@@ -154,28 +154,21 @@ def _input_valid_state(faults: InputFaults) -> ConditionState:
     if faults.missing_configmaps:
         problems["ResultsMissing"] = f"no ConfigMap {_join_names(faults.missing_configmaps)}"
     if faults.large_configmaps:
-        # Rounded, so that a change of some bytes does not rewrite the status.
-        sizes = ", ".join(
-            f"{name} ({size // 2**16 * 64} KiB)" for name, size in sorted(faults.large_configmaps.items())
-        )
+        # Rounded to 64 KiB, so that a change of some bytes does not rewrite the status.
+        sizes = [f"{name} ({size // 2**16 * 64} KiB)" for name, size in sorted(faults.large_configmaps.items())]
         problems["ResultsTooLarge"] = (
-            f"close to the 1 MiB that a ConfigMap may have: {sizes}; remove keys that netaware did not write"
+            f"close to the 1 MiB that a ConfigMap may have: {', '.join(sizes)}; remove keys that netaware did not write"
         )
     if faults.refusal_counts:
-        reasons = ", ".join(
-            f"{count} {reason}"
-            + (f" of {_join_names(nodes)}" if (nodes := faults.writers_by_reason.get(reason)) else "")
-            for reason, count in sorted(faults.refusal_counts.items())
-        )
-        problems["ResultsMalformed"] = f"keys refused: {reasons}"
-    if faults.zone_map.unzoned_nodes:
-        count = len(faults.zone_map.unzoned_nodes)
-        problems["NodesWithoutZone"] = (
-            f"{count} nodes without a zone label: {_join_names(faults.zone_map.unzoned_nodes)}"
-        )
-    if faults.zone_map.zones_with_conflicting_regions:
-        zones = _join_names(faults.zone_map.zones_with_conflicting_regions)
-        problems["ConflictingRegions"] = f"nodes disagree about the region of zone {zones}"
+        refusals: list[str] = []
+        for reason, count in sorted(faults.refusal_counts.items()):
+            writers = faults.writers_by_reason.get(reason)
+            refusals.append(f"{count} {reason} of {_join_names(writers)}" if writers else f"{count} {reason}")
+        problems["ResultsMalformed"] = f"keys refused: {', '.join(refusals)}"
+    if nodes := faults.zone_map.unzoned_nodes:
+        problems["NodesWithoutZone"] = f"{len(nodes)} nodes without a zone label: {_join_names(nodes)}"
+    if zones := faults.zone_map.zones_with_conflicting_regions:
+        problems["ConflictingRegions"] = f"nodes disagree about the region of zone {_join_names(zones)}"
     return _join_problems(problems, ConditionState("AllRead", "policy, results and zone labels are valid", holds=True))
 
 
@@ -230,7 +223,7 @@ def is_bad(condition: Condition) -> bool:
 
 
 def count_pairs_by_basis(pairs_by_basis: PairsByBasis, costs: ZoneCosts) -> dict[str, int]:
-    """Number of pairs by basis, for metrics, where ``mirrored`` is apart from ``measured``."""
+    """Number of pairs by basis, for metrics, in which mirrored costs do not count as measured."""
     mirrored_count = sum(costs.by_zone_pair[p].basis == "mirrored" for p in pairs_by_basis["measured"])
     counts = {basis: len(pairs) for basis, pairs in pairs_by_basis.items()}
     return counts | {"measured": counts["measured"] - mirrored_count, "mirrored": mirrored_count}

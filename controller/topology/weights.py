@@ -44,19 +44,13 @@ def _build_topology_info(
 ) -> TopologyInfo:
     entries_by_origin: dict[str, list[CostInfo]] = defaultdict(list)
     # Python compares code points, which is the bytewise order of UTF-8.
-    for origin, destination in sorted(cost_by_pair):
-        pair = (origin, destination)
-        entries_by_origin[origin].append(
-            CostInfo(
-                destination=destination,
-                network_cost=cost_by_pair[pair],
-                bandwidth_capacity=bandwidths.capacities.get(pair),
-                # Omitted if 0, as for most pairs of a large cluster, to keep the object small.
-                bandwidth_allocated=str(allocated_bps)
-                if (allocated_bps := bandwidths.allocations_bps.get(pair))
-                else None,
-            )
-        )
+    for pair in sorted(cost_by_pair):
+        origin, destination = pair
+        allocated_bps = bandwidths.allocations_bps.get(pair, 0)
+        # An allocation of 0 is omitted to keep the object small: most pairs of a large cluster have none.
+        allocated = str(allocated_bps) if allocated_bps else None
+        entry = CostInfo(destination, cost_by_pair[pair], bandwidths.capacities.get(pair), allocated)
+        entries_by_origin[origin].append(entry)
     return TopologyInfo(topology_key, [OriginInfo(origin, entries) for origin, entries in entries_by_origin.items()])
 
 
@@ -89,7 +83,7 @@ def _plan_latency_patch(topology: NetworkTopology, latencies: Latencies) -> list
 
 
 def _plan_weight_patch(topology: NetworkTopology, weight: WeightInfo) -> list[Operation]:
-    """Replaces the weight of the same name if it differs, or adds the weight if it has entries."""
+    """Operations that replace the weight of the same name if it differs, or add the weight if it has entries."""
     weights = topology.spec.weights
     names = [w.name for w in weights or ()]
     if weight.name in names:
@@ -106,7 +100,7 @@ def _plan_weight_patch(topology: NetworkTopology, weight: WeightInfo) -> list[Op
 
 
 def _without_null(value: Any) -> Any:
-    """The same data without None, because the CRD does not allow null."""
+    """The value without keys whose value is None, because the CRD does not allow null."""
     if isinstance(value, dict):
         return {key: _without_null(item) for key, item in value.items() if item is not None}
     return [_without_null(item) for item in value] if isinstance(value, list) else value
