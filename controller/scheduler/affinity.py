@@ -38,16 +38,14 @@ class ZoneScores(msgspec.Struct, frozen=True):
     """Filter results and scores of zones.
 
     Attributes:
-        passed_zones: zones that the filter passes.
+        score_by_zone: zone that the filter passes -> 0 to 100.
         refused_zones: zones that the filter refuses.
         refuses_unlabelled: whether there are nodes without a zone, and the filter refuses them.
-        score_by_zone: passed zone -> 0 to 100.
     """
 
-    passed_zones: tuple[str, ...] = ()
+    score_by_zone: Mapping[str, int] = {}
     refused_zones: tuple[str, ...] = ()
     refuses_unlabelled: bool = False
-    score_by_zone: Mapping[str, int] = {}
 
 
 def score_zones(score_table: ScoreTable, locations: Sequence[Location], populated_indexes: Sequence[int]) -> ZoneScores:
@@ -58,18 +56,51 @@ def score_zones(score_table: ScoreTable, locations: Sequence[Location], populate
     if score_table.neutral_reason:
         return ZoneScores()
     passes_by_zone: dict[str, bool] = {}
-    costs: dict[str, int] = {}
+    cost_by_zone: dict[str, int] = {}
     for index in populated_indexes:
         node_score, zone = score_table.by_location[index], locations[index].zone
         passes_by_zone[zone] = passes_by_zone.get(zone, False) or node_score.passes
-        costs[zone] = min(costs.get(zone, node_score.cost), node_score.cost)
+        cost_by_zone[zone] = min(cost_by_zone.get(zone, node_score.cost), node_score.cost)
     refuses_unlabelled = not passes_by_zone.pop("", True)
-    passed_zones = sorted(zone for zone, passes in passes_by_zone.items() if passes)
     refused_zones = sorted(zone for zone, passes in passes_by_zone.items() if not passes)
-    low = min((costs[zone] for zone in passed_zones), default=0)
-    high = max((costs[zone] for zone in passed_zones), default=0)
-    scores = {zone: normalise_cost(costs[zone], low, high) for zone in passed_zones}
-    return ZoneScores(tuple(passed_zones), tuple(refused_zones), refuses_unlabelled, scores)
+    passed_costs = {zone: cost_by_zone[zone] for zone, passes in sorted(passes_by_zone.items()) if passes}
+    lowest, highest = min(passed_costs.values(), default=0), max(passed_costs.values(), default=0)
+    score_by_zone = {zone: normalise_cost(cost, lowest, highest) for zone, cost in passed_costs.items()}
+    return ZoneScores(score_by_zone, tuple(refused_zones), refuses_unlabelled)
+
+
+def zone_requirement(zone_scores: ZoneScores, target: Target | None) -> MatchExpression | None:
+    """The requirement that excludes the zones that the filter refuses; None if the filter refuses no zone.
+
+    With a plan, the zone of its target is the only allowed zone. If no location passes, nodes without a zone are not excluded, because
+    one expression cannot exclude these and all zones.
+    """
+    if target is not None and target.zone:
+        return MatchExpression(ZONE_LABEL, "In", [target.zone])
+    if zone_scores.refuses_unlabelled and zone_scores.score_by_zone:
+        return MatchExpression(ZONE_LABEL, "In", list(zone_scores.score_by_zone))
+    if zone_scores.refused_zones:
+        return MatchExpression(ZONE_LABEL, "NotIn", list(zone_scores.refused_zones))
+    return None
+
+
+def preferred_terms(zone_scores: ZoneScores, target: Target | None, hostname: str = "") -> list[PreferredTerm]:
+    """Preferred terms for the planned host, unless its ``hostname`` label is empty, for its zone, and for other zones by score.
+
+    The host is named by its label, never by ``matchFields``, because Karpenter makes no node for a pod with ``matchFields``.
+    """
+    terms: list[PreferredTerm] = []
+    if target is not None and hostname:
+        host = MatchExpression(HOSTNAME_LABEL, "In", [hostname])
+        terms.append(PreferredTerm(HOST_WEIGHT, NodeSelectorTerm(match_expressions=[host])))
+    weights = {zone: score // SCORE_DIVISOR for zone, score in zone_scores.score_by_zone.items()}
+    if target is not None and target.zone:
+        weights[target.zone] = ZONE_WEIGHT
+    ranked = sorted(((zone, w) for zone, w in weights.items() if w > 0), key=lambda item: (-item[1], item[0]))
+    for zone, weight in ranked[:MAX_PREFERRED_ZONES]:
+        in_zone = MatchExpression(ZONE_LABEL, "In", [zone])
+        terms.append(PreferredTerm(weight, NodeSelectorTerm(match_expressions=[in_zone])))
+    return terms
 
 
 def narrow_node_affinity(
@@ -92,21 +123,6 @@ def _narrow_term(term: NodeSelectorTerm, added_requirement: MatchExpression) -> 
     if not _has_requirements(term):
         return term
     return NodeSelectorTerm([*(term.match_expressions or ()), added_requirement], term.match_fields)
-
-
-def zone_requirement(zones: ZoneScores, target: Target | None) -> MatchExpression | None:
-    """The requirement that excludes the zones that the filter refuses; None if the filter refuses no zone.
-
-    With a plan, the zone of its target is the only allowed zone. If no location passes, nodes without a zone are not excluded, because
-    one expression cannot exclude these and all zones.
-    """
-    if target is not None and target.zone:
-        return MatchExpression(ZONE_LABEL, "In", [target.zone])
-    if zones.refuses_unlabelled and zones.passed_zones:
-        return MatchExpression(ZONE_LABEL, "In", list(zones.passed_zones))
-    if zones.refused_zones:
-        return MatchExpression(ZONE_LABEL, "NotIn", list(zones.refused_zones))
-    return None
 
 
 def without_added_requirement(pod: Pod) -> Pod:
@@ -141,25 +157,6 @@ def _without_last(term: NodeSelectorTerm, added_requirement: MatchExpression) ->
 
 def _has_requirements(term: NodeSelectorTerm) -> bool:
     return bool(term.match_expressions or term.match_fields)
-
-
-def preferred_terms(zones: ZoneScores, target: Target | None, hostname: str = "") -> list[PreferredTerm]:
-    """Preferred terms for the planned host, unless its ``hostname`` label is empty, for its zone, and for other zones by score.
-
-    The host is named by its label, never by ``matchFields``, because Karpenter makes no node for a pod with ``matchFields``.
-    """
-    terms: list[PreferredTerm] = []
-    if target is not None and hostname:
-        host = MatchExpression(HOSTNAME_LABEL, "In", [hostname])
-        terms.append(PreferredTerm(HOST_WEIGHT, NodeSelectorTerm(match_expressions=[host])))
-    weights = {zone: score // SCORE_DIVISOR for zone, score in zones.score_by_zone.items()}
-    if target is not None and target.zone:
-        weights[target.zone] = ZONE_WEIGHT
-    ranked = sorted(((zone, w) for zone, w in weights.items() if w > 0), key=lambda item: (-item[1], item[0]))
-    for zone, weight in ranked[:MAX_PREFERRED_ZONES]:
-        in_zone = MatchExpression(ZONE_LABEL, "In", [zone])
-        terms.append(PreferredTerm(weight, NodeSelectorTerm(match_expressions=[in_zone])))
-    return terms
 
 
 def is_replaceable(pod: Pod) -> bool:

@@ -67,7 +67,7 @@ async def _measure() -> Figures:
     start_s = time.monotonic()
     for group in (OVERSIZED_GROUP, GROUP):
         cluster.plans.get_or_request(group, cluster.pods_of(group))
-    while len(cluster.woken) < 2:
+    while len(cluster.enqueued) < 2:
         await asyncio.sleep(0.005)
     duration_s = time.monotonic() - start_s
     pods = cluster.pods_of(GROUP)

@@ -45,9 +45,9 @@ class PlanCheck(msgspec.Struct, frozen=True):
 
     Attributes:
         unaccounted_pods: see `find_unaccounted_pods`.
-        is_feasible: whether `is_followed`, and the unaccounted pods fit on their nodes beside other groups' reservations once a rollout has
-            removed the pods that it replaces, and the scheduler has preempted what it may.
-        awaiting_rollout: keys of gated pods whose nodes are full until the rollout has removed these pods.
+        is_feasible: whether the plan `is_followed`, and the unaccounted pods fit on their nodes beside other groups' reservations. Pods that
+            a rollout replaces, or that the scheduler may preempt, do not count.
+        awaiting_rollout: keys of gated pods whose nodes are full until a rollout has removed the pods that it replaces.
     """
 
     unaccounted_pods: Sequence[tuple[Pod, str]]
@@ -80,29 +80,23 @@ def check_plan(
         for pod in node_pods:
             add_amounts(requests, reservations.requests_with_ports_of(pod))
         if not reservations.fits(group, node, requests, released_only=True):
-            excess = _gated_in_excess(node, node_pods, group, reservations, preemptible.get(node, {}))
-            awaiting_rollout.update(excess)
+            awaiting_rollout.update(_excess_keys(node, node_pods, group, reservations, preemptible.get(node, {})))
         add_amounts(requests, outgoing.get(node, {}), -1)
         is_feasible = is_feasible and reservations.fits(group, node, requests)
     return PlanCheck(unaccounted_pods, is_feasible, frozenset(awaiting_rollout))
 
 
-def _gated_in_excess(
+def _excess_keys(
     node: str, pods: Sequence[Pod], group: str, reservations: ReservationCache, preemptible: Amounts
 ) -> Iterator[str]:
     """Keys of gated pods that do not fit on a node now. Released pods have precedence, then older pods."""
-    total = {name: -value for name, value in preemptible.items()}
+    fitting_requests = {name: -value for name, value in preemptible.items()}
     for pod in sorted(pods, key=lambda p: (p.is_gated, *age_order(p))):
         requests = reservations.requests_with_ports_of(pod)
-        add_amounts(total, requests)
-        if pod.is_gated and not reservations.fits(group, node, total, released_only=True):
-            add_amounts(total, requests, -1)
+        add_amounts(fitting_requests, requests)
+        if pod.is_gated and not reservations.fits(group, node, fitting_requests, released_only=True):
+            add_amounts(fitting_requests, requests, -1)
             yield pod.metadata.key
-
-
-def age_order(pod: Pod) -> tuple[str, str]:
-    """Sort key: older pods first, then by key."""
-    return pod.metadata.creation_timestamp or "", pod.metadata.key
 
 
 def find_unaccounted_pods(plan: Plan, pods: Sequence[Pod], reservations: ReservationCache) -> list[tuple[Pod, str]]:
@@ -132,3 +126,8 @@ def is_followed(plan: Plan, pods: Sequence[Pod], reservations: ReservationCache)
         if is_elsewhere or (refused and target.node in refused.get(key, ())):
             return False
     return True
+
+
+def age_order(pod: Pod) -> tuple[str, str]:
+    """Sort key: older pods first, then by key."""
+    return pod.metadata.creation_timestamp or "", pod.metadata.key

@@ -18,7 +18,7 @@ from controller.cluster.cluster_cache import ClusterCache
 from controller.cluster.crds import AppGroup
 from controller.cluster.declared_replicas import DeclaredReplicas
 from controller.cluster.hosts import NodeCache
-from controller.cluster.pods import Pod, calls_extender, target_of
+from controller.cluster.pods import Pod, Target, calls_extender, target_of
 from controller.cluster.volumes import Volumes
 from controller.scheduler.advice import advice_conditions, copy_placed_group
 from controller.scheduler.config import SchedulerConfig
@@ -42,9 +42,9 @@ from kubekit.wire import PODS, Condition
 from kubekit.workqueue import WorkQueue
 
 DEBOUNCE_S = 0.1
-"""Costs, nodes and workloads change in bursts: such changes wake groups with waiting pods at most once in this time."""
+"""Costs, nodes and workloads change in bursts: such changes enqueue groups with waiting pods at most once in this time."""
 WORKERS = 4
-CHECK_RIGHT_INTERVAL_S = 60.0
+PERMISSION_CHECK_INTERVAL_S = 60.0
 """Time between checks whether pending pods may be deleted: the component that allows it may be added or removed at any time."""
 
 
@@ -94,7 +94,7 @@ class GatingController:
             config=config.gates,
             metrics=self.metrics,
             solve=self._planning_process.plan,
-            wake=self._wake,
+            enqueue=self._enqueue,
             notify=notify,
         )
         self._unschedulable_pods = UnschedulablePods(config)
@@ -126,7 +126,7 @@ class GatingController:
         other_stores = cache.nodes, cache.topologies, cache.namespaces, cache.services, cache.app_groups
         for store in (*volume_stores, *other_stores):
             store.subscribe(lambda *_: self._on_cluster_change())
-        self._declared_replicas.subscribe(lambda *_: self._wake_waiting())
+        self._declared_replicas.subscribe(lambda *_: self._schedule_enqueuing())
 
     def store_tasks(self) -> dict[str, Awaitable[None]]:
         """Endless tasks that keep the stores up to date; every replica runs them, also without leadership."""
@@ -148,9 +148,9 @@ class GatingController:
         self._group_pods.forget_writes()
         self._unschedulable_pods.may_delete = await may_delete_pods(self._client)
         self._is_leading = True
-        self._wake_waiting()
+        self._schedule_enqueuing()
         try:
-            tasks = {"plans": self.plans.run(), "rights": self._check_delete_right()}
+            tasks = {"plans": self.plans.run(), "permission": self._refresh_delete_permission()}
             for i in range(WORKERS):
                 tasks[f"gates {i}"] = self._queue.work(self._reconcile, name="gates", base_s=0.1, cap_s=10.0)
             await supervise(tasks)
@@ -158,9 +158,9 @@ class GatingController:
             self._is_leading = False
             await self._planning_process.stop()
 
-    async def _check_delete_right(self) -> None:
+    async def _refresh_delete_permission(self) -> None:
         while True:
-            await asyncio.sleep(CHECK_RIGHT_INTERVAL_S)
+            await asyncio.sleep(PERMISSION_CHECK_INTERVAL_S)
             self._unschedulable_pods.may_delete = await may_delete_pods(self._client)
 
     def _on_pod_change(self, key: str, old: Pod | None, new: Pod | None) -> None:
@@ -173,7 +173,7 @@ class GatingController:
             self._record_refusal(old, new)
             if self._is_leading and old.is_waiting and new.is_bound:
                 self._report_placement(new)
-        self._wake(group)
+        self._enqueue(group)
 
     def _record_refusal(self, old: Pod, new: Pod) -> None:
         """Record a refusal of the planned node if a new scheduling attempt has failed."""
@@ -184,7 +184,7 @@ class GatingController:
                 self.plans.reservations.record_refusal(new, target.node)
 
     def _report_placement(self, pod: Pod) -> None:
-        """Record an event on a pod that was bound, with the reason for its node, and count whether the node is the planned one."""
+        """Report a pod that was bound: by an event with the reason for its node, and in the metric of placed pods."""
         target = target_of(pod)
         if not calls_extender(pod.spec.scheduler_name, self._config.scheduler_names) and target is None:
             return
@@ -193,37 +193,39 @@ class GatingController:
         except DeletedNodeError:
             return  # In parity mode a peer on a deleted node has no costs to explain.
         self._recorder.record_normal(make_reference(PODS, pod.metadata), "NetworkPlacement", explanation.conclusion)
-        host = self.node_cache.hosts.get(pod.spec.node_name)
-        result = "elsewhere"
-        if target is None:
-            result = "by-rule"
-        elif target.node == pod.spec.node_name:
-            result = "as-planned"
-        elif host is not None and host.location == target.location:
-            result = "planned-zone"
-        self.metrics.placed_pods.labels(result).inc()
+        self.metrics.placed_pods.labels(self._compare_with_target(pod, target)).inc()
 
-    def _wake(self, group: str) -> None:
+    def _compare_with_target(self, pod: Pod, target: Target | None) -> str:
+        """The label ``result`` of the metric of placed pods: where a pod was bound, compared with its target."""
+        if target is None:
+            return "by-rule"
+        if target.node == pod.spec.node_name:
+            return "as-planned"
+        host = self.node_cache.hosts.get(pod.spec.node_name)
+        return "planned-zone" if host is not None and host.location == target.location else "elsewhere"
+
+    def _enqueue(self, group: str) -> None:
         if self._is_leading:
             self._queue.add(group)
 
     def _on_cluster_change(self) -> None:
-        """Wake groups when nodes, costs, groups or volumes changed; heartbeats and our own status writes do not count."""
+        """Enqueue groups when nodes, costs, groups or volumes changed; heartbeats and our own status writes do not count."""
         versions = self.state.version_without_pods, self.node_cache.version, self.volumes.version
         if versions != self._last_versions:
             self._last_versions = versions
-            self._wake_waiting()
+            self._schedule_enqueuing()
 
-    def _wake_waiting(self) -> None:
+    def _schedule_enqueuing(self) -> None:
+        """Enqueue all groups with waiting pods, a plan or reservations, together with those of other changes in `DEBOUNCE_S`."""
         has_work = self._group_pods.waiting_keys or self.plans.groups_with_plan_or_reservations()
         if self._is_leading and has_work and self._debounce_timer is None:
-            self._debounce_timer = asyncio.get_running_loop().call_later(DEBOUNCE_S, self._wake_all)
+            self._debounce_timer = asyncio.get_running_loop().call_later(DEBOUNCE_S, self._enqueue_groups)
 
-    def _wake_all(self) -> None:
+    def _enqueue_groups(self) -> None:
         self._debounce_timer = None
         # Includes groups that are gone, or whose pods' namespaces withdrew their consent, so that their reservations end.
         for group in {*self._group_pods.waiting_groups(), *self.plans.groups_with_plan_or_reservations()}:
-            self._wake(group)
+            self._enqueue(group)
 
     async def _reconcile(self, group: str) -> float | None:
         """Open gates, report waits, and handle unschedulable pods; returns seconds until the next check, None to wait for a change."""
@@ -239,14 +241,14 @@ class GatingController:
             self.plans.reservations.mark_released(release.pod.metadata.key)
         await self._updater.open_gates(group, decision.releases, plan_state.plan)
         if decision.releases:
-            self._wake(group)
+            self._enqueue(group)
         due_events, events_due_in_s = self._waiting_events.pop_due(pods, decision, now)
         for pod, note in due_events:
             self._recorder.record_normal(make_reference(PODS, pod.metadata), WAITING_EVENT_REASON, note)
         actions, actions_due_in_s = self._unschedulable_pods.choose_actions(pods, plan_state.plan, self.state, now)
         await self._updater.execute_actions(actions)
         if actions:
-            self._wake(group)
+            self._enqueue(group)
         check_delays_s = [decision.next_check_s, events_due_in_s, actions_due_in_s]
         if decision.wait_reasons and plan_state.plan is not None and plan_state.plan.unplaced:
             check_delays_s.append(MIN_UNPLACED_S)

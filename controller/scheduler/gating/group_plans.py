@@ -93,7 +93,7 @@ class GroupPlans:
         config: the section ``scheduler.gates``.
         metrics: receives the duration of plans.
         solve: makes a plan in another process; raises `PlanningError`.
-        wake: called with a group's key when it has a new plan or cannot be planned, or when another plan may use its reservations.
+        enqueue: reconciles a group, by its key: after its plan was made or failed, and if another plan may use its reservations.
         notify: called with a group's key when its condition Planned changes.
         clock: monotonic seconds.
 
@@ -109,13 +109,13 @@ class GroupPlans:
         config: GatesConfig,
         metrics: GateMetrics,
         solve: Solve,
-        wake: Callable[[str], None],
+        enqueue: Callable[[str], None],
         notify: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inputs, self._state, self._node_cache = inputs, inputs.state, inputs.node_cache
         self._pods_of, self._config, self._metrics = pods_of, config, metrics
-        self._solve, self._wake, self._notify, self._clock = solve, wake, notify, clock
+        self._solve, self._enqueue, self._notify, self._clock = solve, enqueue, notify, clock
         self.reservations = ReservationCache(inputs.node_cache)
         self._planner_time = PlannerTime(clock)
         self._queue = WorkQueue(self._queue_order)
@@ -253,9 +253,9 @@ class GroupPlans:
             if any(pod.is_bound for pod in pods):
                 # The plan may use resources that were reserved for these groups.
                 for other in self.reservations.yielding_groups:
-                    self._wake(other)
+                    self._enqueue(other)
         self._planner_time.record(app_group.metadata.namespace, self._clock() - began)
-        self._wake(group)
+        self._enqueue(group)
 
     async def _cache_plan(self, group: str, cached: CachedPlan) -> None:
         """Cache a new plan, and reserve its resources for the group's present pods."""
@@ -280,8 +280,8 @@ class GroupPlans:
         preemption = self._inputs.preemption_for(snapshot, plan)
         if preemption is None:
             return plan, None
-        left_s = max(search_s - (self._clock() - began), MIN_SEARCH_S)
-        preempting_plan = await self._solve(preemption.snapshot, left_s)
+        remaining_s = max(search_s - (self._clock() - began), MIN_SEARCH_S)
+        preempting_plan = await self._solve(preemption.snapshot, remaining_s)
         places_more = len(preempting_plan.unplaced) < len(plan.unplaced)
         return (preempting_plan, preemption.below_priority) if places_more else (plan, None)
 

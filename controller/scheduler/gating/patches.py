@@ -1,4 +1,4 @@
-"""Builds the patches that open a pod's gate or requeue the pod in the scheduler. Pure.
+"""Builds the patches that open a pod's gate or requeue the pod in the scheduler. No I/O.
 
 Strategic merge patches with the pod's resourceVersion: the API server refuses them if the pod has changed.
 """

@@ -1,4 +1,4 @@
-"""Decides which gates to open, and when: TopologicalSort (docs/contracts.md, section 6). Pure.
+"""Decides which gates to open, and when: TopologicalSort (docs/contracts.md, section 6). No I/O.
 
 A pod is released when all pods of every earlier workload are bound. Pods that are missing or cannot be placed delay later pods for a
 bounded time. Pods for which the plan has no node are released at once and together, because an autoscaler reacts only to pods that the
@@ -102,8 +102,9 @@ def seconds_until_complete(inputs: ReleaseInputs, now: float) -> float:
     has_all_declared = all(active[selector] >= count for selector, count in inputs.declared_replicas.items())
     if active.total() >= inputs.num_members and has_all_declared:
         return 0.0
-    newest = max((inputs.first_seen_at.get(p.metadata.key, 0.0) for p in inputs.pods if p.is_active), default=0.0)
-    return max(newest + CREATION_PAUSE_S - now, 0.0)
+    active_keys = (pod.metadata.key for pod in inputs.pods if pod.is_active)
+    newest_seen_at = max((inputs.first_seen_at.get(key, 0.0) for key in active_keys), default=0.0)
+    return max(newest_seen_at + CREATION_PAUSE_S - now, 0.0)
 
 
 class _Blocker(NamedTuple):
@@ -131,9 +132,9 @@ class _ReleaseDecider:
                 self._workloads_with_finished.add(pod.workload)
         self._check_delays_s: list[float] = []
         self._complete_in_s = seconds_until_complete(inputs, now)
-        self._first_with_unbound = self._find_blocker(self._unbound_reason)
-        self._first_with_missing = self._find_blocker(self._missing_reason)
-        self._first_without_pods = self._find_blocker(self._no_pods_reason)
+        self._unbound_blocker = self._find_blocker(self._unbound_reason)
+        self._missing_blocker = self._find_blocker(self._missing_reason)
+        self._no_pods_blocker = self._find_blocker(self._no_pods_reason)
 
     def _find_blocker(self, reason_of: Callable[[str], str]) -> _Blocker:
         """The first workload for which ``reason_of`` returns a reason."""
@@ -221,15 +222,15 @@ class _ReleaseDecider:
             self._check_delays_s.append(self._complete_in_s)
             return "the group's pods are still being created"
         position = self._positions[pod.workload]
-        if self._first_with_unbound.position < position:
-            return self._first_with_unbound.reason
+        if self._unbound_blocker.position < position:
+            return self._unbound_blocker.reason
         if waited_s >= self._config.missing_workload_timeout_s:
             return ""
-        blocker = self._first_with_missing
+        blocker = self._missing_blocker
         if pod.workload not in self._workloads_with_bound:
             # A workload with bound pods is scaled out or rolled out: then no pods of other workloads without pods are expected any more,
             # such as of a Job that was deleted after it had finished.
-            blocker = min(blocker, self._first_without_pods)
+            blocker = min(blocker, self._no_pods_blocker)
         if blocker.position < position:
             self._check_delays_s.append(self._config.missing_workload_timeout_s - waited_s)
             return blocker.reason
@@ -268,7 +269,8 @@ class _ReleaseDecider:
             return False
         scheduled = pod.condition("PodScheduled")
         failed_since = scheduled.last_transition_time if scheduled is not None else None
-        left_s = parse_time(failed_since) + self._config.missing_workload_timeout_s - self._now if failed_since else 0.0
-        if left_s > 0:
-            self._check_delays_s.append(left_s)
-        return left_s > 0
+        timeout_s = self._config.missing_workload_timeout_s
+        remaining_s = parse_time(failed_since) + timeout_s - self._now if failed_since else 0.0
+        if remaining_s > 0:
+            self._check_delays_s.append(remaining_s)
+        return remaining_s > 0

@@ -1,6 +1,6 @@
 """Resources that plans have reserved on nodes, and nodes that the scheduler refused or that stayed full, for all groups.
 
-Plans do not use a refused node again for pods of the same owner until the node has changed or its usage has fallen.
+Plans do not use such a refused node again for pods of the same owner until the node has changed or its usage has fallen.
 """
 
 from __future__ import annotations
@@ -27,7 +27,13 @@ class _Reservation(msgspec.Struct, frozen=True):
 
 
 class _Refusal(msgspec.Struct, frozen=True):
-    """A refused pod's key; the node at that time, None if unknown; its usage by bound pods and other pods' reservations."""
+    """A refusal of a node.
+
+    Attributes:
+        key: key of the refused pod.
+        host: the node at that time; None if it was unknown.
+        usage: its usage at that time, by bound pods and other pods' reservations.
+    """
 
     key: str
     host: Host | None
@@ -41,25 +47,26 @@ class ReservationCache:
         self.node_cache = node_cache
         self._nodes_by_group: dict[str, dict[str, str]] = {}
         """Group -> pod key -> reserved node."""
-        self._group_by_pod: dict[str, str] = {}
-        self._by_node: dict[str, dict[str, _Reservation]] = {}
+        self._group_by_key: dict[str, str] = {}
+        self._reservations_by_node: dict[str, dict[str, _Reservation]] = {}
         """Node -> pod key -> reservation."""
         self._outgoing_by_group: dict[str, Mapping[str, Amounts]] = {}
-        self._released_pods: set[str] = set()
+        """Group -> node -> requests of pods that a rollout is about to replace there."""
+        self._released_keys: set[str] = set()
         self._started_groups: set[str] = set()
         self._yielding_groups: set[str] = set()
         self._refusals_by_owner: dict[str, dict[str, _Refusal]] = {}
         """Owner -> node -> refusal."""
         self._ended_count = 0
-        self._requests_by_pod: dict[str, tuple[str, Amounts]] = {}
+        self._requests_by_key: dict[str, tuple[str, Amounts]] = {}
         """Pod key -> resourceVersion, and its requests."""
 
     def requests_with_ports_of(self, pod: Pod) -> Amounts:
         """A pod's requests and host ports, computed once per version."""
         key, version = pod.metadata.key, pod.metadata.resource_version
-        cached = self._requests_by_pod.get(key)
+        cached = self._requests_by_key.get(key)
         if cached is None or cached[0] != version or not version:
-            cached = self._requests_by_pod[key] = version, requests_with_ports_of(pod.spec, pod.status)
+            cached = self._requests_by_key[key] = version, requests_with_ports_of(pod.spec, pod.status)
         return cached[1]
 
     def reserve(self, group: str, pods: Iterable[tuple[Pod, str]], outgoing: Mapping[str, Amounts] = {}) -> None:
@@ -73,18 +80,18 @@ class ReservationCache:
         for pod, node in pods:
             key = pod.metadata.key
             nodes[key] = node
-            if self._group_by_pod.get(key, group) != group:
+            if self._group_by_key.get(key, group) != group:
                 self.forget_pod(key)
-            self._group_by_pod[key] = group
+            self._group_by_key[key] = group
             if old_nodes.get(key) == node:
                 del old_nodes[key]
-            is_gated = pod.is_gated and key not in self._released_pods
+            is_gated = pod.is_gated and key not in self._released_keys
             reservation = _Reservation(group, self.requests_with_ports_of(pod), is_gated)
-            self._by_node.setdefault(node, {})[key] = reservation
+            self._reservations_by_node.setdefault(node, {})[key] = reservation
         for key, node in old_nodes.items():
             self._end_reservation(key, node)
             if key not in nodes:
-                self._group_by_pod.pop(key, None)
+                self._group_by_key.pop(key, None)
         if nodes:
             self._nodes_by_group[group] = nodes
         else:
@@ -92,14 +99,25 @@ class ReservationCache:
 
     def mark_released(self, key: str) -> None:
         """Count a pod's reservation as used when its gate is opened, before the watch shows it."""
-        self._released_pods.add(key)
-        node = self._nodes_by_group.get(self._group_by_pod.get(key, ""), {}).get(key)
+        self._released_keys.add(key)
+        node = self._nodes_by_group.get(self._group_by_key.get(key, ""), {}).get(key)
         if node is not None:
-            self._by_node[node][key] = msgspec.structs.replace(self._by_node[node][key], is_gated=False)
+            self._reservations_by_node[node][key] = msgspec.structs.replace(
+                self._reservations_by_node[node][key], is_gated=False
+            )
 
-    def record_ended(self, count: int) -> None:
-        """Count reservations that have ended elsewhere: those of `ExpectedReplacements`."""
-        self._ended_count += count
+    def forget_pod(self, key: str) -> None:
+        """Forget a pod that was deleted or belongs to another group now."""
+        self._requests_by_key.pop(key, None)
+        self._released_keys.discard(key)
+        group = self._group_by_key.pop(key, "")
+        nodes = self._nodes_by_group.get(group, {})
+        node = nodes.pop(key, None)
+        if node is not None:
+            self._end_reservation(key, node)
+            if not nodes:
+                del self._nodes_by_group[group]
+                self._outgoing_by_group.pop(group, None)
 
     def record_progress(self, group: str, *, has_started: bool, is_complete: bool) -> None:
         """Record whether any pod of a group is bound, and whether its plan has a node for each of its pods.
@@ -118,21 +136,24 @@ class ReservationCache:
         """Groups that have not started and whose plan does not place all of their pods."""
         return frozenset(self._yielding_groups)
 
+    def groups(self) -> Iterable[str]:
+        """Keys of the groups that have reservations."""
+        return self._nodes_by_group.keys()
+
+    def record_ended(self, count: int) -> None:
+        """Count reservations that have ended elsewhere: those of `ExpectedReplacements`."""
+        self._ended_count += count
+
     @property
     def freed_count(self) -> int:
         """How often resources became free: a bound pod is gone, or a reservation has ended."""
         return self.node_cache.freed_count + self._ended_count
 
-    def _end_reservation(self, key: str, node: str) -> None:
-        self._ended_count += 1
-        reservations = self._by_node.get(node, {})
-        reservations.pop(key, None)
-        if not reservations:
-            self._by_node.pop(node, None)
-
     def reserved_by_others(self, group: str) -> dict[str, Amounts]:
         """Node -> sum of the other groups' reservations that its usage does not include yet."""
-        return {node: amounts for node in self._by_node if (amounts := self.reserved_by_others_on(group, node))}
+        return {
+            node: amounts for node in self._reservations_by_node if (amounts := self.reserved_by_others_on(group, node))
+        }
 
     def reserved_by_others_on(self, group: str, node: str, *, released_only: bool = False) -> Amounts:
         """Sum of the other groups' reservations on a node that do not yield to this group, for all pods or only for pods with open gates.
@@ -140,7 +161,7 @@ class ReservationCache:
         Reservations for all pods are reduced by the requests that a rollout of their group is about to free there.
         """
         amounts_by_group: dict[str, Amounts] = {}
-        for key, reservation in self._by_node.get(node, {}).items():
+        for key, reservation in self._reservations_by_node.get(node, {}).items():
             if reservation.group == group or self.node_cache.assigned_node(key) or self._yields_to(reservation, group):
                 continue
             if not (released_only and reservation.is_gated):
@@ -162,6 +183,13 @@ class ReservationCache:
     def _yields_to(self, reservation: _Reservation, group: str) -> bool:
         return reservation.is_gated and group in self._started_groups and reservation.group in self._yielding_groups
 
+    def _end_reservation(self, key: str, node: str) -> None:
+        self._ended_count += 1
+        reservations = self._reservations_by_node.get(node, {})
+        reservations.pop(key, None)
+        if not reservations:
+            self._reservations_by_node.pop(node, None)
+
     def record_refusal(self, pod: Pod, node: str) -> None:
         """Record that plans avoid a node for pods of this pod's owner, until the node changes or its usage falls."""
         key = pod.metadata.key
@@ -177,23 +205,9 @@ class ReservationCache:
         """Pod key -> nodes that were refused for a pod of its owner, and have neither changed nor freed resources since."""
         if not self._refusals_by_owner:
             return {}
-        by_owner: dict[str, frozenset[str]] = {}
-        refused: dict[str, frozenset[str]] = {}
-        for pod in pods:
-            owner = owner_key(pod)
-            if owner not in by_owner:
-                by_owner[owner] = self._drop_outdated_refusals(owner)
-            if by_owner[owner]:
-                refused[pod.metadata.key] = by_owner[owner]
-        return refused
-
-    def _usage_beside(self, key: str, node: str) -> Amounts:
-        """Usage of a node by bound pods, and by reservations for other pods than this one."""
-        usage = dict(self.node_cache.requested.get(node, {}))
-        for other, reservation in self._by_node.get(node, {}).items():
-            if other != key and not self.node_cache.assigned_node(other):
-                add_amounts(usage, reservation.amounts)
-        return usage
+        owner_by_pod = {pod.metadata.key: owner_key(pod) for pod in pods}
+        nodes_by_owner = {owner: self._drop_outdated_refusals(owner) for owner in set(owner_by_pod.values())}
+        return {key: nodes for key, owner in owner_by_pod.items() if (nodes := nodes_by_owner[owner])}
 
     def _drop_outdated_refusals(self, owner: str) -> frozenset[str]:
         """Drop an owner's refusals on nodes that have changed or freed resources since; returns the other refused nodes."""
@@ -207,23 +221,13 @@ class ReservationCache:
 
     def _has_changed(self, node: str, refusal: _Refusal) -> bool:
         usage = self._usage_beside(refusal.key, node)
-        return self.node_cache.hosts.get(node) != refusal.host or any(
-            usage.get(name, 0) < value for name, value in refusal.usage.items()
-        )
+        has_less_usage = any(usage.get(name, 0) < value for name, value in refusal.usage.items())
+        return has_less_usage or self.node_cache.hosts.get(node) != refusal.host
 
-    def groups(self) -> Iterable[str]:
-        """Keys of the groups that have reservations."""
-        return self._nodes_by_group.keys()
-
-    def forget_pod(self, key: str) -> None:
-        """Forget a pod that was deleted or belongs to another group now."""
-        self._requests_by_pod.pop(key, None)
-        self._released_pods.discard(key)
-        group = self._group_by_pod.pop(key, "")
-        nodes = self._nodes_by_group.get(group, {})
-        node = nodes.pop(key, None)
-        if node is not None:
-            self._end_reservation(key, node)
-            if not nodes:
-                del self._nodes_by_group[group]
-                self._outgoing_by_group.pop(group, None)
+    def _usage_beside(self, key: str, node: str) -> Amounts:
+        """Usage of a node by bound pods, and by reservations for other pods than this one."""
+        usage = dict(self.node_cache.requested.get(node, {}))
+        for other, reservation in self._reservations_by_node.get(node, {}).items():
+            if other != key and not self.node_cache.assigned_node(other):
+                add_amounts(usage, reservation.amounts)
+        return usage

@@ -152,9 +152,9 @@ class UnschedulablePods:
         if not has_new_target and not has_new_answer and not is_first_retry:
             return _Choice()
         delay_s = backoff_delay_s(history.retries + 1 - _RETRIES_WITHOUT_BACKOFF, MIN_RETRY_S, _MAX_RETRY_S)
-        left_s = history.last_retry_at + delay_s - now
-        if left_s > 0:
-            return _Choice(next_check_s=left_s)
+        remaining_s = history.last_retry_at + delay_s - now
+        if remaining_s > 0:
+            return _Choice(next_check_s=remaining_s)
         patch = build_retry_patch(pod, target if has_new_target else None, f"{now:.3f}")
         return _Choice(Retry(pod, patch, answer_hash))
 
@@ -170,9 +170,9 @@ class UnschedulablePods:
         if not pod.metadata.annotation(NARROWED_ANNOTATION):
             # Our affinity excludes no node, and the scheduler retries the pod by itself.
             return _Choice()
-        left_s = history.first_failed_at + REPLACE_AFTER_S - now
-        if left_s > 0:
-            return _Choice(next_check_s=left_s)
+        remaining_s = history.first_failed_at + REPLACE_AFTER_S - now
+        if remaining_s > 0:
+            return _Choice(next_check_s=remaining_s)
         old_target = target_of(pod)
         has_moved = old_target is not None and target is not None and old_target.location != target.location
         answer_hash = _hash_answer(state, pod)
@@ -190,9 +190,9 @@ class UnschedulablePods:
         """Replace a pod that would find a node elsewhere, with exponential back-off per owner."""
         owner = owner_key(pod)
         last_at, count = self._replacements.get(owner, (float("-inf"), 0))
-        left_s = last_at + backoff_delay_s(count + 1, REPLACE_AFTER_S, _MAX_REPLACE_S) - now
-        if left_s > 0:
-            return _Choice(next_check_s=left_s)
+        remaining_s = last_at + backoff_delay_s(count + 1, REPLACE_AFTER_S, _MAX_REPLACE_S) - now
+        if remaining_s > 0:
+            return _Choice(next_check_s=remaining_s)
         self._replacements.pop(owner, None)
         self._replacements[owner] = (now, count + 1)
         if len(self._replacements) > _MAX_REPLACED_OWNERS:
@@ -202,7 +202,7 @@ class UnschedulablePods:
         return _Choice(PodReplacement(pod, note))
 
     def _report_once(self, pod: Pod) -> Report | None:
-        """Report that the pod cannot be replaced: we lack the right, or its owner would not replace it without a penalty."""
+        """Report that the pod cannot be replaced: we may not delete it, or its owner would not replace it without a penalty."""
         self._record_unmet_terms(pod)
         history = self._histories[pod.metadata.key]
         if history.is_reported:
@@ -210,7 +210,7 @@ class UnschedulablePods:
         history.is_reported = True
         cause = "its owner would not replace it without a penalty"
         if is_replaceable(pod):
-            cause = "the controller has no right to delete it"
+            cause = "the controller may not delete it"
         note = f"no node meets the pod's fixed node affinity, and {cause}: delete the pod to have it placed again"
         return Report(pod, note)
 

@@ -35,7 +35,7 @@ MAX_SLOWDOWN = 1.05
 
 
 class _FailedSearch(NamedTuple):
-    """Input of a search that found no better plan; it is not repeated while the input is the same."""
+    """The input of a search that found no better plan; the search is not repeated while the input is the same."""
 
     waiting_keys: list[str]
     full_nodes_by_owner: dict[str, frozenset[str]]
@@ -74,21 +74,18 @@ class RolloutWaits:
         search = _FailedSearch([pod.metadata.key for pod in waiting], full_nodes)
         if self._failed_search_by_group.get(group) == search:
             return plan
-        searches = [waiting] if len(waiting) == 1 else [waiting, waiting[:1]]
-        for moved_pods in searches:
+        for moved_pods in [waiting] if len(waiting) == 1 else [waiting, waiting[:1]]:
             refused_nodes = dict(snapshot.refused_nodes)
             for pod in moved_pods:
                 key = pod.metadata.key
                 refused_nodes[key] = refused_nodes.get(key, frozenset()) | full_nodes[owner_key(pod)]
             restricted = msgspec.structs.replace(snapshot, refused_nodes=refused_nodes, previous_targets=plan.targets)
             try:
-                other_plan = await solve(restricted, MIN_SEARCH_S)
+                alternative = await solve(restricted, MIN_SEARCH_S)
             except PlanningError:
                 return plan  # No failed search is recorded, so the next plan tries again.
-            is_worse = (len(other_plan.unplaced), other_plan.violations) > (len(plan.unplaced), plan.violations)
-            has_same_zones = _locations(other_plan) == _locations(plan)
-            if not is_worse and (has_same_zones or other_plan.latency_us <= MAX_SLOWDOWN * plan.latency_us):
-                return other_plan
+            if _is_about_as_good(alternative, plan):
+                return alternative
         self._failed_search_by_group[group] = search
         return plan
 
@@ -111,10 +108,10 @@ class RolloutWaits:
         awaiting_rollout: Collection[str],
         outgoing_nodes: Iterable[str],
     ) -> bool:
-        """Record the waits; refuse full nodes to the oldest waiting pod if it waits too long, and return whether it does.
+        """Refuse full nodes to the oldest waiting pod if its wait, or that for its plan, is overlong; returns whether it is.
 
-        Its planned node is among them, so a new plan is needed; the rollout continues when the pod has started elsewhere. The limits are
-        `MAX_WAIT_SHARE` for the pod; for its plan `MAX_PLAN_AGE_SHARE`, or `ROLLOUT_STEP_S` if the rollout makes no progress.
+        The planned node is one of the full nodes, so a new plan is needed; the rollout continues when the pod has started elsewhere. The
+        limits are `MAX_WAIT_SHARE` for the pod; for its plan `MAX_PLAN_AGE_SHARE`, or `ROLLOUT_STEP_S` if the rollout makes no progress.
         """
         now = self._clock()
         before = self._waiting_since.get(group, {})
@@ -122,8 +119,7 @@ class RolloutWaits:
         oldest = min((pod for pod in pods if pod.metadata.key in awaiting_rollout), key=age_order, default=None)
         if oldest is None:
             return False
-        key = oldest.metadata.key
-        assigned_node = self._reservations.node_cache.assigned_node
+        key, assigned_node = oldest.metadata.key, self._reservations.node_cache.assigned_node
         # Pods that start or terminate show that the rollout makes progress.
         is_progressing = any(not p.is_active or not p.is_ready for p in pods if assigned_node(p.metadata.key))
         max_plan_age_s = MAX_PLAN_AGE_SHARE * self._config.max_wait_s if is_progressing else ROLLOUT_STEP_S
@@ -137,6 +133,13 @@ class RolloutWaits:
     def _full_nodes(self, group: str, pod: Pod, nodes: Iterable[str]) -> list[str]:
         requests = self._reservations.requests_with_ports_of(pod)
         return [node for node in nodes if not self._reservations.fits(group, node, requests, released_only=True)]
+
+
+def _is_about_as_good(alternative: Plan, plan: Plan) -> bool:
+    if (len(alternative.unplaced), alternative.violations) > (len(plan.unplaced), plan.violations):
+        return False
+    is_fast_enough = alternative.latency_us <= MAX_SLOWDOWN * plan.latency_us
+    return is_fast_enough or _locations(alternative) == _locations(plan)
 
 
 def _locations(plan: Plan) -> dict[str, Location]:

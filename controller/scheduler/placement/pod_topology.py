@@ -72,7 +72,7 @@ class DomainRuleBuilder:
 
     def __init__(self, pods: Sequence[Pod], hosts: Sequence[Host], bound: Sequence[tuple[int, Pod]]) -> None:
         self._pods, self._hosts, self._bound = pods, hosts, bound
-        self._domains_by_key: dict[str, tuple[Ints, list[str]]] = {}
+        self._domains_by_key: dict[str, tuple[Ints, int]] = {}
 
     def build(self) -> tuple[DomainRule, ...]:
         """The rules in which a class has a role, in the order of the pods' terms."""
@@ -90,7 +90,7 @@ class DomainRuleBuilder:
         return tuple(rule for rule in rules if rule.roles)
 
     def _build_rule(self, term: Term, owners: Sequence[int], bound: Sequence[tuple[int, Pod]]) -> DomainRule:
-        domain_of, names = self._domains_of(term.topology_key)
+        domain_of, domain_count = self._domains_of(term.topology_key)
         domain_of = np.where(self._counted_hosts(term), domain_of, -1)
         roles: Counter[int] = Counter()
         for class_ in owners:
@@ -98,9 +98,9 @@ class DomainRuleBuilder:
         for class_, pod in enumerate(self._pods):
             if _is_counted(term, pod):
                 roles[class_] |= COUNTED
-        is_eligible: Bools = np.zeros(len(names), np.bool_)
+        is_eligible: Bools = np.zeros(domain_count, np.bool_)
         is_eligible[domain_of[domain_of >= 0]] = True
-        bound_counted, bound_owners = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
+        bound_counted, bound_owners = np.zeros(domain_count, np.int64), np.zeros(domain_count, np.int64)
         for host, pod in self._bound:
             if domain_of[host] >= 0 and _is_counted(term, pod):
                 bound_counted[domain_of[host]] += 1
@@ -119,14 +119,14 @@ class DomainRuleBuilder:
             price=term.price,
         )
 
-    def _domains_of(self, key: str) -> tuple[Ints, list[str]]:
-        """[host] its domain or -1, and [domain] its name."""
+    def _domains_of(self, key: str) -> tuple[Ints, int]:
+        """[host] its domain or -1, and the number of domains."""
         if key not in self._domains_by_key:
             values = [host.labels.get(key) for host in self._hosts]
             names = sorted({value for value in values if value is not None})
             index_of = {name: index for index, name in enumerate(names)}
             domain_of = np.array([-1 if value is None else index_of[value] for value in values], np.int64)
-            self._domains_by_key[key] = domain_of, names
+            self._domains_by_key[key] = domain_of, len(names)
         return self._domains_by_key[key]
 
     def _counted_hosts(self, term: Term) -> Bools:

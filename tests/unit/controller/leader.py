@@ -46,7 +46,7 @@ class LeaderCluster:
         self.state, self.node_cache, self.volumes = State(self.config, "netaware-system"), NodeCache(), Volumes()
         self.cpu, self.now = cpu, 1000.0
         self.pods: dict[str, Pod] = {}
-        self.declared, self.woken, self.notified = FakeDeclaredReplicas(), list[str](), list[str]()
+        self.declared, self.enqueued, self.notified = FakeDeclaredReplicas(), list[str](), list[str]()
         self.failure: PlanningError | None = None
         self.plan_takes_s, self.searches, self.planned_snapshots = 0.0, list[tuple[str, float]](), list[GroupSnapshot]()
         for i in range(hosts):
@@ -57,7 +57,7 @@ class LeaderCluster:
             config=self.config.gates,
             metrics=GateMetrics(CollectorRegistry()),
             solve=self.solve,
-            wake=self.woken.append,
+            enqueue=self.enqueued.append,
             notify=self.notified.append,
             clock=lambda: self.now,
         )

@@ -155,7 +155,7 @@ async def test_a_started_group_may_use_the_reservations_of_a_group_with_an_incom
         assert world.plan_of("d/started").unplaced == ("d/b",)
         return
     assert nodes["d/b"] == "n01"
-    assert "d/other" in world.woken
+    assert "d/other" in world.enqueued
     assert world.request("d/other").is_pending
     assert await world.planned_nodes("d/other") == {}
     assert not world.request("d/started").is_pending

@@ -76,7 +76,7 @@ def test_no_zone_is_required_of_a_pod_that_is_not_replaced_without_a_penalty(kin
     assert actions_of(tracker, unschedulable_pod(kind), 10 * REPLACE_AFTER_S, ZONE_B) == []
 
 
-def test_without_the_right_to_delete_no_zone_is_required_and_unschedulable_pods_are_reported_once() -> None:
+def test_without_permission_to_delete_no_zone_is_required_and_unschedulable_pods_are_reported_once() -> None:
     tracker, pod = UnschedulablePods(CONFIG), unschedulable_pod()
     assert tracker.may_require_zones(pod)
     tracker.may_delete = False
