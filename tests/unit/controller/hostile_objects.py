@@ -1,4 +1,7 @@
-"""Thousands of objects with hostile texts in all fields that tenants and agents may write."""
+"""Thousands of objects with hostile texts in all fields that tenants and agents may write.
+
+In templates, a string that starts with @ stands for a hostile text.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,8 @@ PAYLOADS = (
     "l" * 400,
 )
 NUMBERS = range(250)
+"""Numbers of the applications."""
+Json = dict[str, Any]
 
 
 def hostile_text(word: str, number: int) -> str:
@@ -44,129 +49,138 @@ def hostile_text(word: str, number: int) -> str:
     return PAYLOADS[(zlib.crc32(word.encode()) + number) % len(PAYLOADS)] + f"{word}{number}"
 
 
-def replace_marked(data: Any, number: int) -> Any:
-    """The data with hostile texts for strings that begin with @."""
-    if isinstance(data, dict):
-        return {replace_marked(key, number): replace_marked(value, number) for key, value in data.items()}
-    if isinstance(data, list):
-        return [replace_marked(value, number) for value in data]
-    return hostile_text(data[1:], number) if isinstance(data, str) and data.startswith("@") else data
+def fill_template(template: Any, number: int) -> Any:
+    """The template with hostile texts for strings that start with @."""
+    if isinstance(template, dict):
+        return {fill_template(key, number): fill_template(value, number) for key, value in template.items()}
+    if isinstance(template, list):
+        return [fill_template(value, number) for value in template]
+    is_marked = isinstance(template, str) and template.startswith("@")
+    return hostile_text(template[1:], number) if is_marked else template
 
 
-def pod_of_group(
-    name: str, selector: str, *, labels: Any = None, annotations: Any = None, **more: Any
-) -> dict[str, Any]:
-    """A pod of the group; ``more`` are fields of its spec and status."""
-    known = {APPGROUP_LABEL: "@shop", WORKLOAD_LABEL: selector, "@label": "@value", **(labels or {})}
-    owner = [{"apiVersion": "apps/v1", "kind": "@kind", "name": "@owner", "uid": "@uid", "controller": True}]
-    meta = {"name": name, "namespace": "@ns", "labels": known, "annotations": annotations or {}, "uid": name}
-    meta |= {"ownerReferences": owner, "creationTimestamp": "2026-01-01T00:00:00Z"}
-    status = {"phase": more.pop("phase", "Pending"), "conditions": more.pop("conditions", [])}
-    spec = {"schedulerName": "network-aware-scheduler", "containers": [{"name": "c"}], **more}
-    return {"kind": "Pod", "metadata": meta, "spec": spec, "status": status}
+def make_reference(word: str) -> Json:
+    """A workload of an AppGroup."""
+    fields = {"kind": "@kind", "apiVersion": "@v1", "name": f"@name {word}"}
+    return {**fields, "selector": f"@{word}", "namespace": "@ns"}
+
+
+def make_pod(name: str, selector: str, *, annotations: Json | None = None, **fields: Any) -> Json:
+    """A pod of the group; ``fields`` are those of its spec and status."""
+    labels = {APPGROUP_LABEL: "@shop", WORKLOAD_LABEL: selector, "@label": "@value"}
+    owner = {"apiVersion": "apps/v1", "kind": "@kind", "name": "@owner", "uid": "@uid", "controller": True}
+    metadata: Json = {"name": name, "namespace": "@ns", "labels": labels, "annotations": annotations or {}, "uid": name}
+    metadata |= {"ownerReferences": [owner], "creationTimestamp": "2026-01-01T00:00:00Z"}
+    status = {"phase": fields.pop("phase", "Pending"), "conditions": fields.pop("conditions", [])}
+    spec = {"schedulerName": "network-aware-scheduler", "containers": [{"name": "c"}], **fields}
+    return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
 
 
 def unschedulable(message: str) -> list[dict[str, str]]:
     return [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]
 
 
-def objects_of(number: int) -> list[dict[str, Any]]:
-    """Objects of an application, and for every tenth number six nodes."""
+METADATA = {
+    "name": "@shop",
+    "namespace": "@ns",
+    "uid": "@uid",
+    "labels": {"@label": "@value"},
+    "annotations": {f"netaware.io/{name}": f"@{name}" for name in ("weights", "spread", "objective")},
+}
+CALLEES = [
+    {"workload": make_reference("b"), "minBandwidth": "@much", "maxNetworkCost": 1},
+    {"workload": make_reference("absent")},
+]
+WORKLOADS = [
+    {"workload": make_reference("a"), "dependencies": CALLEES},
+    {"workload": make_reference("b"), "dependencies": [{"workload": make_reference("a")}]},
+]
+GROUP_SPEC = {"numMembers": 40, "topologySortingAlgorithm": "@sort", "workloads": WORKLOADS}
+OTHER_METADATA = {**METADATA, "name": "@other", "namespace": "@elsewhere"}
+GROUPS = [
+    {"kind": "AppGroup", "metadata": METADATA, "spec": GROUP_SPEC},
+    {"kind": "AppGroup", "metadata": OTHER_METADATA, "spec": {**GROUP_SPEC, "topologySortingAlgorithm": "KahnSort"}},
+]
+POD_LABELS = {APPGROUP_LABEL: "@shop", WORKLOAD_LABEL: "@a", "@label": "@value"}
+DEPLOYMENT = {
+    "kind": "Deployment",
+    "metadata": {"name": "@name a", "namespace": "@ns"},
+    "spec": {"template": {"metadata": {"labels": POD_LABELS}}},
+}
+SERVICES = [
+    {
+        "kind": "Service",
+        "metadata": {"name": f"@svc{i}", "namespace": "@ns"},
+        "spec": {"selector": {WORKLOAD_LABEL: "@b"}, "trafficDistribution": "@near"},
+    }
+    for i in range(4)
+]
+GATE = {"name": "netaware.io/topological-order"}
+LIMITS = {f"kubernetes.io/{direction}-bandwidth": f"@{direction}" for direction in ("ingress", "egress")}
+ODD_POD_FIELDS: list[Json] = [
+    {"schedulingGates": [GATE]},
+    {"schedulingGates": [{"name": "@gate"}, GATE]},
+    {"schedulerName": "@scheduler"},
+    {
+        "nodeSelector": {"@key": "@value"},
+        "conditions": unschedulable("0/9 nodes are available: 9 Insufficient cpu. @why"),
+    },
+    {
+        "conditions": unschedulable("@message"),
+        "tolerations": [{"key": "@key", "operator": "@op", "value": "@value"}],
+    },
+    {"conditions": unschedulable("0/9 nodes are available: 9 node(s) had untolerated taint {@key: @value}.")},
+    {"nodeName": "n0-0", "phase": "@phase"},
+    {"nodeName": "@node", "phase": "Running", "volumes": [{"persistentVolumeClaim": {"claimName": "@claim"}}]},
+]
+ODD_PODS = [
+    make_pod(f"@odd{i}", ("@a", "@b", "@wrong")[i % 3], annotations=LIMITS, **fields)
+    for i, fields in enumerate(ODD_POD_FIELDS)
+]
 
-    def ref(word: str) -> dict[str, str]:
-        return {
-            "kind": "@kind",
-            "apiVersion": "@v1",
-            "name": f"@name {word}",
-            "selector": f"@{word}",
-            "namespace": "@ns",
-        }
 
-    calls = [{"workload": ref("b"), "minBandwidth": "@much", "maxNetworkCost": 1}, {"workload": ref("absent")}]
-    meta = {"name": "@shop", "namespace": "@ns", "uid": "@uid", "labels": {"@label": "@value"}}
-    meta["annotations"] = {f"netaware.io/{name}": f"@{name}" for name in ("weights", "spread", "objective")}
-    workloads = [
-        {"workload": ref("a"), "dependencies": calls},
-        {"workload": ref("b"), "dependencies": [{"workload": ref("a")}]},
-    ]
-    spec = {"numMembers": 40, "topologySortingAlgorithm": "@sort", "workloads": workloads}
-    other = {**meta, "name": "@other", "namespace": "@elsewhere"}
-    known_sort = {**spec, "topologySortingAlgorithm": "KahnSort"}
-    node = f"n{number}"
-    odd_pods: list[dict[str, Any]] = [
-        {"schedulingGates": [{"name": "netaware.io/topological-order"}]},
-        {"schedulingGates": [{"name": "@gate"}, {"name": "netaware.io/topological-order"}]},
-        {"schedulerName": "@scheduler"},
-        {
-            "nodeSelector": {"@key": "@value"},
-            "conditions": unschedulable("0/9 nodes are available: 9 Insufficient cpu. @why"),
-        },
-        {
-            "conditions": unschedulable("@message"),
-            "tolerations": [{"key": "@key", "operator": "@op", "value": "@value"}],
-        },
-        {"conditions": unschedulable("0/9 nodes are available: 9 node(s) had untolerated taint {@key: @value}.")},
-        {"nodeName": "n0-0", "phase": "@phase"},
-        {"nodeName": "@node", "phase": "Running", "volumes": [{"persistentVolumeClaim": {"claimName": "@claim"}}]},
-    ]
-    limits = {f"kubernetes.io/{way}-bandwidth": f"@{way}" for way in ("ingress", "egress")}
-    pods = [
-        pod_of_group(f"@odd{i}", ("@a", "@b", "@wrong")[i % 3], annotations=limits, **spec)
-        for i, spec in enumerate(odd_pods)
-    ]
-    pods += [
-        pod_of_group(f"@p{i}", "@ab"[::2] if i % 2 else "@b", nodeName=f"n{number // 10 * 10}-{i % 6}", phase="Running")
+def make_objects(number: int) -> list[Json]:
+    """The objects of an application, and six nodes for every tenth number."""
+    running_pods = [
+        make_pod(f"@p{i}", ("@b", "@a")[i % 2], nodeName=f"n{number // 10 * 10}-{i % 6}", phase="Running")
         for i in range(25)
     ]
-    services = [
-        {
-            "kind": "Service",
-            "metadata": {"name": f"@svc{i}", "namespace": "@ns"},
-            "spec": {"selector": {WORKLOAD_LABEL: "@b"}, "trafficDistribution": "@near"},
-        }
-        for i in range(4)
-    ]
-    made = {
-        "kind": "Deployment",
-        "metadata": {"name": "@name a", "namespace": "@ns"},
-        "spec": {
-            "template": {"metadata": {"labels": {APPGROUP_LABEL: "@shop", WORKLOAD_LABEL: "@a", "@label": "@value"}}}
-        },
+    nodes = [make_node(f"n{number}-{i}", i, number) for i in range(6)] if number % 10 == 0 else []
+    templates = [*GROUPS, DEPLOYMENT, *ODD_PODS, *running_pods, *SERVICES, *nodes]
+    return [fill_template(template, number) for template in templates]
+
+
+def make_node(name: str, index: int, number: int) -> Json:
+    """A node with the texts that its agent may write; an odd ``index`` has a hostile address."""
+    words = ("version", "prober", "problem", *(("address",) if index % 2 else ()))
+    announcement = {word: hostile_text(word, number + i) for i, word in enumerate(words)}
+    annotations = {
+        AGENT_ANNOTATION: json.dumps({"port": 1, **announcement}),
+        "netaware.io/bandwidth-source": "@source",
     }
-    groups = [
-        {"kind": "AppGroup", "metadata": meta, "spec": spec},
-        {"kind": "AppGroup", "metadata": other, "spec": known_sort},
-    ]
-    agents = [agent_of(f"{node}-{i}", i, number) for i in range(6)] if number % 10 == 0 else []
-    objects: list[dict[str, Any]] = replace_marked([*groups, made, *pods, *services, *agents], number)
-    return objects
-
-
-def agent_of(node: str, place: int, number: int) -> dict[str, Any]:
-    """A node with the texts that its agent may write."""
-    words = ("address", "version", "prober", "problem")
-    announced = {word: hostile_text(word, number + i) for i, word in enumerate(words) if word != "address" or place % 2}
-    annotations = {AGENT_ANNOTATION: json.dumps({"port": 1, **announced}), "netaware.io/bandwidth-source": "@source"}
-    labels = {ZONE_LABEL: f"z{place}", REGION_LABEL: "r"}
-    ready = {"type": "Ready", "status": "True", "message": "@message"}
+    labels = {ZONE_LABEL: f"z{index}", REGION_LABEL: "r"}
     status = {
         "capacity": {BANDWIDTH_RESOURCE: "@capacity"},
         "allocatable": {BANDWIDTH_RESOURCE: "10G"},
-        "conditions": [ready],
+        "conditions": [{"type": "Ready", "status": "True", "message": "@message"}],
     }
-    return {"kind": "Node", "metadata": {"name": node, "labels": labels, "annotations": annotations}, "status": status}
+    return {"kind": "Node", "metadata": {"name": name, "labels": labels, "annotations": annotations}, "status": status}
 
 
-def results() -> dict[str, str]:
-    """Data of a results ConfigMap, for pairs of the agents and for others."""
+def make_results() -> dict[str, str]:
+    """Data of a results ConfigMap, for pairs of the nodes and for others."""
     data: dict[str, str] = {}
     for number in NUMBERS:
-        place = {"node": hostile_text("node", number)[:200], "zone": hostile_text("zone", number)[:60], "region": "r"}
-        measured = {"prober": "netperf", "test": "TCP_RR", "p50_us": 9.0}
-        sample = {"origin": {**place, "node": f"n{number}-0", "zone": "z0"}, "destination": place, "sequence": 1}
-        value = json.dumps({**sample, "measurement": measured, "taken_at": NOW_S})
+        zone, node = hostile_text("zone", number), hostile_text("node", number)
+        sample = {
+            "origin": {"node": f"n{number}-0", "zone": "z0", "region": "r"},
+            "destination": {"node": node[:200], "zone": zone[:60], "region": "r"},
+            "sequence": 1,
+            "measurement": {"prober": "netperf", "test": "TCP_RR", "p50_us": 9.0},
+            "taken_at": NOW_S,
+        }
         data |= {
-            f"n{number}-0_{hostile_text('node', number)}_tcp-rr": value,
+            f"n{number}-0_{node}_tcp-rr": json.dumps(sample),
             hostile_text("key", number): hostile_text("value", number),
         }
     return data
@@ -175,19 +189,20 @@ def results() -> dict[str, str]:
 class HostileCluster(Components):
     """Hostile objects, as commands and the page read them."""
 
-    async def read(self) -> None:
+    async def read_snapshot(self) -> None:
+        """Set ``snapshot``."""
         client = cast("Client", HostileClient(self.objects, HEAD))
-        whole = await Session(client, None, None, HOME).read_snapshot(everything=True)
-        self.snapshot = msgspec.structs.replace(whole, now_s=NOW_S)
+        snapshot = await Session(client, None, None, HOME).read_snapshot(everything=True)
+        self.snapshot = msgspec.structs.replace(snapshot, now_s=NOW_S)
 
     def session(self, namespace: str | None) -> Session:
         """A session that has read the cluster."""
         session = Session(cast("Client", HostileClient(self.objects, HEAD)), None, namespace, HOME)
 
-        async def read(**_: bool) -> ClusterSnapshot:
+        async def return_snapshot(**_: bool) -> ClusterSnapshot:
             return self.snapshot
 
-        session.read_snapshot = read  # type: ignore[method-assign]
+        session.read_snapshot = return_snapshot  # type: ignore[method-assign]
         return session
 
 
@@ -195,33 +210,33 @@ class HostileClient(FakeClient):
     """A client of an API server with these objects, without pods of netaware."""
 
     async def list_pages(
-        self, resource: Resource, *, namespace: str | None = None, **more: Any
+        self, resource: Resource, *, namespace: str | None = None, **options: Any
     ) -> AsyncIterator[RawPage]:
-        if "app.kubernetes.io" not in more.get("label_selector", ""):
+        if "app.kubernetes.io" not in options.get("label_selector", ""):
             async for page in super().list_pages(resource, namespace=namespace):
                 yield page
 
-    async def get(self, resource: Resource, name: str, type_: type[Any], **more: Any) -> Any:
+    async def get(self, resource: Resource, name: str, type_: type[Any], **options: Any) -> Any:
         if resource is CONFIGMAPS and name.startswith("netperf"):
-            return ConfigMap(data=results())
+            return ConfigMap(data=make_results())
         if resource is PODS:
             return next(pod for pod in await self.list(PODS, type_) if pod.metadata.name == name)
-        return await super().get(resource, name, type_, **more)
+        return await super().get(resource, name, type_, **options)
 
 
-async def traffic_of(session: Session, *_: object) -> Traffic:
-    """Traffic of every application between its workloads and to external addresses."""
-    found = [
+async def read_hostile_traffic(session: Session, *_: object) -> Traffic:
+    """Traffic of every application between its workloads, and to external addresses."""
+    pairs = [
         [WorkloadId(hostile_text("ns", n), hostile_text(word, n), "Deployment") for word in ("name a", "name b")]
         for n in NUMBERS
     ]
-    calls = tuple(ObservedDependency(a, b, bytes_per_s=9.0, peak_bytes_per_s=9.0) for a, b in found)
-    left = tuple(OmittedTraffic("external", hostile_text("name a", n), hostile_text("out", n), 1.0) for n in NUMBERS)
-    ends = [end for pair in found for end in pair]
+    dependencies = (ObservedDependency(a, b, bytes_per_s=9.0, peak_bytes_per_s=9.0) for a, b in pairs)
+    omitted = (OmittedTraffic("external", hostile_text("name a", n), hostile_text("out", n), 1.0) for n in NUMBERS)
+    ids = [workload for pair in pairs for workload in pair]
     workloads = Workloads(
-        location_counts={end: Counter({Location("r", "z1"): 1}) for end in ends},
-        replica_counts=Counter(ends),
-        labels_by_workload={end: {hostile_text("label", 1): hostile_text("value", 1)} for end in ends},
+        location_counts={workload: Counter({Location("r", "z1"): 1}) for workload in ids},
+        replica_counts=Counter(ids),
+        labels_by_workload={workload: {hostile_text("label", 1): hostile_text("value", 1)} for workload in ids},
     )
     snapshot = await session.read_snapshot(groups=True)
-    return Traffic(TrafficGraph(calls, left), workloads, SOURCES[0], 60, snapshot)
+    return Traffic(TrafficGraph(tuple(dependencies), tuple(omitted)), workloads, SOURCES[0], 60, snapshot)

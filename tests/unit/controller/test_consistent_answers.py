@@ -51,8 +51,36 @@ def condition(status: dict[str, Any], type_: str) -> tuple[str, str]:
     return next((c["status"], c["reason"]) for c in status["conditions"] if c["type"] == type_)
 
 
-TWICE = weight("NetperfCosts", 5)
-TWICE["topologyList"][1]["originList"][0]["costList"].append({"destination": "z2", "networkCost": 900})
+async def find_met_by_component(components: Components, key: str) -> dict[str, bool]:
+    """Whether the group's dependency of a on b is met, for the pod of a on its node, by component."""
+    namespace, name = key.split("/")
+    state, snapshot = components.scheduler_state(), await components.page_snapshot()
+    (shown_group,), _ = await components.command("graph", "-n", namespace)
+    (page_dependency,) = (await components.group_view(key)).dependencies
+    pods = components.decode("Pod", Pod)
+    inputs = build_inputs(snapshot, map(PodReader().read, pods), Volumes())
+    node = pods[0].spec.node_name
+    met = {
+        "rules": state.score(namespace, name, "a").node_score(node, state.location_index[node]).violated == 0,
+        "CostsMet": condition(await components.status(key), "CostsMet") == ("True", "AllWithin"),
+        "page": page_dependency.verdict == "met",
+        "graph": shown_group.dependencies[0].verdict == "met",
+        "explain": not any(line.violated for line in explain(state, pods[0]).candidates if line.has_pod),
+        "plan": plan_group(inputs.snapshot(key, pods)).violations == 0,
+    }
+    if components.config == DEFAULT:  # files have no configuration
+        kinds = (("Node", Node), ("Pod", Pod), ("Service", Service))
+        file = ClusterFile(*(components.decode(*kind) for kind in kinds))
+        file.groups.extend(components.decode("AppGroup", AppGroup))
+        file.topologies.extend(components.decode("NetworkTopology", NetworkTopology))
+        met["offline"] = plan_offline(file)[0].violations == 0
+    return met
+
+
+WEIGHT_WITH_TWO_ENTRIES = weight("NetperfCosts", 5)
+WEIGHT_WITH_TWO_ENTRIES["topologyList"][1]["originList"][0]["costList"].append(
+    {"destination": "z2", "networkCost": 900}
+)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +88,7 @@ TWICE["topologyList"][1]["originList"][0]["costList"].append({"destination": "z2
     [
         ((topology(weight("UserDefined", None), weight("NetperfCosts", 5)),), 5),
         ((topology(weight("NetperfCosts", 5)), topology(weight("NetperfCosts", 9), namespace="x")), 9),
-        ((topology(TWICE),), 5),
+        ((topology(WEIGHT_WITH_TWO_ENTRIES),), 5),
     ],
     ids=["an empty weight is skipped", "the topology of the group's namespace", "the first of two entries"],
 )
@@ -75,63 +103,45 @@ async def test_scheduler_status_and_views_use_the_same_cost(topologies: tuple[di
 
 
 @pytest.mark.parametrize(
-    ("parity", "unlabelled", "met"),
+    ("parity", "has_bare_replica", "is_met"),
     [("none", False, True), ("none", True, False), ("upstream", False, False)],
     ids=["by zone", "one replica without a zone turns zone hints off", "parity"],
 )
 async def test_a_dependency_is_judged_by_the_replica_that_answers_and_in_parity_by_all(
-    parity: Parity, *, unlabelled: bool, met: bool
+    parity: Parity, *, has_bare_replica: bool, is_met: bool
 ) -> None:
     spec = {"selector": {WORKLOAD: "b"}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferSameZone"}
-    near = {"kind": "Service", "metadata": {"name": "b", "namespace": "default"}, "spec": spec}
-    placed = [("a", "n1"), ("b", "n1"), ("b", "n2"), *([("b", "bare")] if unlabelled else [])]
-    pods = [pod(workload, on, namespace="default") for workload, on in placed]
+    service = {"kind": "Service", "metadata": {"name": "b", "namespace": "default"}, "spec": spec}
+    nodes = [("a", "n1"), ("b", "n1"), ("b", "n2"), *([("b", "bare")] if has_bare_replica else [])]
+    pods = [pod(workload, on, namespace="default") for workload, on in nodes]
     components = Components(
-        *(*NODES, node("bare", ""), *pods, near, group("default", most=3), topology(weight("UserDefined", 5))),
+        *(*NODES, node("bare", ""), *pods, service, group("default", most=3), topology(weight("UserDefined", 5))),
         config=SchedulerConfig(parity=parity),
     )
-    state, snapshot = components.scheduler_state(), await components.page_snapshot()
-    (shown,), _ = await components.command("graph", "-n", "default")
-    (page,) = (await components.group_view("default/g")).dependencies
-    plain = components.decode("Pod", Pod)
-    inputs = build_inputs(snapshot, map(PodReader().read, plain), Volumes())
-    explained = explain(state, plain[0])
-    found = {
-        "rules": state.score("default", "g", "a").node_score("n1", state.location_index["n1"]).violated == 0,
-        "CostsMet": condition(await components.status("default/g"), "CostsMet") == ("True", "AllWithin"),
-        "page": page.verdict == "met",
-        "graph": shown.dependencies[0].verdict == "met",
-        "explain": not any(line.violated for line in explained.candidates if line.has_pod),
-        "plan": plan_group(inputs.snapshot("default/g", plain)).violations == 0,
-    }
-    if components.config == DEFAULT:  # files have no configuration
-        file = ClusterFile(*(components.decode(*kind) for kind in (("Node", Node), ("Pod", Pod), ("Service", Service))))
-        file.groups.extend(components.decode("AppGroup", AppGroup))
-        file.topologies.extend(components.decode("NetworkTopology", NetworkTopology))
-        found["offline"] = plan_offline(file)[0].violations == 0
-    assert found == dict.fromkeys(found, met)
+    met = await find_met_by_component(components, "default/g")
+    assert met == dict.fromkeys(met, is_met)
 
 
-def namespace(name: str, *, lets_in: str) -> dict[str, Any]:
-    return {"kind": "Namespace", "metadata": {"name": name, "labels": {"netaware.io/appgroups-from": lets_in}}}
+def namespace(name: str, *, admits: str) -> dict[str, Any]:
+    return {"kind": "Namespace", "metadata": {"name": name, "labels": {"netaware.io/appgroups-from": admits}}}
 
 
-EVIL = group("evil", names="x")
-TWO = (group("x"), group("y", names="x"), namespace("x", lets_in="y"))
+FOREIGN_GROUP = group("evil", names="x")
+OWN_AND_ADMITTED_GROUP = (group("x"), group("y", names="x"), namespace("x", admits="y"))
 PARITY = SchedulerConfig(parity="upstream")
 
 
 @pytest.mark.parametrize(
     ("objects", "config", "key", "count"),
     [
-        ((EVIL,), DEFAULT, "evil/g", 0),
-        ((EVIL, namespace("x", lets_in="friends")), DEFAULT, "evil/g", 0),
-        ((EVIL, namespace("x", lets_in="friends.evil")), DEFAULT, "evil/g", 2),
-        (TWO, DEFAULT, "x/g", 2),
-        (TWO, DEFAULT, "y/g", 0),
-        ((group("default"),), DEFAULT, "default/g", 2),
-        ((group("x"),), PARITY, "x/g", 0),
-        ((group("default"), group("x")), PARITY, "default/g", 2),
+        pytest.param((FOREIGN_GROUP,), DEFAULT, "evil/g", 0, id="no consent"),
+        pytest.param((FOREIGN_GROUP, namespace("x", admits="friends")), DEFAULT, "evil/g", 0, id="consent to another"),
+        pytest.param((FOREIGN_GROUP, namespace("x", admits="friends.evil")), DEFAULT, "evil/g", 2, id="consent"),
+        pytest.param(OWN_AND_ADMITTED_GROUP, DEFAULT, "x/g", 2, id="the group of the pods' namespace first"),
+        pytest.param(OWN_AND_ADMITTED_GROUP, DEFAULT, "y/g", 0, id="not also a group of another namespace"),
+        pytest.param((group("default"),), DEFAULT, "default/g", 2, id="the namespace default needs no consent"),
+        pytest.param((group("x"),), PARITY, "x/g", 0, id="parity: only groups of default"),
+        pytest.param((group("default"), group("x")), PARITY, "default/g", 2, id="parity: default first"),
     ],
 )
 async def test_all_components_count_the_same_pods_of_a_group(
@@ -143,32 +153,26 @@ async def test_all_components_count_the_same_pods_of_a_group(
 
 
 @pytest.mark.parametrize(
-    ("parity", "third", "met"), [("none", "", True), ("none", "z1", False), ("upstream", "", False)]
+    ("parity", "zone_of_third_node", "is_met"),
+    [("none", "", True), ("none", "z1", False), ("upstream", "", False)],
+    ids=["no node has a zone", "one node has a zone", "parity"],
 )
 async def test_nodes_without_a_zone_are_one_zone_where_no_node_has_one_except_in_parity(
-    parity: Parity, third: str, *, met: bool
+    parity: Parity, zone_of_third_node: str, *, is_met: bool
 ) -> None:
     pods = [pod(workload, on, namespace="default") for workload, on in (("a", "n1"), ("b", "n2"), ("b", "n1"))]
-    nodes = [node("n1", ""), node("n2", ""), node("n3", third)]
+    nodes = [node("n1", ""), node("n2", ""), node("n3", zone_of_third_node)]
     config = SchedulerConfig(parity=parity)
     components = Components(*nodes, *pods, group("default", most=3), topology(weight("UserDefined", 5)), config=config)
     state = components.scheduler_state()
-    (shown,), _ = await components.command("graph", "-n", "default")
-    (page,) = (await components.group_view("default/g")).dependencies
 
     def node_score(on: str) -> tuple[int, ...]:
         return state.score("default", "g", "a").node_score(on, state.location_index[on])[:3]
 
-    scores = [node_score("n1"), node_score("n2")]
-    assert scores == ([(2, 0, 1)] * 2 if met else [(1, 1, 100)] * 2)
-    found = {
-        "CostsMet": condition(await components.status("default/g"), "CostsMet") == ("True", "AllWithin"),
-        "page": page.verdict == "met",
-        "graph": shown.dependencies[0].verdict == "met",
-    }
-    assert found == dict.fromkeys(found, met)
-    labelled = msgspec.convert(node("n3", "z2"), Node)
-    state.on_node_change("n3", None, labelled)
+    assert [node_score("n1"), node_score("n2")] == ([(2, 0, 1)] * 2 if is_met else [(1, 1, 100)] * 2)
+    met = await find_met_by_component(components, "default/g")
+    assert met == dict.fromkeys(met, is_met)
+    state.on_node_change("n3", None, msgspec.convert(node("n3", "z2"), Node))
     assert node_score("n1") == (1, 1, 100), "if one node has a label, nodes without one have no common zone"
 
 
@@ -189,24 +193,24 @@ def facts_with_leader(snapshot: ClusterSnapshot) -> Facts:
 
 
 @pytest.mark.parametrize(
-    ("objects", "wrong"),
+    ("objects", "problem"),
     [
         ((group("other", third="web"),), "there is no AppGroup g"),
-        ((group("default"), group("other", names="x", third="web"), namespace("x", lets_in="other")), "no workload"),
+        ((group("default"), group("other", names="x", third="web"), namespace("x", admits="other")), "no workload"),
     ],
     ids=["a group of another namespace", "of two groups the first by the rule"],
 )
 async def test_the_diagnosis_of_a_waiting_pod_names_the_group_that_the_scheduler_uses(
-    objects: tuple[dict[str, Any], ...], wrong: str
+    objects: tuple[dict[str, Any], ...], problem: str
 ) -> None:
     snapshot = await Components(*NODES, gated_pod("web"), *objects).page_snapshot()
-    assert wrong in diagnose_listed_pod(snapshot.pods[0], facts_with_leader(snapshot), ()).summary
+    assert problem in diagnose_listed_pod(snapshot.pods[0], facts_with_leader(snapshot), ()).summary
 
 
 async def test_a_namespace_without_consent_is_one_finding_and_its_pods_are_none() -> None:
-    refused = group("other", names="x", third="web")
-    components = Components(*NODES, gated_pod("web"), refused)
-    refused["status"] = {"conditions": (await components.status("other/g"))["conditions"]}
+    refused_group = group("other", names="x", third="web")
+    components = Components(*NODES, gated_pod("web"), refused_group)
+    refused_group["status"] = {"conditions": (await components.status("other/g"))["conditions"]}
     codes = {finding.code for finding in diagnose(facts_with_leader(await components.page_snapshot()))}
     assert codes & {"namespace-not-admitted", "unknown-workload"} == {"namespace-not-admitted"}
 
@@ -235,11 +239,11 @@ async def test_findings_of_a_group_affect_its_pods_of_other_namespaces() -> None
     facts = facts_with_leader(await components.page_snapshot())
     created = format_time(facts.now_s - 1000)
     metadata = [msgspec.structs.replace(fact.metadata, creation_timestamp=created) for fact in facts.pods]
-    old = tuple(msgspec.structs.replace(f, metadata=m) for f, m in zip(facts.pods, metadata, strict=True))
-    late = diagnose(msgspec.structs.replace(facts, pods=old))
-    (stuck,) = [finding for finding in late if finding.code == "gated-too-long"]
-    assert stuck.affects == tuple(fact.metadata.key for fact in facts.pods)
-    assert stuck.fix[0] == "kubectl -n default describe appgroup g"
+    old_pods = tuple(msgspec.structs.replace(f, metadata=m) for f, m in zip(facts.pods, metadata, strict=True))
+    findings = diagnose(msgspec.structs.replace(facts, pods=old_pods))
+    (finding,) = [finding for finding in findings if finding.code == "gated-too-long"]
+    assert finding.affects == tuple(fact.metadata.key for fact in facts.pods)
+    assert finding.fix[0] == "kubectl -n default describe appgroup g"
 
 
 async def test_a_pod_change_enqueues_its_own_group_and_no_other_of_the_same_name(
@@ -253,34 +257,33 @@ async def test_a_pod_change_enqueues_its_own_group_and_no_other_of_the_same_name
     await asyncio.sleep(0.01)
     while len(controller._queue):
         controller._queue.done(await controller._queue.get())
-    moved = PodReader().read(msgspec.convert(pod("b", "n1", namespace="y", phase="Succeeded"), Pod))
-    fill_store(cache.pods, [moved])
+    finished_pod = PodReader().read(msgspec.convert(pod("b", "n1", namespace="y", phase="Succeeded"), Pod))
+    fill_store(cache.pods, [finished_pod])
     await asyncio.sleep(0.01)
     assert [await controller._queue.get() for _ in range(len(controller._queue))] == ["y/g"]
 
 
 async def test_a_status_that_is_not_found_is_an_error_unless_its_group_is_gone() -> None:
     cache = Components(group()).appgroup_controller(StatusRecorder())[1]
-    missing = ApiError(404, "NotFound", "deleted, or its definition has no status subresource")
-    assert delay_after_failed_write(missing, "y/g", cache.app_groups) is None
+    not_found = ApiError(404, "NotFound", "deleted, or its definition has no status subresource")
+    assert delay_after_failed_write(not_found, "y/g", cache.app_groups) is None
     with pytest.raises(ApiError):
-        delay_after_failed_write(missing, "x/g", cache.app_groups)
+        delay_after_failed_write(not_found, "x/g", cache.app_groups)
 
 
 async def test_pods_on_one_node_without_a_zone_are_near_each_other() -> None:
     components = Components(
         node("bare", ""), pod("a", "bare"), pod("b", "bare"), group(most=0), topology(weight("NetperfCosts", 5))
     )
-    state = components.scheduler_state()
-    assert state.score("x", "g", "a").node_score("bare", state.location_index["bare"]).passes
-    assert condition(await components.status("x/g"), "CostsMet") == ("True", "AllWithin")
-    assert [(edge.verdict, edge.cost) for edge in (await components.group_view("x/g")).dependencies] == [("met", 0)]
+    met = await find_met_by_component(components, "x/g")
+    assert met == dict.fromkeys(met, True)
+    assert [edge.cost for edge in (await components.group_view("x/g")).dependencies] == [0]
 
 
 def topology_with_latency(us: int, *weights: dict[str, Any]) -> dict[str, Any]:
-    plain = topology(weight("NetperfCosts", 5), *weights)
-    plain["metadata"]["annotations"] = {LATENCY_ANNOTATION: encode_latencies(Latencies({("z1", "z2"): us}))}
-    return plain
+    body = topology(weight("NetperfCosts", 5), *weights)
+    body["metadata"]["annotations"] = {LATENCY_ANNOTATION: encode_latencies(Latencies({("z1", "z2"): us}))}
+    return body
 
 
 def test_latencies_count_with_measured_costs_only_across_regions_and_change_without_costs() -> None:
@@ -288,9 +291,9 @@ def test_latencies_count_with_measured_costs_only_across_regions_and_change_with
     state = Components(topology_with_latency(1210)).scheduler_state()
     destinations = (near, Location("east", "z2"), Location("west", ""), Location("west", "z9"))
     table = state.costs("x").table
-    assert [table.latency_us(origin, each) for each in destinations] == [1210, 1210, None, None]
+    assert [table.latency_us(origin, destination) for destination in destinations] == [1210, 1210, None, None]
     before, after = (msgspec.convert(topology_with_latency(us), NetworkTopology) for us in (1210, 1800))
     state.on_topology_change("default/nt-default", before, after)
     assert state.costs("x").table.latency_us(origin, near) == 1800
-    given = Components(topology_with_latency(1210, weight("UserDefined", 5))).scheduler_state()
-    assert given.costs("x").table.latency_us(origin, near) is None
+    state_of_user_costs = Components(topology_with_latency(1210, weight("UserDefined", 5))).scheduler_state()
+    assert state_of_user_costs.costs("x").table.latency_us(origin, near) is None

@@ -25,6 +25,7 @@ from controller.diagnosis.diagnose import diagnose
 from controller.diagnosis.events import FindingEventFilter
 from controller.diagnosis.facts import Facts, build_facts
 from controller.diagnosis.pod_diagnosis import diagnose_pod
+from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page.server import _compute_page_data
 from kubekit import logs
 from kubekit.errors import KubekitError
@@ -36,14 +37,14 @@ from tests.unit.controller.hostile_objects import (
     PAYLOADS,
     HostileCluster,
     hostile_text,
-    objects_of,
-    traffic_of,
+    make_objects,
+    read_hostile_traffic,
 )
 from tests.unit.controller.situations import NOW_S, SITUATIONS
-from tests.unit.controller.test_cli_output import parse_command
+from tests.unit.controller.test_cli_output import parse_command, write_kubeconfig
 
-LARGE = ("status", "diagnose", "graph")
-"""As YAML they take ten seconds each."""
+LARGE_ANSWERS = ("status", "diagnose", "graph")
+"""Commands whose answers would take ten seconds each as YAML."""
 T = TypeVar("T")
 
 
@@ -58,12 +59,12 @@ def texts_in(data: Any) -> Iterator[str]:
             yield from texts_in(value)
 
 
-def replace_text(data: Any, old: str) -> Any:
+def replace_by_payload(data: Any, text: str) -> Any:
     if isinstance(data, dict):
-        return {replace_text(key, old): replace_text(value, old) for key, value in data.items()}
+        return {replace_by_payload(key, text): replace_by_payload(value, text) for key, value in data.items()}
     if isinstance(data, list):
-        return [replace_text(value, old) for value in data]
-    return PAYLOAD if data == old else data
+        return [replace_by_payload(value, text) for value in data]
+    return PAYLOAD if data == text else data
 
 
 def hostile_copies(value: T) -> Iterator[T]:
@@ -71,7 +72,7 @@ def hostile_copies(value: T) -> Iterator[T]:
     data = msgspec.json.decode(msgspec.json.encode(value))
     for text in sorted(set(texts_in(data))):
         try:
-            yield msgspec.convert(replace_text(data, text), type(value))
+            yield msgspec.convert(replace_by_payload(data, text), type(value))
         except msgspec.ValidationError:
             continue
 
@@ -95,8 +96,8 @@ def assert_pasting_is_safe(lines: Iterable[str], folder: Path) -> None:
     script = folder / "all.sh"
     script.write_text("\n".join(f"( {line} )" for line in commands))
     environ = {**os.environ, "PATH": str(folder)}
-    done = subprocess.run(["/bin/bash", script], cwd=folder, env=environ, capture_output=True, text=True, check=False)
-    assert done.stderr == ""
+    result = subprocess.run(["/bin/bash", script], cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    assert result.stderr == ""
     assert not (folder / "pwned").exists()
 
 
@@ -115,108 +116,123 @@ def test_invalid_names_become_a_placeholder(name: str) -> None:
     assert format_command("-p {}", {"a": "it's"}) == """-p '{"a":"it'"'"'s"}'"""
 
 
-def assert_harmless(shown: str, form: str = "table") -> None:
+def assert_harmless(output: str, output_format: str = "table") -> None:
     """Assert that output has no control characters, and no line that is a text's; YAML quotes texts of several lines."""
-    assert {c for c in set(shown) if not c.isprintable()} <= {"\n"}
-    forged = [line for line in shown.split("\n") if line.strip().startswith((FORGED, "✓ nothing"))]
-    assert form == "yaml" or forged == []
+    assert {c for c in set(output) if not c.isprintable()} <= {"\n"}
+    forged_lines = [line for line in output.split("\n") if line.strip().startswith((FORGED, "✓ nothing"))]
+    assert output_format == "yaml" or forged_lines == []
 
 
-async def test_ten_thousand_hostile_objects_reach_no_command_line_terminal_page_or_log(
+COMMANDS = [
+    ("status", "-A"),
+    ("diagnose",),
+    ("diagnose", "pod", hostile_text("odd4", 4)),
+    ("graph", "-A"),
+    ("explain", "pod", hostile_text("odd0", 1)),
+    ("propose", "-n", hostile_text("ns", 3)),
+    ("propose", "-n", hostile_text("ns", 4), "--manifests"),
+    ("money",),
+]
+
+
+async def print_harmless_answer(
+    cluster: HostileCluster, capsys: pytest.CaptureFixture[str], *argv: str
+) -> Iterator[str]:
+    """Print a command's answer in all formats, and its notes, and assert that they are harmless; the answer's fixes."""
+    command, options = parse_command(*argv)
+    session = cluster.session(None if options.all_namespaces else options.namespace or None)
+    answer = await command.run(session, options)
+    for options.output in FORMATS:
+        if options.output == "yaml" and argv[0] in LARGE_ANSWERS:
+            continue
+        stream = io.StringIO()
+        Screen(stream).print_answer(command, answer, options)
+        output = stream.getvalue() + capsys.readouterr().out
+        assert output
+        assert_harmless(output, options.output)
+    for note in [*session.notes, *map(": ".join, session.read_errors.items())]:
+        Screen().print_note(note)
+    assert_harmless(capsys.readouterr().err)
+    pod = getattr(answer, "pod", None) or getattr(answer, "diagnosis", None)
+    findings = [*getattr(answer, "findings", ()), *([pod] if pod else [])]
+    return (fix for finding in findings for fix in finding.fix)
+
+
+def notes_and_conditions(snapshot: ClusterSnapshot) -> Iterator[str]:
+    """Notes of events about findings, and messages of AppGroups' conditions."""
+    event_filter, facts, membership = FindingEventFilter(), build_facts(snapshot), snapshot.build_membership()
+    findings = diagnose(facts)
+    event_filter.select_events(findings, facts)
+    yield from (event.note for event in event_filter.select_events(findings, facts))
+    costs, locations = snapshot.build_cost_index().for_namespace("").table, locations_of(snapshot.nodes)
+    for group in snapshot.groups:
+        state = compute_group_state(group, (), locations, costs, membership)
+        refusal = consent_condition(group, membership.list_namespaces_without_consent(group.metadata.key))
+        status = build_status(group, state, NOW_S, extra_conditions=[refusal] if refusal else [])
+        yield from (condition.message for condition in status.conditions or ())
+
+
+async def test_ten_thousand_hostile_objects_reach_no_command_line_terminal_or_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.setattr("controller.cli.propose.read_traffic", traffic_of)
-    monkeypatch.setattr("controller.cli.money.read_traffic", traffic_of)
-    cluster = HostileCluster(*(made for number in NUMBERS for made in objects_of(number)))
+    monkeypatch.setattr("controller.cli.propose.read_traffic", read_hostile_traffic)
+    monkeypatch.setattr("controller.cli.money.read_traffic", read_hostile_traffic)
+    cluster = HostileCluster(*(body for number in NUMBERS for body in make_objects(number)))
     assert len(cluster.objects) >= 10_000
-    await cluster.read()
-    commands = [
-        ("status", "-A"),
-        ("diagnose",),
-        ("diagnose", "pod", hostile_text("odd4", 4)),
-        ("graph", "-A"),
-        ("explain", "pod", hostile_text("odd0", 1)),
-        ("propose", "-n", hostile_text("ns", 3)),
-        ("propose", "-n", hostile_text("ns", 4), "--manifests"),
-        ("money",),
-    ]
-    lines: set[str] = set()
-    for argv in commands:
-        command, options = parse_command(*argv)
-        session = cluster.session(None if options.all_namespaces else options.namespace or None)
-        answer = await command.run(session, options)
-        for form in FORMATS:
-            if form == "yaml" and argv[0] in LARGE:
-                continue
-            options.output = form
-            stream = io.StringIO()
-            Screen(stream).print_answer(command, answer, options)
-            assert_harmless(printed := stream.getvalue() + capsys.readouterr().out, form)
-            assert printed
-        for note in [*session.notes, *map(": ".join, session.read_errors.items())]:
-            Screen().print_note(note)
-        assert_harmless(capsys.readouterr().err)
-        lines |= {fix for found in getattr(answer, "findings", ()) for fix in found.fix}
-        lines |= set(pod.fix) if (pod := getattr(answer, "pod", None) or getattr(answer, "diagnosis", None)) else set()
-    snapshot = cluster.snapshot
-    assert_harmless(gzip.decompress(_compute_page_data(snapshot).body).decode())
-    reported, facts_ = FindingEventFilter(), build_facts(snapshot)
-    found_ = diagnose(facts_)
-    reported.select_events(found_, facts_)
-    notes = [event.note for event in reported.select_events(found_, facts_)]
-    costs, locations = snapshot.build_cost_index().for_namespace("").table, locations_of(snapshot.nodes)
-    for group_ in snapshot.groups:
-        facts = compute_group_state(group_, (), locations, costs, snapshot.build_membership())
-        refused = consent_condition(
-            group_, snapshot.build_membership().list_namespaces_without_consent(group_.metadata.key)
-        )
-        found = build_status(group_, facts, NOW_S, extra_conditions=[refused] if refused else [])
-        notes += [condition.message for condition in found.conditions or ()]
+    await cluster.read_snapshot()
+    fixes = {fix for argv in COMMANDS for fix in await print_harmless_answer(cluster, capsys, *argv)}
+    assert_harmless(gzip.decompress(_compute_page_data(cluster.snapshot).body).decode())
+    notes = list(notes_and_conditions(cluster.snapshot))
     assert len(notes) > 500
     for note in notes:
         assert_harmless(note)
         assert "\n" not in note
-    assert_pasting_is_safe(lines | {note[note.rindex("kubectl") :] for note in notes if "kubectl" in note}, tmp_path)
+    assert_pasting_is_safe(fixes | {note[note.rindex("kubectl") :] for note in notes if "kubectl" in note}, tmp_path)
 
 
-def test_logs_and_errors_have_no_lines_of_foreign_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    class Refusing(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = json.dumps({"kind": "Status", "code": 403, "reason": "Forbidden", "message": "".join(PAYLOADS)})
-            self.send_response(403)
-            self.end_headers()
-            self.wfile.write(body.encode())
+class RefusingApiServer(BaseHTTPRequestHandler):
+    """Refuses each request with a Status that has all payloads."""
 
-        def log_message(self, *_: object) -> None: ...
+    def do_GET(self) -> None:
+        body = json.dumps({"kind": "Status", "code": 403, "reason": "Forbidden", "message": "".join(PAYLOADS)})
+        self.send_response(403)
+        self.end_headers()
+        self.wfile.write(body.encode())
 
-    class Quiet(ThreadingHTTPServer):
-        def handle_error(self, *_: object) -> None: ...
+    def log_message(self, *_: object) -> None: ...
 
-    with Quiet(("127.0.0.1", 0), Refusing) as server:
+
+class QuietServer(ThreadingHTTPServer):
+    """A server that prints no errors, which would be in the command's output."""
+
+    def handle_error(self, *_: object) -> None: ...
+
+
+def test_an_error_of_the_api_server_is_one_printable_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with QuietServer(("127.0.0.1", 0), RefusingApiServer) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        config = tmp_path / "config"
-        config.write_text(
-            f"{{current-context: c, clusters: [{{name: c, cluster: {{server: 'http://127.0.0.1:{server.server_port}'}}}}],"
-            " contexts: [{name: c, context: {cluster: c}}]}"
-        )
-        assert run(["diagnose", "--kubeconfig", str(config)]) == 1
+        kubeconfig = write_kubeconfig(tmp_path, f"http://127.0.0.1:{server.server_port}")
+        assert run(["diagnose", "--kubeconfig", kubeconfig]) == 1
         server.shutdown()
     errors = capsys.readouterr().err
     assert_harmless(errors)
     assert errors.count("\n") == 1
-    for form in logs.FORMATS:
-        stream = io.StringIO()
-        logs.configure(format_=form, stream=stream)
-        for payload in PAYLOADS:
-            logs.get("test").log_change(payload, payload, payload, payload=payload)
-            try:
-                raise KubekitError(payload)
-            except KubekitError as error:
-                logs.get("test").log_exception(payload, error, payload=payload)
-        lines = stream.getvalue().splitlines()
-        # Lines that are indented belong to a trace.
-        own = [line for line in lines if not line.startswith("    ")]
-        assert_harmless("\n".join(own))
-        assert len(own) == 2 * len(PAYLOADS)
-        assert {c for line in lines for c in line if not c.isprintable()} == set()
+
+
+@pytest.mark.parametrize("log_format", logs.FORMATS)
+def test_logs_have_no_lines_of_foreign_text(log_format: str) -> None:
+    stream = io.StringIO()
+    logs.configure(format_=log_format, stream=stream)
+    for payload in PAYLOADS:
+        logs.get("test").log_change(payload, payload, payload, payload=payload)
+        try:
+            raise KubekitError(payload)
+        except KubekitError as error:
+            logs.get("test").log_exception(payload, error, payload=payload)
+    lines = stream.getvalue().splitlines()
+    # Lines that are indented belong to a trace.
+    entries = [line for line in lines if not line.startswith("    ")]
+    assert_harmless("\n".join(entries))
+    assert len(entries) == 2 * len(PAYLOADS)
+    assert {c for line in lines for c in line if not c.isprintable()} == set()
