@@ -22,7 +22,7 @@ _STAY, _ONCE = "stay", "once"
 """Values of --cleanup."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Parse and check the command line, run the command, and return the exit code."""
     # The image has no docstrings, so the description cannot be the module's.
     description = "Run the agent of a node, or print the node's links and capacity."
@@ -40,27 +40,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 help="remove what the agent wrote on the node, and with --bandwidth enforce its limits; then stay idle and"
                 " ready, for the rollout of a DaemonSet (stay, the default), or exit (once)",
             )
-    parsed = parser.parse_args(arguments)
+    arguments = parser.parse_args(argv)
     try:
-        set_up_logs(parsed)
-        config = read_config(parsed, is_node_required=parsed.command == "run")
+        set_up_logs(arguments)
+        config = read_config(arguments, is_node_required=arguments.command == "run")
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
-    return _run_command(parsed, config)
+    return _run_command(arguments, config)
 
 
-def _run_command(parsed: argparse.Namespace, config: AgentConfig) -> int:
+def _run_command(arguments: argparse.Namespace, config: AgentConfig) -> int:
     # Late imports, so that a wrong flag is reported at once.
     with _minimal_pyroute2():
         from agent import program
 
-    if parsed.command == "capacity":
-        from agent import cli
+    if arguments.command == "capacity":
+        from agent import capacity_command
 
-        return run_program(lambda: cli.show_capacity(config))
-    if parsed.cleanup:
-        return run_program(lambda: program.clean_up(config, stay=parsed.cleanup == _STAY))
+        return run_program(lambda: capacity_command.show_capacity(config))
+    if arguments.cleanup:
+        return run_program(lambda: program.clean_up(config, stay=arguments.cleanup == _STAY))
     return run_program(lambda: program.run_agent(config))
 
 

@@ -148,8 +148,8 @@ def set_up_logs(arguments: argparse.Namespace) -> None:
     Raises:
         ConfigError: format or level is unknown.
     """
-    format_ = _check_choice("--log-format", arguments.log_format, logs.FORMATS)
-    level = _check_choice("--log-level", arguments.log_level, logs.LEVELS)
+    format_ = _parse_choice("--log-format", arguments.log_format, logs.FORMATS)
+    level = _parse_choice("--log-level", arguments.log_level, logs.LEVELS)
     logs.configure(format_=format_, level=level)
 
 
@@ -162,23 +162,23 @@ def read_config(arguments: argparse.Namespace, *, is_node_required: bool = True)
     if is_node_required and not arguments.node_name:
         raise ConfigError("--node-name", "is not set", "give --node-name NAME or set NODE_NAME")
     parse_listen(arguments.listen)
-    rules, by_type = read_capacities(Path(arguments.config)) if arguments.config else ((), {})
+    capacity_rules, capacity_by_type = read_capacities(Path(arguments.config)) if arguments.config else ((), {})
     return AgentConfig(
-        node_name=_check_name("--node-name", arguments.node_name) if arguments.node_name else "",
+        node_name=_parse_object_name("--node-name", arguments.node_name) if arguments.node_name else "",
         credentials=arguments.credentials or None,
         listen=arguments.listen,
-        namespace=_check_name("--namespace", arguments.namespace),
+        namespace=_parse_object_name("--namespace", arguments.namespace),
         address=_parse_address(arguments.address) if arguments.address else None,
         capacity_bps=parse_rate("--capacity", arguments.capacity) if arguments.capacity else None,
-        capacity_rules=rules,
-        capacity_by_type=by_type,
+        capacity_rules=capacity_rules,
+        capacity_by_type=capacity_by_type,
         reserve=parse_reserve(arguments.reserve),
         uses_measured_capacity=_parse_boolean("--measured-capacity", arguments.measured_capacity),
-        bandwidth=cast("BandwidthMode", _check_choice("--bandwidth", arguments.bandwidth, get_args(BandwidthMode))),
+        bandwidth=cast("BandwidthMode", _parse_choice("--bandwidth", arguments.bandwidth, get_args(BandwidthMode))),
         repair_burst=_parse_boolean("--repair-burst", arguments.repair_burst),
         cni_network=arguments.cni_network or None,
-        is_probing=_check_choice("--probing", arguments.probing, ("on", "off")) == "on",
-        traffic=cast("TrafficMode", _check_choice("--traffic", arguments.traffic, get_args(TrafficMode))),
+        is_probing=_parse_choice("--probing", arguments.probing, ("on", "off")) == "on",
+        traffic=cast("TrafficMode", _parse_choice("--traffic", arguments.traffic, get_args(TrafficMode))),
         passphrase_file=Path(arguments.passphrase_file),
         max_stream_bps=parse_rate("--max-stream-bandwidth", arguments.max_stream_bandwidth),
         upstream_percentiles=_parse_percentiles(arguments.upstream_keys),
@@ -204,11 +204,11 @@ def read_capacities(path: Path) -> tuple[tuple[CapacityRule, ...], dict[str, int
         except SelectorError as error:
             raise ConfigError(f"{field}.selector", str(error)) from error
         rules.append(CapacityRule(selector, rule.selector, parse_rate(f"{field}.capacity", rule.capacity)))
-    by_type = {
+    capacity_by_type = {
         name: parse_rate(f"{path}: capacityByInstanceType[{name}]", value)
         for name, value in file.capacity_by_instance_type.items()
     }
-    return tuple(rules), by_type
+    return tuple(rules), capacity_by_type
 
 
 def parse_rate(field: str, text: str | int) -> int:
@@ -250,7 +250,7 @@ def _parse_quantity(field: str, text: str | int) -> int:
 def _parse_percentiles(text: str) -> tuple[Percentile, ...]:
     """Parse a list of percentiles such as ``p50,p90``; may be empty."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    return tuple(cast("Percentile", _check_choice("--upstream-keys", part, PERCENTILES)) for part in parts)
+    return tuple(cast("Percentile", _parse_choice("--upstream-keys", part, PERCENTILES)) for part in parts)
 
 
 def _parse_address(text: str) -> str:
@@ -263,17 +263,17 @@ def _parse_address(text: str) -> str:
     return str(address)
 
 
-def _check_choice(field: str, text: str, choices: Sequence[str]) -> str:
+def _parse_choice(field: str, text: str, choices: Sequence[str]) -> str:
     if text not in choices:
         raise ConfigError(field, f"{text!r} is unknown", "write " + ", ".join(choices))
     return text
 
 
 def _parse_boolean(field: str, text: str) -> bool:
-    return _check_choice(field, text.lower(), ("true", "false")) == "true"
+    return _parse_choice(field, text.lower(), ("true", "false")) == "true"
 
 
-def _check_name(field: str, text: str) -> str:
+def _parse_object_name(field: str, text: str) -> str:
     if not _OBJECT_NAME.fullmatch(text):
         raise ConfigError(field, f"{text!r} is not an object name", "write lower case letters, digits, - and .")
     return text

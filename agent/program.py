@@ -77,8 +77,10 @@ class _AgentParts:
         if config.bandwidth != "off" or config.traffic != "off":
             pods = Reflector(client, PODS, Pod, field_selector=f"spec.nodeName={config.node_name}")
             self._add_store("pods", pods)
-            self._add_bandwidth(pods)
-            self._add_traffic(pods)
+            if config.bandwidth != "off":
+                self._add_bandwidth(pods)
+            if config.traffic != "off":
+                self._add_traffic(pods)
         if config.is_probing:
             self._add_probing(on_throughput)
 
@@ -109,8 +111,6 @@ class _AgentParts:
         return publisher.on_throughput
 
     def _add_bandwidth(self, pods: Reflector[Pod]) -> None:
-        if self._config.bandwidth == "off":
-            return
         from agent.bandwidth.manager import BandwidthManager
 
         instance = self._config.node_name
@@ -120,8 +120,6 @@ class _AgentParts:
         self.tasks |= {"events": recorder.run(), **manager.tasks()}
 
     def _add_traffic(self, pods: Reflector[Pod]) -> None:
-        if self._config.traffic == "off":
-            return
         from agent.traffic.collector import TrafficCollector
 
         collector = TrafficCollector(lambda: node.zone if (node := self._node_watch.node) else "", self._config.proc)

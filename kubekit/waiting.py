@@ -1,12 +1,13 @@
-"""Back-off between retries, cooperative yielding, and waiting with a timeout."""
+"""Back-off between retries, cooperative yielding, and waiting with a timeout or for the end of another coroutine."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 TIME_SLICE_S = 0.005
 """Time after which long work yields to the event loop."""
@@ -67,3 +68,16 @@ async def wait_until_set(event: asyncio.Event, timeout_s: float) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+async def run_until(end: Coroutine[Any, Any, None], *work: Coroutine[Any, Any, None]) -> None:
+    """Run ``work`` until ``end`` returns, then cancel it.
+
+    Raises:
+        ExceptionGroup: ``work`` or ``end`` failed; the rest was cancelled.
+    """
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(coroutine) for coroutine in work]
+        await end
+        for task in tasks:
+            task.cancel()

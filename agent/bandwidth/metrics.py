@@ -34,14 +34,14 @@ class BandwidthMetrics:
             "Always 1; the labels are the verdict on the pod's limit (docs/bandwidth.md), and the device with the limit.",
             labels=(*_LABELS, "verdict", "device"),
         )
-        rate = _make_limit_gauge(
+        rate = _make_gauge(
             "netaware_pod_bandwidth_effective_rate_bytes_per_second",
             "Limit that the kernel enforces; 0 if all packets are lost.",
         )
-        queue = _make_limit_gauge(
+        queue = _make_gauge(
             "netaware_pod_bandwidth_queue_seconds", "Longest time that a packet can wait in the limit's queue."
         )
-        used = _make_limit_gauge(
+        used = _make_gauge(
             "netaware_pod_bandwidth_used_bytes_per_second", f"Traffic, mean of the last {MEAN_WINDOW_S:g} seconds."
         )
         for status in self.statuses:
@@ -58,5 +58,5 @@ class BandwidthMetrics:
         yield from (verdict, rate, queue, used)
 
 
-def _make_limit_gauge(name: str, help_text: str) -> GaugeMetricFamily:
+def _make_gauge(name: str, help_text: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, help_text, labels=_LABELS)

@@ -110,8 +110,12 @@ def _iter_configured_capacities(
     node: OwnNode | None, config: AgentConfig, instance_type: str, warnings: list[str]
 ) -> Iterator[_GrossBandwidth]:
     """Yield the capacity by each configurable source, in order of precedence. An invalid annotation adds to ``warnings``."""
-    annotated_bps = _read_capacity_annotation(node, warnings)
-    yield _GrossBandwidth(annotated_bps, "annotation", f"annotation {CAPACITY_ANNOTATION}")
+    text = node.metadata.annotation(CAPACITY_ANNOTATION) if node is not None else ""
+    annotation = f"annotation {CAPACITY_ANNOTATION}"
+    try:
+        yield _GrossBandwidth(parse_rate(annotation, text) if text else None, "annotation", annotation)
+    except ConfigError as error:
+        warnings.append(str(error))
     yield _GrossBandwidth(config.capacity_bps, "flag", "--capacity")
     for rule in config.capacity_rules:
         if node is not None and rule.selector.matches(node.metadata.labels):
@@ -121,16 +125,6 @@ def _iter_configured_capacities(
     table_entry = find_instance_bandwidth(instance_type) if instance_type else None
     if table_entry is not None:
         yield _GrossBandwidth(table_entry.rate_bps, "instance-type", table_entry.explanation)
-
-
-def _read_capacity_annotation(node: OwnNode | None, warnings: list[str]) -> int | None:
-    """Read the node's annotation; None if it is missing, or invalid, which adds a warning."""
-    text = node.metadata.annotation(CAPACITY_ANNOTATION) if node is not None else ""
-    try:
-        return parse_rate(f"annotation {CAPACITY_ANNOTATION}", text) if text else None
-    except ConfigError as error:
-        warnings.append(str(error))
-        return None
 
 
 def raise_peak_bps(peak_bps: int | None, throughput_bps: float) -> int:

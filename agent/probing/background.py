@@ -21,19 +21,19 @@ log = logs.get("agent.probing")
 
 MAX_WINDOW_ROUNDS = 3
 """Maximum number of rounds for which a window with too few datagrams stays open."""
-P99_ROUNDS = 10
+MAX_P99_WINDOWS = 10
 """Maximum number of windows for a p99: as many of the newest as have 100 datagrams together."""
-MIN_SENT = 3
+MIN_SENT_DATAGRAMS = 3
 """Number of datagrams without an answer after which a pair has failed."""
 IDLE_INTERVAL_S = 60.0
 """Length of a round while there is no plan, and therefore no destination."""
 
 
 class WindowResult(NamedTuple):
-    """A pair's measurement by datagrams (None if too few, or if the window stays open), and the number of answers."""
+    """A pair's measurement by datagrams (None if too few came back, or if the window stays open), and the number of answers."""
 
     measurement: Measurement | None
-    answers: int
+    answer_count: int
 
 
 class BackgroundProber:
@@ -42,7 +42,7 @@ class BackgroundProber:
     def __init__(self, plans: PlanSource) -> None:
         self._plans = plans
         self._stream: DatagramStream | None = None
-        self._recent_rounds: dict[DatagramTarget, deque[Histogram]] = {}
+        self._recent_histograms: dict[DatagramTarget, deque[Histogram]] = {}
 
     def set_paused(self, *, is_paused: bool) -> None:
         """Pause sending during a netperf run, which needs the CPU, or resume it."""
@@ -59,9 +59,9 @@ class BackgroundProber:
             return WindowResult(None, window.answer_count)
         target = self._target_of(probe)
         self._stream.close_window(target)
-        rounds = self._recent_rounds.setdefault(target, deque(maxlen=P99_ROUNDS))
-        rounds.append(window.rtt_histogram)
-        return WindowResult(window.to_measurement(now_s, rounds), window.answer_count)
+        histograms = self._recent_histograms.setdefault(target, deque(maxlen=MAX_P99_WINDOWS))
+        histograms.append(window.rtt_histogram)
+        return WindowResult(window.to_measurement(now_s, histograms), window.answer_count)
 
     async def have_datagrams_returned(self, probe: Probe) -> bool:
         """Whether datagrams of a pair came back in this window; False without a window or plan, or if too few were sent to tell.
@@ -70,7 +70,7 @@ class BackgroundProber:
             ProbeFailedError: none came back; ``has_answered`` says whether the host answers a TCP connection, since UDP may be filtered.
         """
         window, plan = self._window_of(probe), self._plans.plan
-        if window is None or plan is None or (not window.answer_count and window.sent_count < MIN_SENT):
+        if window is None or plan is None or (not window.answer_count and window.sent_count < MIN_SENT_DATAGRAMS):
             return False
         if window.answer_count:
             return True
@@ -80,7 +80,9 @@ class BackgroundProber:
     def apply_plan(self) -> None:
         """Send to the destinations of the current plan from now on."""
         targets = {self._target_of(probe) for probe in self._plans.own_probes}
-        self._recent_rounds = {target: rounds for target, rounds in self._recent_rounds.items() if target in targets}
+        self._recent_histograms = {
+            to: histograms for to, histograms in self._recent_histograms.items() if to in targets
+        }
         if self._stream is not None:
             plan = self._plans.plan
             self._stream.set_targets(targets, plan.interval_s if plan is not None else IDLE_INTERVAL_S)
@@ -103,5 +105,6 @@ class BackgroundProber:
         return self._stream.current_window(self._target_of(probe)) if self._stream is not None else None
 
     def _target_of(self, probe: Probe) -> DatagramTarget:
+        """The address and port that a probe sends to; without a plan port 0, to which no window belongs."""
         plan = self._plans.plan
         return DatagramTarget(probe.destination.address, plan.settings.datagram_port if plan is not None else 0)

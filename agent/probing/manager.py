@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -18,25 +18,17 @@ from agent.node import OwnNodeWatch
 from agent.probing.background import BackgroundProber
 from agent.probing.metrics import ProbeMetrics
 from agent.probing.passphrase import PassphraseSource
-from agent.probing.plan_source import PlanSource, run_until
-from agent.probing.probe_responder import ProbeResponder, maintain_announcement
+from agent.probing.plan_source import PlanSource
+from agent.probing.probe_responder import ProbeResponder, ServerSettings, maintain_announcement
 from agent.probing.results_queue import ResultsQueue
 from agent.probing.results_writer import ResultsWriter
 from agent.probing.scheduler import ProbeOutcome, ProbeScheduler
 from kubekit.addresses import parse_host_address
 from kubekit.client import Client
+from kubekit.waiting import run_until
 from netperf.contract import Announcement
 from netperf.plans import ProbeSettings
 from netperf.probers.netperf import NetperfProber, find_binary
-
-
-class _ServerInputs(NamedTuple):
-    """The settings of the servers, which restart when one changes."""
-
-    address: str
-    control_port: int
-    datagram_port: int
-    passphrase: bytes
 
 
 class ProbingManager:
@@ -109,44 +101,45 @@ class ProbingManager:
         self._changed = asyncio.Event()
 
     def _record_outcome(self, outcome: ProbeOutcome) -> None:
+        """Pass an outcome on to metrics and results, and its throughput to ``on_throughput``."""
         self._metrics.add_outcome(outcome)
         if outcome.sample is not None:
             self._results_queue.add_sample(outcome.sample)
+            if outcome.sample.measurement.throughput_bps is not None:
+                self._on_throughput(outcome.sample.measurement.throughput_bps)
         elif outcome.failure is not None:
             self._results_queue.add_failure(outcome.failure, outcome.test)
         elif outcome.has_round_trip:
             probe = outcome.probe
             self._results_queue.clear_failure(probe.origin.location, probe.destination.location, outcome.test)
-        if outcome.sample is not None and outcome.sample.measurement.throughput_bps is not None:
-            self._on_throughput(outcome.sample.measurement.throughput_bps)
 
     async def _watch_passphrase(self) -> None:
         async for passphrase in self._passphrase_source.watch():
             self._passphrase = passphrase
             self._wake()
 
-    def _choose_inputs(self) -> _ServerInputs | None:
-        """Choose the servers' inputs; None while the address or the passphrase is unknown or unusable."""
+    def _choose_settings(self) -> ServerSettings | None:
+        """Choose the servers' settings; None while the address or the passphrase is unknown or unusable."""
         node = self._node_watch.node
         address = self._config.address or (node.status.internal_ip if node is not None else "")
         if self._passphrase is None or parse_host_address(address) is None:
             return None
         plan = self._plans.plan
-        settings = plan.settings if plan is not None else ProbeSettings()
-        return _ServerInputs(address, settings.control_port, settings.datagram_port, self._passphrase)
+        ports = plan.settings if plan is not None else ProbeSettings()
+        return ServerSettings(address, ports.control_port, ports.datagram_port, self._passphrase)
 
     async def _run_servers(self) -> None:
         while True:
-            inputs = self._choose_inputs()
-            if inputs is None:
+            settings = self._choose_settings()
+            if settings is None:
                 await self._changed.wait()
                 continue
-            self._responder = ProbeResponder(**inputs._asdict(), netserver=find_binary("netserver"))
+            self._responder = ProbeResponder(settings, find_binary("netserver"))
             binary = find_binary("netperf")
-            self._scheduler.set_prober(NetperfProber(binary, inputs.passphrase) if binary is not None else None)
-            datagrams = self._background.run(inputs.address, inputs.passphrase)
-            await run_until(self._wait_until_inputs_change(inputs), self._responder.run(), datagrams)
+            self._scheduler.set_prober(NetperfProber(binary, settings.passphrase) if binary is not None else None)
+            sending = self._background.run(settings.address, settings.passphrase)
+            await run_until(self._wait_for_other_settings(settings), self._responder.run(), sending)
 
-    async def _wait_until_inputs_change(self, inputs: _ServerInputs) -> None:
-        while self._choose_inputs() in {None, inputs}:
+    async def _wait_for_other_settings(self, settings: ServerSettings) -> None:
+        while self._choose_settings() in {None, settings}:
             await self._changed.wait()

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import accumulate
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -26,13 +27,22 @@ from agent.probing.scheduler import ProbeOutcome
 from netperf.plans import Probe
 from netperf.sample import PERCENTILES, Sample, Test
 
-PAIR_LABELS = ("origin_zone", "destination_zone", "origin_region", "destination_region")
 BUCKETS_S = tuple(50e-6 * 2**i for i in range(16))
 """50 us to 1.6 s, doubling."""
 
-ZonePair = tuple[str, str, str, str]
-"""Values of `PAIR_LABELS`."""
-_QUANTILES = {"p50": "0.5", "p90": "0.9", "p99": "0.99"}
+_QUANTILE_BY_PERCENTILE = {"p50": "0.5", "p90": "0.9", "p99": "0.99"}
+
+
+class ZonePair(NamedTuple):
+    """A directed pair of zones with their regions; the fields are the labels of its series."""
+
+    origin_zone: str
+    destination_zone: str
+    origin_region: str
+    destination_region: str
+
+
+PAIR_LABELS = ZonePair._fields
 
 
 class _ZonePairState:
@@ -52,22 +62,24 @@ class ProbeMetrics:
     Metrics are collected in a thread, so state that outcomes change is copied before iterating.
     """
 
-    def __init__(self, plans: PlanSource, is_secret_refused: Callable[[], bool], registry: CollectorRegistry) -> None:
-        self._plans, self._is_secret_refused = plans, is_secret_refused
-        self._pairs: dict[ZonePair, _ZonePairState] = {}
+    def __init__(
+        self, plans: PlanSource, is_passphrase_refused: Callable[[], bool], registry: CollectorRegistry
+    ) -> None:
+        self._plans, self._is_passphrase_refused = plans, is_passphrase_refused
+        self._state_by_pair: dict[ZonePair, _ZonePairState] = {}
         registry.register(self)
 
     def apply_plan(self) -> None:
-        """Keep the series of the zone pairs of this node's first node pairs in the plan, and no others."""
+        """Keep only the series of zone pairs whose first node pair is probed by this node in the plan."""
         pairs = [_zone_pair_of(probe) for probe in self._plans.own_probes if probe.pair_index == 0]
-        self._pairs = {pair: self._pairs.get(pair) or _ZonePairState() for pair in pairs}
+        self._state_by_pair = {pair: self._state_by_pair.get(pair) or _ZonePairState() for pair in pairs}
 
     def add_outcome(self, outcome: ProbeOutcome) -> None:
         """Add an outcome, unless it is ``waiting`` or its zone pair has left the plan.
 
         Series describe a zone pair by its first node pair, so outcomes of additional node pairs are ignored.
         """
-        state = self._pairs.get(_zone_pair_of(outcome.probe))
+        state = self._state_by_pair.get(_zone_pair_of(outcome.probe))
         if state is None or outcome.result == "waiting" or outcome.probe.pair_index:
             return
         state.outcome_counts[outcome.test, outcome.result] += 1
@@ -92,7 +104,7 @@ class ProbeMetrics:
         yield from self._collect_plan_and_passphrase()
 
     def _newest_samples(self) -> list[tuple[ZonePair, Sample]]:
-        return [(pair, state.sample) for pair, state in self._pairs.items() if state.sample is not None]
+        return [(pair, state.sample) for pair, state in self._state_by_pair.items() if state.sample is not None]
 
     def _collect_latency(self) -> Iterator[Metric]:
         # A summary, because promtool accepts the label quantile nowhere else; count and sum would mean nothing.
@@ -103,29 +115,29 @@ class ProbeMetrics:
             for percentile in PERCENTILES:
                 value_us = sample.percentile_us(percentile)
                 if value_us is not None:
-                    labels = {**dict(zip(PAIR_LABELS, pair, strict=True)), "quantile": _QUANTILES[percentile]}
+                    labels = {**pair._asdict(), "quantile": _QUANTILE_BY_PERCENTILE[percentile]}
                     latency.add_sample(latency.name, labels, value_us / 1e6)
         yield latency
         histogram = HistogramMetricFamily(
             "netaware_probe_rtt_seconds", "Medians of samples, not single round trips.", labels=PAIR_LABELS
         )
-        for pair, state in self._pairs.items():
+        for pair, state in self._state_by_pair.items():
             bounds = [*(f"{bound:g}" for bound in BUCKETS_S), "+Inf"]
             histogram.add_metric(pair, list(zip(bounds, accumulate(state.bucket_counts), strict=True)), state.sum_s)
         yield histogram
 
     def _collect_newest_samples(self) -> Iterator[Metric]:
-        timestamp = _pair_gauge("netaware_probe_sample_timestamp_seconds", "When the newest sample was taken.")
-        is_trusted = _pair_gauge("netaware_probe_sample_trusted", "1 if the newest sample has no quality flag, else 0.")
-        loss = _pair_gauge(
+        timestamp = _make_gauge("netaware_probe_sample_timestamp_seconds", "When the newest sample was taken.")
+        is_trusted = _make_gauge("netaware_probe_sample_trusted", "1 if the newest sample has no quality flag, else 0.")
+        loss = _make_gauge(
             "netaware_probe_loss_ratio",
             "Retransmitted segments (of TCP_RR) or lost datagrams (of UDP_RR) over transactions, in the newest sample.",
         )
-        datagram_loss = _pair_gauge(
+        datagram_loss = _make_gauge(
             "netaware_probe_datagram_loss_ratio",
             "Lost datagrams over sent datagrams, in the newest sample; absent if it has none.",
         )
-        jitter = _pair_gauge(
+        jitter = _make_gauge(
             "netaware_probe_jitter_seconds", "Mean difference of consecutive round trips of datagrams."
         )
         for pair, sample in self._newest_samples():
@@ -154,7 +166,7 @@ class ProbeMetrics:
             "Flagged probes, by quality flag (docs/measurement.md).",
             labels=(*PAIR_LABELS, "test", "flag"),
         )
-        for pair, state in self._pairs.items():
+        for pair, state in self._state_by_pair.items():
             for key, count in state.outcome_counts.copy().items():
                 runs.add_metric((*pair, *key), count)
             for key, count in state.flag_counts.copy().items():
@@ -175,13 +187,14 @@ class ProbeMetrics:
         yield GaugeMetricFamily(
             "netaware_probe_secret_refused",
             "1 if the probing passphrase cannot be used, else 0.",
-            float(self._is_secret_refused()),
+            float(self._is_passphrase_refused()),
         )
 
 
 def _zone_pair_of(probe: Probe) -> ZonePair:
-    return probe.origin.zone, probe.destination.zone, probe.origin.region, probe.destination.region
+    origin, destination = probe.origin, probe.destination
+    return ZonePair(origin.zone, destination.zone, origin.region, destination.region)
 
 
-def _pair_gauge(name: str, help_text: str) -> GaugeMetricFamily:
+def _make_gauge(name: str, help_text: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, help_text, labels=PAIR_LABELS)

@@ -1,17 +1,16 @@
-"""Watches the probe plan of the node's zone; `run_until` runs coroutines until another one returns."""
+"""Watches the probe plan of the node's zone."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from agent.node import OwnNodeWatch
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.reflector import Reflector
+from kubekit.waiting import run_until
 from kubekit.wire import CONFIGMAPS, ConfigMap
 from netperf.plans import Probe, ZonePlan, decode_plan, plan_object_name
 from netperf.refusals import PlanRefusedError
@@ -41,7 +40,7 @@ class PlanSource:
         return self.plan.probes_from(self.node) if self.plan is not None else ()
 
     def set_plan(self, plan: ZonePlan | None) -> None:
-        """Replace the current plan."""
+        """Replace the current plan, log the change, and call `on_change`."""
         self.plan = plan
         if plan is not None:
             epoch, probes = plan.epoch, len(self.own_probes)
@@ -86,16 +85,3 @@ class PlanSource:
 async def _wait_for_other_zone(node_watch: OwnNodeWatch, zone: str) -> None:
     while (await node_watch.wait_for_node()).zone == zone:
         await node_watch.wait_for_change()
-
-
-async def run_until(end: Coroutine[Any, Any, None], *work: Coroutine[Any, Any, None]) -> None:
-    """Run ``work`` until ``end`` returns, then cancel it.
-
-    Raises:
-        ExceptionGroup: ``work`` or ``end`` failed; the rest was cancelled.
-    """
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(coroutine) for coroutine in work]
-        await end
-        for task in tasks:
-            task.cancel()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NamedTuple
 
 from agent.node import OwnNode, OwnNodeWatch
 from kubekit import logs
@@ -27,24 +28,25 @@ SILENCE_S = 30.0
 UNANNOUNCED_CHECK_INTERVAL_S, ANNOUNCED_CHECK_INTERVAL_S = 0.25, 5.0
 """Intervals of comparing the announcement: often while there is none, because the plan waits for it."""
 MIN_PATCH_PAUSE_S = 1.0
+"""Pause after a patch, in which the watch shows its result."""
+
+
+class ServerSettings(NamedTuple):
+    """The node's address (an IP literal), the ports of netserver and of the datagram responder, and the passphrase, possibly empty."""
+
+    address: str
+    control_port: int
+    datagram_port: int
+    passphrase: bytes
 
 
 class ProbeResponder:
-    """Runs netserver and the datagram responder on one address.
+    """Runs netserver and the datagram responder on one address; ``binary`` is netserver's path, None if netperf is not installed."""
 
-    Args:
-        address: of the node, as an IP literal.
-        control_port, datagram_port: of netserver and of the datagram responder.
-        passphrase: shared with the probers, possibly empty.
-        netserver: path of the binary; None if netperf is not installed.
-    """
-
-    def __init__(
-        self, address: str, control_port: int, datagram_port: int, passphrase: bytes, netserver: str | None
-    ) -> None:
-        self._address, self._passphrase = address, passphrase
-        self._control_port, self._datagram_port = control_port, datagram_port
-        self._netserver = Netserver(netserver, address, control_port, passphrase) if netserver else None
+    def __init__(self, settings: ServerSettings, binary: str | None) -> None:
+        self._settings = settings
+        address, port, _, passphrase = settings
+        self._netserver = Netserver(binary, address, port, passphrase) if binary is not None else None
         self._datagrams: DatagramResponder | None = None
 
     @property
@@ -60,9 +62,10 @@ class ProbeResponder:
         """The announcement for the node; None while the endpoint to announce does not answer."""
         if self.problem:
             return None
+        address, port, datagram_port, _ = self._settings
         if self._netserver is not None:
-            return Announcement(self._address, self._control_port, installed_version(), "netperf")
-        return Announcement(self._address, self._datagram_port, installed_version(), "datagrams")
+            return Announcement(address, port, installed_version(), "netperf")
+        return Announcement(address, datagram_port, installed_version(), "datagrams")
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -73,12 +76,13 @@ class ProbeResponder:
 
     async def _answer_datagrams(self) -> None:
         backoff = Backoff()  # Never reset: once the responder listens, only cancellation ends it.
+        address, _, port, passphrase = self._settings
         while True:
-            self._datagrams = DatagramResponder(self._address, self._datagram_port, self._passphrase)
+            self._datagrams = DatagramResponder(address, port, passphrase)
             try:
                 await self._datagrams.run()
             except OSError as error:
-                where = f"{self._address}:{self._datagram_port}"
+                where = f"{address}:{port}"
                 log.log_change("responder", str(error), "cannot answer datagrams", where=where, error=error.strerror)
             await asyncio.sleep(backoff.next_delay_s())
 
@@ -94,20 +98,20 @@ async def maintain_announcement(
         announcement = current_announcement()
         if announcement:
             answered_at_s = loop.time()
-        wanted = encode_announcement(announcement) if announcement else None
-        current = (node.metadata.annotations or {}).get(AGENT_ANNOTATION)
-        if wanted != current and (wanted is not None or loop.time() - answered_at_s >= SILENCE_S):
+        text = encode_announcement(announcement) if announcement else None
+        published_text = (node.metadata.annotations or {}).get(AGENT_ANNOTATION)
+        if text != published_text and (text is not None or loop.time() - answered_at_s >= SILENCE_S):
             try:
-                body = {"metadata": {"annotations": {AGENT_ANNOTATION: wanted}}}
+                body = {"metadata": {"annotations": {AGENT_ANNOTATION: text}}}
                 await client.patch(NODES, node.metadata.name, body, OwnNode, patch_type=MERGE_PATCH)
             except KubekitError as error:
                 log.log_change("announce", type(error).__name__, "cannot announce this agent on its node", error=error)
                 await asyncio.sleep(backoff.next_delay_s())
                 continue
             backoff.reset()
-            log.info("announced" if wanted else "announcement withdrawn: nothing answers here", value=wanted)
+            log.info("announced" if text else "announcement withdrawn: nothing answers here", value=text)
             await asyncio.sleep(MIN_PATCH_PAUSE_S)
-        interval_s = ANNOUNCED_CHECK_INTERVAL_S if wanted is not None else UNANNOUNCED_CHECK_INTERVAL_S
+        interval_s = ANNOUNCED_CHECK_INTERVAL_S if text is not None else UNANNOUNCED_CHECK_INTERVAL_S
         with suppress(TimeoutError):
             async with asyncio.timeout(interval_s):
                 await node_watch.wait_for_change()

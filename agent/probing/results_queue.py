@@ -87,28 +87,28 @@ class ResultsQueue:
     """The newest result of each pair and test that waits to be written.
 
     Attributes:
-        due: set when `select_pending` may return results; the writer clears it.
+        results_due: set when `select_pending` may return results; the writer clears it.
     """
 
     def __init__(self) -> None:
-        self.due = asyncio.Event()
-        self._pairs: dict[str, PairResult] = {}  # by the key of the pair's sample
+        self.results_due = asyncio.Event()
+        self._result_by_key: dict[str, PairResult] = {}
         self._interval_s = 0.0
 
     def set_pairs(self, keys: Collection[str], interval_s: float) -> None:
         """Forget all pairs but those with these sample keys, and set the length of a round."""
-        self._pairs = {key: pair for key, pair in self._pairs.items() if key in keys}
+        self._result_by_key = {key: pair for key, pair in self._result_by_key.items() if key in keys}
         self._interval_s = interval_s
-        self._wake()
+        self._signal_if_due()
 
     @property
     def keys(self) -> KeysView[str]:
         """Sample keys of the pairs in the plan that have had a result."""
-        return self._pairs.keys()
+        return self._result_by_key.keys()
 
     def forget_written(self) -> None:
         """Forget the written samples and failures, because the next object may be empty."""
-        for pair in self._pairs.values():
+        for pair in self._result_by_key.values():
             pair.written_sample = pair.failure_written_at_s = None
 
     def add_sample(self, sample: Sample) -> None:
@@ -124,7 +124,7 @@ class ResultsQueue:
             or not is_equivalent(sample, written_sample)
         )
         pair.sample = sample
-        self._wake()
+        self._signal_if_due()
 
     def add_failure(self, failure: Failure, test: Test) -> None:
         """Queue a failure in place of a waiting sample; ignore it after `MAX_URGENT_FAILURES` in a row while the written one is fresh."""
@@ -132,27 +132,29 @@ class ResultsQueue:
         age_s = self._now_s() - pair.failure_written_at_s if pair.failure_written_at_s is not None else float("inf")
         if failure.failures_in_a_row <= MAX_URGENT_FAILURES or age_s >= refresh_interval_s(self._interval_s):
             pair.sample, pair.is_urgent, pair.failure, pair.is_failure_over = None, False, failure, False
-            self._wake()
+            self._signal_if_due()
 
     def clear_failure(self, origin: NodeLocation, destination: NodeLocation, test: Test) -> None:
         """Queue the removal of the failure, because the peer answered again."""
         pair = self._pair_of(origin, destination, test)
         if pair.failure is not None or pair.failure_written_at_s is not None:
             pair.failure, pair.is_failure_over = None, True
-            self._wake()
+            self._signal_if_due()
 
     def select_pending(self) -> list[PairResult]:
         """Copy all pending results if one of them must be written now, else none."""
         if not self._is_due():
             return []
         # Copies, because results are added while these are written.
-        return [copy(pair) for pair in self._pairs.values() if pair.sample or pair.failure or pair.removes_failure]
+        return [
+            copy(pair) for pair in self._result_by_key.values() if pair.sample or pair.failure or pair.removes_failure
+        ]
 
     def mark_written(self, results: Collection[PairResult]) -> None:
         """Record results of `select_pending` as written."""
         now_s = self._now_s()
         for result in results:
-            pair = self._pairs.get(result.key)
+            pair = self._result_by_key.get(result.key)
             if pair is None:
                 continue
             if result.failure is not None:
@@ -169,14 +171,14 @@ class ResultsQueue:
 
     def _pair_of(self, origin: NodeLocation, destination: NodeLocation, test: Test) -> PairResult:
         key = sample_key(origin, destination, test)
-        return self._pairs.setdefault(key, PairResult(key, test))
+        return self._result_by_key.setdefault(key, PairResult(key, test))
 
     def _is_due(self) -> bool:
-        return any(pair.is_urgent or pair.failure or pair.is_failure_over for pair in self._pairs.values())
+        return any(pair.is_urgent or pair.failure or pair.is_failure_over for pair in self._result_by_key.values())
 
-    def _wake(self) -> None:
+    def _signal_if_due(self) -> None:
         if self._is_due():
-            self.due.set()
+            self.results_due.set()
 
     @staticmethod
     def _now_s() -> float:

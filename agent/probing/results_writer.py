@@ -119,9 +119,9 @@ class ResultsWriter:
         """Write until cancelled."""
         backoff = Backoff(rng=self._rng)
         while True:
-            await self._queue.due.wait()
+            await self._queue.results_due.wait()
             await asyncio.sleep(GATHER_S * self._rng.uniform(0.5, 1.5))
-            self._queue.due.clear()
+            self._queue.results_due.clear()
             results, target = self._queue.select_pending(), self._target
             if not results or not target.name:
                 continue
@@ -135,7 +135,7 @@ class ResultsWriter:
                 state = f"{outcome}/{getattr(error, 'status', '')}"
                 log.log_change("results", state, "results not written", name=target.name, error=error)
                 await asyncio.sleep(RETRY_REFUSED_S if is_refused else backoff.next_delay_s())
-                self._queue.due.set()
+                self._queue.results_due.set()
                 continue
             backoff.reset()
             log.log_change("results", "", "results are written again", name=target.name)
@@ -146,32 +146,32 @@ class ResultsWriter:
         Raises:
             KubekitError: the API server did not answer, refused more than `MAX_REFUSED_KEYS`, or failed otherwise.
         """
-        parts = [[result for result in results if result.key not in self._refusal_by_key]]
-        parts += [[result] for result in results if result.key in self._refusal_by_key]
+        batches = [[result for result in results if result.key not in self._refusal_by_key]]
+        batches += [[result] for result in results if result.key in self._refusal_by_key]
         refused_count, is_too_large = 0, False
-        parts.reverse()
-        while parts:
-            part = parts.pop()
+        batches.reverse()
+        while batches:
+            batch = batches.pop()
             try:
-                await self._write(target, part)
+                await self._write(target, batch)
             except ApiError as error:
                 if error.status not in _REFUSAL_STATUSES:
                     raise
-                if len(part) > 1:
-                    middle = len(part) // 2
-                    parts += [part[middle:], part[:middle]]
+                if len(batch) > 1:
+                    middle = len(batch) // 2
+                    batches += [batch[middle:], batch[:middle]]
                     continue
                 refused_count += 1
-                self._record_refusal(part[0], error)
+                self._record_refusal(batch[0], error)
                 if refused_count > MAX_REFUSED_KEYS:
                     raise
             except ConfigMapTooLargeError as error:
                 is_too_large = True
-                without_new_keys = [result for result in part if not self._adds_keys(target, result)]
-                for result in part:
+                without_new_keys = [result for result in batch if not self._adds_keys(target, result)]
+                for result in batch:
                     if result not in without_new_keys:
                         self._record_refusal(result, error)
-                parts.append(without_new_keys)
+                batches.append(without_new_keys)
         self._report_refusals(target, has_refused=refused_count > 0, is_too_large=is_too_large)
 
     def _record_refusal(self, result: PairResult, error: KubekitError) -> None:
@@ -187,7 +187,7 @@ class ResultsWriter:
             self._writes.labels("too-large").inc()
             target.data = None  # Other writers may free space, so the next pass reads the object again.
         if has_refused or is_too_large:
-            asyncio.get_running_loop().call_later(RETRY_REFUSED_S, self._queue.due.set)
+            asyncio.get_running_loop().call_later(RETRY_REFUSED_S, self._queue.results_due.set)
 
     async def _write(self, target: _Target, results: Sequence[PairResult]) -> None:
         """Patch the object, which the controller creates before the plan that names it."""
@@ -252,7 +252,8 @@ class _Target:
 
     def continue_sequences(self, results: Sequence[PairResult], wall_s: float) -> None:
         """Continue the sequences of an earlier run of this agent."""
-        new = [item for result in results for item in (result.sample, result.failure) if item is not None]
-        if new and self.data and not self.has_our_sequences:
-            last = find_last_sequence(self.data, new[0].origin.node, wall_s)
-            self.sequence_offset = max(self.sequence_offset, last + 1 - min(item.sequence for item in new))
+        entries = [entry for result in results for entry in (result.sample, result.failure) if entry is not None]
+        if entries and self.data and not self.has_our_sequences:
+            last_sequence = find_last_sequence(self.data, entries[0].origin.node, wall_s)
+            first_sequence = min(entry.sequence for entry in entries)
+            self.sequence_offset = max(self.sequence_offset, last_sequence + 1 - first_sequence)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from agent.probing.background import BackgroundProber
+from agent.probing.background import BackgroundProber, WindowResult
 from agent.probing.plan_source import PlanSource
 from kubekit import logs
 from kubekit.waiting import wait_until_set
@@ -116,9 +116,9 @@ class ProbeScheduler:
 
     def apply_plan(self) -> None:
         """Recompute the next run, because plan or prober changed."""
-        current = {probe.nodes for probe in self._plans.own_probes}
+        planned_pairs = {probe.nodes for probe in self._plans.own_probes}
         for counts in (self._failures_in_a_row, self._failed_runs_in_a_row):
-            for pair in counts.keys() - current:
+            for pair in counts.keys() - planned_pairs:
                 del counts[pair]
         self._changed.set()  # Wakes all waiters; later waiters get the new event.
         self._changed = asyncio.Event()
@@ -127,14 +127,14 @@ class ProbeScheduler:
         """Run probes until cancelled; a change of the plan does not end a running probe."""
         while True:
             changed, plan, prober = self._changed, self._plans.plan, self._prober
-            scheduled = None
+            next_run = None
             if plan is not None and prober is not None:
-                scheduled = find_next_run(plan, self._plans.node, self._earliest_start_s(plan))
-            if scheduled is None or plan is None or prober is None:
+                next_run = find_next_run(plan, self._plans.node, self._earliest_start_s(plan))
+            if next_run is None or plan is None or prober is None:
                 await changed.wait()
-            elif await self._wait_for_start(scheduled, changed):
-                self._last_start_s = scheduled.starts_at_s + AFTER_START_S
-                self._on_outcome(await self._run_probe(scheduled, plan, prober))
+            elif await self._wait_for_start(next_run, changed):
+                self._last_start_s = next_run.starts_at_s + AFTER_START_S
+                self._on_outcome(await self._run_probe(next_run, plan, prober))
 
     async def run_datagram_checks(self) -> None:
         """Report the outcome of each pair without runs once a round, at a time specific to the node, until cancelled."""
@@ -174,29 +174,29 @@ class ProbeScheduler:
         was_clock_set_back = self._last_start_s - now_s > AFTER_START_S
         return earliest_s if was_clock_set_back else max(self._last_start_s, earliest_s)
 
-    async def _wait_for_start(self, scheduled: ScheduledRun, changed: asyncio.Event) -> bool:
+    async def _wait_for_start(self, run: ScheduledRun, changed: asyncio.Event) -> bool:
         """Wait for the start of a run; False if plan or prober change first."""
-        while (left_s := scheduled.starts_at_s - self._wall_clock()) > 0:
-            if await wait_until_set(changed, min(left_s, MAX_SLEEP_S)):
+        while (remaining_s := run.starts_at_s - self._wall_clock()) > 0:
+            if await wait_until_set(changed, min(remaining_s, MAX_SLEEP_S)):
                 return False
         return True
 
-    async def _run_probe(self, scheduled: ScheduledRun, plan: ZonePlan, prober: NetperfProber) -> ProbeOutcome:
-        probe, settings, test, now_s = scheduled.probe, plan.settings, scheduled.test, self._wall_clock()
+    async def _run_probe(self, run: ScheduledRun, plan: ZonePlan, prober: NetperfProber) -> ProbeOutcome:
+        probe, settings, test, now_s = run.probe, plan.settings, run.test, self._wall_clock()
         if test == "TCP_STREAM" and not may_stream(self._streams, now_s, self._max_stream_bps):
             detail = "see --max-stream-bandwidth"
-            skipped = ProbeOutcome(probe=probe, test=test, result="over-budget", detail=detail)
-            _log_change(skipped)
-            return skipped
+            outcome = ProbeOutcome(probe=probe, test=test, result="over-budget", detail=detail)
+            _log_change(outcome)
+            return outcome
         run_result: Measurement | ProbeFailedError
         self._background.set_paused(is_paused=True)
         try:
-            async with asyncio.timeout(self._timeout_s(scheduled, plan)):
+            async with asyncio.timeout(self._timeout_s(run, plan)):
                 run_result = await prober.probe(probe.destination.address, msgspec.structs.replace(settings, test=test))
             if run_result.throughput_bps:
                 sent_bytes = run_result.throughput_bps * (run_result.duration_s or 0.0) / 8
-                sent = StreamRun(self._wall_clock(), sent_bytes)
-                self._streams = (*select_recent_streams(self._streams, now_s), sent)
+                stream_run = StreamRun(self._wall_clock(), sent_bytes)
+                self._streams = (*select_recent_streams(self._streams, now_s), stream_run)
         except ProbeFailedError as failure:
             run_result = failure
         except TimeoutError:
@@ -205,43 +205,42 @@ class ProbeScheduler:
             self._background.set_paused(is_paused=False)
         return self._evaluate_pair(probe, test, run_result)
 
-    def _timeout_s(self, scheduled: ScheduledRun, plan: ZonePlan) -> float:
+    def _timeout_s(self, run: ScheduledRun, plan: ZonePlan) -> float:
         """Return the time limit of a run: to the first quarter of the slot of this node's next run, but at least the planned length."""
-        following = find_next_run(plan, self._plans.node, scheduled.starts_at_s + AFTER_START_S)
+        following_run = find_next_run(plan, self._plans.node, run.starts_at_s + AFTER_START_S)
         minimum_s = plan.settings.duration_s + CONNECT_ALLOWANCE_S
-        if following is None:
+        if following_run is None:
             return plan.interval_s + minimum_s
-        return max(minimum_s, following.starts_at_s + slot_width_s(plan) / 4 - self._wall_clock())
+        return max(minimum_s, following_run.starts_at_s + slot_width_s(plan) / 4 - self._wall_clock())
 
     def _evaluate_pair(
         self, probe: Probe, test: Test, run_result: Measurement | ProbeFailedError | None
     ) -> ProbeOutcome:
         """Combine a run's result (None if none is planned) with the pair's datagrams, and log the outcome if it changed."""
-        datagrams, answers = self._background.close_window(probe)
+        window = self._background.close_window(probe)
         if isinstance(run_result, Measurement):
-            outcome = self._make_run_outcome(probe, test, run_result, None if test == "TCP_STREAM" else datagrams)
+            outcome = self._make_run_outcome(probe, test, run_result, window)
         else:
-            outcome = self._make_datagram_outcome(probe, test, run_result, datagrams, answers)
+            outcome = self._make_datagram_outcome(probe, test, run_result, window)
         if outcome.has_round_trip:
             self._failures_in_a_row.pop(probe.nodes, None)
         _log_change(outcome)
         return outcome
 
-    def _make_run_outcome(
-        self, probe: Probe, test: Test, run: Measurement, datagrams: Measurement | None
-    ) -> ProbeOutcome:
+    def _make_run_outcome(self, probe: Probe, test: Test, run: Measurement, window: WindowResult) -> ProbeOutcome:
+        datagrams = None if test == "TCP_STREAM" else window.measurement
         self._failed_runs_in_a_row.pop(probe.nodes, None)
         run_flags = find_quality_flags(run, datagrams)
         cost_source = choose_cost_source(run, datagrams, run_flags)
         flags = run_flags if cost_source == "measurement" or datagrams is None else find_quality_flags(datagrams)
-        stamp = self._next_stamp(probe)
-        sample = Sample(measurement=run, quality_flags=flags, datagrams=datagrams, cost_source=cost_source, **stamp)
+        fields = self._make_common_fields(probe)
+        sample = Sample(measurement=run, quality_flags=flags, datagrams=datagrams, cost_source=cost_source, **fields)
         return ProbeOutcome(
             probe=probe, test=test, result="ok", sample=sample, run_flags=run_flags, has_round_trip=True
         )
 
     def _make_datagram_outcome(
-        self, probe: Probe, test: Test, run_error: ProbeFailedError | None, datagrams: Measurement | None, answers: int
+        self, probe: Probe, test: Test, run_error: ProbeFailedError | None, window: WindowResult
     ) -> ProbeOutcome:
         """Make the outcome by datagrams, after a failed run or if no run is planned.
 
@@ -252,7 +251,7 @@ class ProbeScheduler:
             self._failed_runs_in_a_row[probe.nodes] += 1
         reason, detail = (run_error.reason, run_error.detail) if run_error is not None else (None, "")
         outcome = ProbeOutcome(probe=probe, test=test, result=reason or "ok", detail=detail)
-        sample = None
+        sample, datagrams = None, window.measurement
         if datagrams is not None and (datagrams.transactions or 0) >= MIN_DATAGRAMS / 2:
             substitute = msgspec.structs.replace(datagrams, test=test)
             sample = Sample(
@@ -260,20 +259,20 @@ class ProbeScheduler:
                 quality_flags=find_quality_flags(substitute),
                 run_failure=reason,
                 failed_runs=self._failed_runs_in_a_row[probe.nodes],
-                **self._next_stamp(probe),
+                **self._make_common_fields(probe),
             )
-        if sample is not None or answers:
+        if sample is not None or window.answer_count:
             return msgspec.structs.replace(outcome, sample=sample, has_round_trip=True)
         if run_error is None:
             return msgspec.structs.replace(outcome, result="waiting")
         self._failures_in_a_row[probe.nodes] += 1
-        count, stamp = self._failures_in_a_row[probe.nodes], self._next_stamp(probe)
+        count, fields = self._failures_in_a_row[probe.nodes], self._make_common_fields(probe)
         failure = Failure(
-            failure=run_error.reason, failures_in_a_row=count, has_answered=run_error.has_answered, **stamp
+            failure=run_error.reason, failures_in_a_row=count, has_answered=run_error.has_answered, **fields
         )
         return msgspec.structs.replace(outcome, failure=failure)
 
-    def _next_stamp(self, probe: Probe) -> dict[str, Any]:
+    def _make_common_fields(self, probe: Probe) -> dict[str, Any]:
         """Return the fields that samples and failures share: the pair, a new sequence number, and the time."""
         self._sequence += 1
         return {
