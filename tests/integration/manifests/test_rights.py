@@ -1,4 +1,4 @@
-"""All programs run with the tokens of their service accounts; the audit log shows that no request is refused and no right is unused."""
+"""All programs run with the shipped rights; the audit log shows that no request is refused, and that all rights are used."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import sys
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -29,32 +29,32 @@ from tests.support.audit_log import read_audit_events
 
 CENTRAL_ACCOUNTS = ("netaware-controller", "netaware-scheduler", "netaware-gate-opener")
 CENTRAL_PROGRAMS = {"manager", "extender", "gate-opener", "netaware-scheduler"}
-# Zone, and a loopback address that no other test uses, by node.
-NODE_PLACES = {"rights-a": ("za", "127.88.1.1"), "rights-b": ("zb", "127.88.1.2")}
+ZONE_AND_ADDRESS_BY_NODE = {"rights-a": ("za", "127.88.1.1"), "rights-b": ("zb", "127.88.1.2")}
+"""No other test uses these loopback addresses."""
 DEADLINE_S = 45.0
 # One client for all tests of this file, hence one loop.
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-# Rights that only rare events use, none of which happens in this test, and what they are for.
-RARE = {
-    ("netaware-agent", "", "nodes", "get"): "agent --cleanup, and the tables for people",
-    ("netaware-agent", "events.k8s.io", "events", "create"): "a verdict on a pod's limit changed",
-    ("netaware-agent", "events.k8s.io", "events", "patch"): "the same event again",
+RARE_USES = {
+    ("netaware-agent", "", "nodes", "get"): "agent --cleanup",
+    ("netaware-agent", "events.k8s.io", "events", "create"): "the verdict on a pod's limit changes",
+    ("netaware-agent", "events.k8s.io", "events", "patch"): "an event is repeated",
     ("netaware-controller", "", "pods", "patch"): "a gate is opened",
-    ("netaware-controller", "", "nodes", "patch"): "a node is overutilized, or is so no more",
-    ("netaware-controller", "", "configmaps", "delete"): "a zone is gone, and so is its plan",
-    ("netaware-controller", "events.k8s.io", "events", "patch"): "the same event again",
-    ("netaware-controller", "", "pods/eviction", "create"): "a pod is moved",
-    ("netaware-gate-opener", "", "pods", "patch"): "a gate is overdue, and no controller opens it",
-    ("netaware-scheduler", "", "configmaps", "list"): "a kube-scheduler that does not stream lists yet",
-    ("netaware-controller", "authentication.k8s.io", "tokenreviews", "create"): "somebody opens the page",
-    ("netaware-controller", "authorization.k8s.io", "subjectaccessreviews", "create"): "somebody opens the page",
-    ("netaware-page", "", "services/proxy", "get"): "what the page asks of somebody who opens it",
+    ("netaware-controller", "", "nodes", "patch"): "a node becomes overutilized, or no longer is",
+    ("netaware-controller", "", "configmaps", "delete"): "the plan of a removed zone is deleted",
+    ("netaware-controller", "events.k8s.io", "events", "patch"): "an event is repeated",
+    ("netaware-controller", "", "pods/eviction", "create"): "a pod is evicted",
+    ("netaware-gate-opener", "", "pods", "patch"): "a gate is overdue",
+    ("netaware-scheduler", "", "configmaps", "list"): "the API server does not stream lists",
+    ("netaware-controller", "authentication.k8s.io", "tokenreviews", "create"): "a user opens the page",
+    ("netaware-controller", "authorization.k8s.io", "subjectaccessreviews", "create"): "a user opens the page",
+    ("netaware-page", "", "services/proxy", "get"): "the page requires it from its users",
 }
+"""Fields of a `RequestKind` -> the use of its right, which does not occur in this test."""
 
 
 @dataclass(frozen=True, order=True)
 class RequestKind:
-    """A kind of request: account, verb, resource."""
+    """Requests of an account for a resource, by verb; ``group`` is the API group."""
 
     account: str
     group: str
@@ -63,101 +63,104 @@ class RequestKind:
 
 
 @dataclass
-class RunningInstallation:
-    """The running installation; ``before`` is the number of earlier audit events."""
+class Installation:
+    """The running installation, and the number of audit events before it."""
 
     plane: ControlPlane
     kubectl: Kubectl
     admin: Client
-    log: Path
-    before: int
+    audit_log: Path
+    earlier_event_count: int
 
-    def uses(self) -> dict[RequestKind, str]:
-        """Requests of our accounts since the start, each with its last refusal if there was one."""
-        found: dict[RequestKind, str] = {}
-        for entry in read_audit_events(self.log)[self.before :]:
-            if "objectRef" not in entry:
-                continue  # discovery, which everybody may read
-            about = entry["objectRef"]
-            resource = "/".join(part for part in (about["resource"], about.get("subresource", "")) if part)
-            account = entry["user"]["username"].rpartition(":")[2]
-            use = RequestKind(account, about.get("apiGroup", ""), resource, entry["verb"])
-            status = entry.get("responseStatus", {})
-            refusal = f"{entry['requestURI']}: {status.get('message', '')}" if status.get("code") in {401, 403} else ""
-            found[use] = refusal or found.get(use, "")
-        return found
+    def read_refusals_by_request(self) -> dict[RequestKind, str]:
+        """The last refusal of each kind of request of our accounts; empty if there was none."""
+        refusals: dict[RequestKind, str] = {}
+        for event in read_audit_events(self.audit_log)[self.earlier_event_count :]:
+            if "objectRef" not in event:
+                continue  # a request for discovery, which all users may send
+            reference = event["objectRef"]
+            resource = "/".join(filter(None, (reference["resource"], reference.get("subresource", ""))))
+            account = event["user"]["username"].rpartition(":")[2]
+            request = RequestKind(account, reference.get("apiGroup", ""), resource, event["verb"])
+            status = event.get("responseStatus", {})
+            refusal = f"{event['requestURI']}: {status.get('message', '')}" if status.get("code") in {401, 403} else ""
+            refusals[request] = refusal or refusals.get(request, "")
+        return refusals
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def running(
+async def installation(
     plane: ControlPlane, kwok: Program, audit_log: Path, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[RunningInstallation]:
-    before = len(read_audit_events(audit_log))
-    others = {program.name for program in plane.programs}
+) -> AsyncIterator[Installation]:
+    earlier_event_count = len(read_audit_events(audit_log))
+    earlier_programs = {program.name for program in plane.programs}
     await plane.start_scheduler()
     async with installed_overlay(plane, "descheduler") as (kubectl, admin):
-        for name, (zone, address) in NODE_PLACES.items():
+        for name, (zone, address) in ZONE_AND_ADDRESS_BY_NODE.items():
             node = node_body(name, zone=zone, region="r", address=address, labels={"kubernetes.io/os": "linux"})
             node["metadata"]["annotations"]["netaware.io/bandwidth-capacity"] = "10G"
             await admin.create(NODES, node, Node)
-        found = RunningInstallation(plane, kubectl, admin, audit_log, before)
-        await _start(found, tmp_path_factory.mktemp("rights"))
-        yield found
-        for program in [program for program in plane.programs if program.name not in others]:
+        installation = Installation(plane, kubectl, admin, audit_log, earlier_event_count)
+        await _start_programs(installation, tmp_path_factory.mktemp("rights"))
+        yield installation
+        for program in [program for program in plane.programs if program.name not in earlier_programs]:
             await plane.programs.stop(program)
         await kubectl("delete", "--ignore-not-found", "--wait=false", "namespace/boutique")
         await delete_pods(kubectl, "boutique")
-    await kubectl("delete", "node", *NODE_PLACES)
+    await kubectl("delete", "node", *ZONE_AND_ADDRESS_BY_NODE)
 
 
-async def _start(running: RunningInstallation, folder: Path) -> None:
+async def _start_programs(installation: Installation, folder: Path) -> None:
     config = yaml.safe_load((MANIFESTS / "components" / "descheduler" / "config.yaml").read_text())
     config["descheduler"]["intervalS"] = 1
-    # A machine that is busy with tests makes runs doubtful; what they are worth is not the question here.
-    trusting = {"acceptQualityFlags": ["throttled", "too-few-samples", "run-queue", "loss", "stalled"]}
+    # On a machine that is busy with tests, most samples have quality flags.
+    cost_policy = {"acceptQualityFlags": ["throttled", "too-few-samples", "run-queue", "loss", "stalled"]}
     probing = {"intervalS": 3, "slotS": 1.5, "durationS": 0.5}
-    config["topology"] = {"probing": probing, "costPolicy": trusting}
+    config["topology"] = {"probing": probing, "costPolicy": cost_policy}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     extender_port, scheduler_port = find_free_ports(2)
-    plane, admin = running.plane, running.admin
-    verbs = (("manager", 0), ("extender", extender_port), ("gate-opener", 0))
-    for account, (verb, port) in zip(CENTRAL_ACCOUNTS, verbs, strict=True):
+    plane, admin = installation.plane, installation.admin
+    commands = (("manager", 0), ("extender", extender_port), ("gate-opener", 0))
+    for account, (command, port) in zip(CENTRAL_ACCOUNTS, commands, strict=True):
         kubeconfig = await write_bound_kubeconfig(admin, plane, account, account)
-        url = f"http://127.0.0.1:{port}"
-        start_central_program(plane.programs, verb, verb, url, kubeconfig=kubeconfig, config=folder / "config.yaml")
-    _start_scheduler(running, folder, extender_port, scheduler_port)
+        url, config_file = f"http://127.0.0.1:{port}", folder / "config.yaml"
+        start_central_program(plane.programs, command, command, url, kubeconfig=kubeconfig, config=config_file)
+    _start_scheduler(installation, folder, extender_port, scheduler_port)
     passphrase = folder / "passphrase"
     passphrase.write_text("0123456789abcdef0123456789abcdef")
-    for node, (_, address) in NODE_PLACES.items():
-        argv = [*await _agent(running, node), f"--listen={address}:0", f"--namespace={NAMESPACE}"]
+    for node, (_, address) in ZONE_AND_ADDRESS_BY_NODE.items():
+        argv = [*await _build_agent_command(installation, node), f"--listen={address}:0", f"--namespace={NAMESPACE}"]
         plane.programs.start(f"agent-{node}", [*argv, f"--passphrase-file={passphrase}"])
 
 
-async def _agent(running: RunningInstallation, node: str) -> list[str]:
-    """The command of a node's agent."""
+async def _build_agent_command(installation: Installation, node: str) -> list[str]:
     kubeconfig = await write_bound_kubeconfig(
-        running.admin, running.plane, "netaware-agent", f"agent-{node}", lambda pod: pod.spec.node_name == node
+        installation.admin,
+        installation.plane,
+        "netaware-agent",
+        f"agent-{node}",
+        lambda pod: pod.spec.node_name == node,
     )
-    run = [sys.executable, "-m", "agent", "run"]
-    return [*run, f"--node-name={node}", f"--credentials={credentials_dir(kubeconfig)}"]
+    credentials = f"--credentials={credentials_dir(kubeconfig)}"
+    return [sys.executable, "-m", "agent", "run", f"--node-name={node}", credentials]
 
 
-def _start_scheduler(running: RunningInstallation, folder: Path, extender_port: int, port: int) -> None:
+def _start_scheduler(installation: Installation, folder: Path, extender_port: int, port: int) -> None:
     """Start kube-scheduler with the shipped configuration, and another URL of the extender."""
-    kubeconfig = running.plane.kubeconfig_of("netaware-scheduler")
+    kubeconfig = installation.plane.kubeconfig_of("netaware-scheduler")
     config = yaml.safe_load((MANIFESTS / "scheduler" / "kube-scheduler.yaml").read_text())
     config["clientConnection"] = {**config.get("clientConnection", {}), "kubeconfig": str(kubeconfig)}
     for extender in config["extenders"]:
         extender["urlPrefix"] = extender["urlPrefix"].replace("9876", str(extender_port))
     (folder / "kube-scheduler.yaml").write_text(yaml.safe_dump(config))
-    argv = [str(running.plane.binaries["kube-scheduler"]), f"--config={folder / 'kube-scheduler.yaml'}"]
+    argv = [str(installation.plane.binaries["kube-scheduler"]), f"--config={folder / 'kube-scheduler.yaml'}"]
     argv += [f"--authentication-kubeconfig={kubeconfig}", f"--authorization-kubeconfig={kubeconfig}"]
     argv += ["--bind-address=127.0.0.1", f"--secure-port={port}", f"--cert-dir={folder}"]
-    running.plane.programs.start("netaware-scheduler", argv)
+    installation.plane.programs.start("netaware-scheduler", argv)
 
 
-def rights(documents: Documents) -> Iterator[RequestKind]:
-    """All rights that our Roles and ClusterRoles grant to accounts."""
+def list_granted_rights(documents: Documents) -> Iterator[RequestKind]:
+    """All rights that Roles and ClusterRoles of the documents grant to accounts."""
     roles = {(d["kind"], d["metadata"]["name"]): d for d in documents if d["kind"] in {"Role", "ClusterRole"}}
     for binding in documents:
         if binding["kind"] not in {"RoleBinding", "ClusterRoleBinding"}:
@@ -168,100 +171,96 @@ def rights(documents: Documents) -> Iterator[RequestKind]:
                 yield RequestKind(binding["subjects"][0]["name"], *key)
 
 
-async def test_installation_does_its_work_under_the_shipped_rights(running: RunningInstallation) -> None:
-    admin = running.admin
+async def test_costs_are_measured_and_capacities_published_with_the_shipped_rights(installation: Installation) -> None:
+    admin = installation.admin
 
-    async def priced() -> bool:
+    async def has_measured_costs() -> bool:
         try:
             topology = await admin.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=NAMESPACE)
         except ApiError:
             return False
-        running.plane.programs.check_running()
+        installation.plane.programs.check_running()
         return any(c.type == "Measured" and c.status == "True" for c in topology.status.conditions or ())
 
-    await poll_until(priced, "measured costs in nt-default, which the controller had to create", DEADLINE_S)
+    await poll_until(has_measured_costs, "measured costs in nt-default, which the controller creates", DEADLINE_S)
     secret = await admin.get(SECRETS, "netaware-probe", ConfigMap, namespace=NAMESPACE)
     assert len((secret.data or {})["passphrase"]) > 40
     results = await admin.get(CONFIGMAPS, "netperf-metrics", ConfigMap, namespace=NAMESPACE)
     assert results.data
-    for name in NODE_PLACES:
+    for name in ZONE_AND_ADDRESS_BY_NODE:
         node = await admin.get(NODES, name, Node)
         assert (node.status.capacity or {})["network.aware.com/bandwidth"] == "10G"
         assert node.metadata.annotation("netaware.io/agent")
 
 
-async def test_appgroups_are_ordered_under_the_shipped_rights(running: RunningInstallation) -> None:
-    group = yaml.safe_load((MANIFESTS / "examples" / "online-boutique" / "appgroup.yaml").read_text())
-    await running.admin.create(APPGROUPS, {**group, "metadata": {"name": "shop"}}, Object, namespace="default")
+async def test_appgroups_are_ordered_with_the_shipped_rights(installation: Installation) -> None:
+    body = yaml.safe_load((MANIFESTS / "examples" / "online-boutique" / "appgroup.yaml").read_text())
+    await installation.admin.create(APPGROUPS, {**body, "metadata": {"name": "shop"}}, Object, namespace="default")
 
-    async def ordered() -> bool:
-        found = await running.admin.get(APPGROUPS, "shop", AppGroup, namespace="default")
-        return len(found.status.topology_order or ()) == 11
+    async def has_order() -> bool:
+        group = await installation.admin.get(APPGROUPS, "shop", AppGroup, namespace="default")
+        return len(group.status.topology_order or ()) == 11
 
-    await poll_until(ordered, "the order of the Online Boutique", DEADLINE_S)
+    await poll_until(has_order, "the order of the Online Boutique", DEADLINE_S)
 
 
-async def test_all_pods_of_the_demo_are_placed(running: RunningInstallation) -> None:
-    await running.kubectl("create", "namespace", "boutique")
-    await running.kubectl("apply", "-n", "boutique", "-k", str(MANIFESTS / "examples" / "online-boutique"))
+async def test_all_pods_of_the_example_are_bound_with_the_shipped_rights(installation: Installation) -> None:
+    await installation.kubectl("create", "namespace", "boutique")
+    await installation.kubectl("apply", "-n", "boutique", "-k", str(MANIFESTS / "examples" / "online-boutique"))
 
-    async def placed() -> bool:
-        pods = await running.admin.list(PODS, Pod, namespace="boutique")
+    async def are_bound() -> bool:
+        pods = await installation.admin.list(PODS, Pod, namespace="boutique")
         return len([pod for pod in pods if pod.spec.node_name]) == 11
 
-    await poll_until(placed, "eleven pods to be bound", DEADLINE_S)
+    await poll_until(are_bound, "eleven pods to be bound", DEADLINE_S)
 
 
-async def test_no_request_was_refused(running: RunningInstallation) -> None:
-    uses = running.uses()
-    assert uses
-    assert {use: refusal for use, refusal in uses.items() if refusal} == {}
+async def test_no_request_was_refused(installation: Installation) -> None:
+    refusals = installation.read_refusals_by_request()
+    assert refusals
+    assert {request: refusal for request, refusal in refusals.items() if refusal} == {}
 
 
-async def test_every_granted_right_is_used(running: RunningInstallation) -> None:
-    documents = await running.kubectl.build(MANIFESTS / "overlays" / "descheduler")
-    given = set(rights(documents))
-    assert len(given) > 20
-    bound = {d["roleRef"]["name"] for d in documents if d["kind"].endswith("RoleBinding")}
-    assert bound - {d["metadata"]["name"] for d in documents} == {"system:kube-scheduler", "system:volume-scheduler"}
-    # Each program comes to its work in its own time: the agent that measures last is the one that patches the results.
+async def test_every_granted_right_is_used(installation: Installation) -> None:
+    documents = await installation.kubectl.build(MANIFESTS / "overlays" / "descheduler")
+    rights = set(list_granted_rights(documents))
+    assert len(rights) > 20
+    role_names = {d["roleRef"]["name"] for d in documents if d["kind"].endswith("RoleBinding")}
+    kubernetes_roles = role_names - {d["metadata"]["name"] for d in documents}
+    assert kubernetes_roles == {"system:kube-scheduler", "system:volume-scheduler"}
+    assert {key for key in RARE_USES if RequestKind(*key) not in rights} == set()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DEADLINE_S):
-            while _unused_rights(running, given):
+            while _list_unused_rights(installation, rights):
                 await asyncio.sleep(0.5)
-    assert _unused_rights(running, given) == []
-    assert sorted(key for key in RARE if RequestKind(*key) not in given) == [], "listed as rare, but not given at all"
+    assert _list_unused_rights(installation, rights) == []
 
 
-def _unused_rights(running: RunningInstallation, given: set[RequestKind]) -> list[RequestKind]:
-    """Rights that are granted, not rarely needed, and not used yet."""
-    used = running.uses().keys()
-    # A list and a watch of one object are authorised as such; server-side apply of a new object needs create and patch.
-    idle = {use for use in given - used if (use.account, use.group, use.resource, use.verb) not in RARE}
-    # What is mirrored is listed by a watch, but for API servers that do not stream lists yet.
-    idle -= {
-        use for use in idle if use.verb == "list" and RequestKind(use.account, use.group, use.resource, "watch") in used
-    }
-    idle -= {
-        use
-        for use in idle
-        if use.verb == "create" and RequestKind(use.account, use.group, use.resource, "patch") in used
-    }
-    return sorted(idle)
+def _list_unused_rights(installation: Installation, rights: set[RequestKind]) -> list[RequestKind]:
+    """Rights that are neither rare nor used yet."""
+    used_rights = installation.read_refusals_by_request().keys()
+    # A watch lists objects too, if the API server streams lists. Server-side apply of a new object needs create and patch.
+    other_verb_by_verb = {"list": "watch", "create": "patch"}
+    return sorted(
+        right
+        for right in rights - used_rights
+        if astuple(right) not in RARE_USES
+        and replace(right, verb=other_verb_by_verb.get(right.verb, right.verb)) not in used_rights
+    )
 
 
-async def test_cleanup_removes_all_that_agents_wrote(running: RunningInstallation) -> None:
+async def test_cleanup_removes_all_that_agents_wrote(installation: Installation) -> None:
     """This is the last test of the file, because it stops the agents."""
-    for program in list(running.plane.programs):
+    for program in list(installation.plane.programs):
         if program.name.startswith("agent-") or program.name in CENTRAL_PROGRAMS:
-            await running.plane.programs.stop(program)
-    for node in NODE_PLACES:
-        await run_command([*await _agent(running, node), "--cleanup=once"], "the clean-up", 30)
-        left = await running.admin.get(NODES, node, Node)
-        assert [key for key in left.metadata.annotations or {} if key.startswith("netaware.io/")] == [
-            "netaware.io/bandwidth-capacity"
-        ], "only what the administrator wrote"
-        assert "network.aware.com/bandwidth" not in {**(left.status.capacity or {}), **(left.status.allocatable or {})}
-        assert "NetawareBandwidth" not in [condition.type for condition in left.status.conditions or ()]
-    pods = await running.admin.list(PODS, Pod, namespace="boutique")
+            await installation.plane.programs.stop(program)
+    for name in ZONE_AND_ADDRESS_BY_NODE:
+        command = [*await _build_agent_command(installation, name), "--cleanup=once"]
+        await run_command(command, "the clean-up", 30)
+        node = await installation.admin.get(NODES, name, Node)
+        annotations = [key for key in node.metadata.annotations or {} if key.startswith("netaware.io/")]
+        assert annotations == ["netaware.io/bandwidth-capacity"], "only that of the administrator"
+        assert "network.aware.com/bandwidth" not in {**(node.status.capacity or {}), **(node.status.allocatable or {})}
+        assert "NetawareBandwidth" not in [condition.type for condition in node.status.conditions or ()]
+    pods = await installation.admin.list(PODS, Pod, namespace="boutique")
     assert len([pod for pod in pods if pod.spec.node_name]) == 11, "the workload stays"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 from tests.unit.manifests.metric_names import ROOT
 
 PACKAGES = ("kubekit", "netperf", "agent", "controller", "lab", "tests", "manifests", "docs")
-# Ordinary English words, such as take, level, look, plan and tell, are not checked.
-IDENTIFIERS = frozenset(
+# Without ordinary words, such as take, level, look, plan and tell.
+RETIRED_IDENTIFIERS = frozenset(
     re.findall(
         r"\w+",
         """
@@ -30,48 +28,34 @@ IDENTIFIERS = frozenset(
         """,
     )
 )
-WORDS_OF_OTHER_MEANING = {"LeaderElector", "RolloutRoom"}
-TEXTS = re.compile(
+LEGITIMATE_NAMES = {"LeaderElector"}
+"""Names that have a retired word in another meaning."""
+STRING_OR_COMMENT = re.compile(r'""".*?"""|"[^"\n]*"|/\*.*?\*/|(?:#|//)[^\n]*', re.DOTALL)
+RETIRED_SETTING_OR_METRIC = re.compile(
     r"\b(settleS|mostPods\w*|absentWaitS|dependantsWeigh|acceptDoubts|judge[ds]?S|lostS|movedPodRestS|trustWindowS|judgedMoves|least\w+Percent|netaware_mirror\w*|netaware_plans?_\w+"
     r"|netaware_probe_doubts\w*|netaware_\w+_sample_age_seconds|netaware_node_network_\w+_bytes_per_second)\b"
 )
 
 
-def tracked_files(*patterns: str) -> list[Path]:
-    listed = subprocess.run(["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True)
-    return [path for name in listed.stdout.split() if (path := ROOT / name).exists()]
+def list_tracked_files(*patterns: str) -> list[Path]:
+    output = subprocess.run(["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [path for name in output.split() if (path := ROOT / name).exists()]
 
 
-def identifiers_and_words(path: Path) -> Iterator[str]:
-    """Identifiers of a file, and the words in its class names."""
-    for name in identifiers(path):
-        yield name
-        yield from re.findall("[A-Z][a-z]+", name) if name not in WORDS_OF_OTHER_MEANING else ()
-
-
-def identifiers(path: Path) -> Iterator[str]:
-    yield path.stem
-    if path.suffix != ".py":
-        yield from re.findall(r"[A-Za-z]\w*", path.read_text())
-        return
-    for node in ast.walk(ast.parse(path.read_text())):
-        for field in ("name", "id", "attr", "arg", "asname"):
-            if isinstance(name := getattr(node, field, None), str):
-                yield from (part.lstrip("_") for part in name.split("."))
+def find_names(path: Path) -> set[str]:
+    """A file's name, its identifiers without leading underscore, and the words of identifiers in CamelCase."""
+    code = STRING_OR_COMMENT.sub(" ", path.read_text())
+    names = {path.stem, *re.findall(r"[A-Za-z]\w*", code)}
+    return names | {word for name in names - LEGITIMATE_NAMES for word in re.findall("[A-Z][a-z]+", name)}
 
 
 def test_no_identifier_has_a_retired_name() -> None:
-    modules = [
-        path for path in tracked_files("*.py", "*.c", "*.h", "*.js") if path.relative_to(ROOT).parts[0] in PACKAGES
-    ]
+    files = list_tracked_files("*.py", "*.c", "*.h", "*.js")
+    modules = [path for path in files if path.relative_to(ROOT).parts[0] in PACKAGES]
     assert len(modules) > 500
-    assert [
-        (path.name, name) for path in modules for name in IDENTIFIERS.intersection(identifiers_and_words(path))
-    ] == []
+    assert [(path.name, name) for path in modules for name in RETIRED_IDENTIFIERS & find_names(path)] == []
 
 
 def test_no_document_or_manifest_has_a_retired_setting_or_metric() -> None:
-    texts = [
-        path for path in tracked_files("*.py", "*.yaml", "*.json", "*.js", "*.md", "*.tpl") if path != Path(__file__)
-    ]
-    assert [(path.name, name) for path in texts for name in sorted(set(TEXTS.findall(path.read_text())))] == []
+    files = set(list_tracked_files("*.py", "*.yaml", "*.json", "*.js", "*.md", "*.tpl")) - {Path(__file__)}
+    assert {path.name: name[0] for path in files if (name := RETIRED_SETTING_OR_METRIC.search(path.read_text()))} == {}
