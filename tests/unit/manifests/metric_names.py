@@ -13,18 +13,20 @@ PROMETHEUS = ROOT / "manifests" / "prometheus"
 
 
 def read_labels_by_series() -> dict[str, set[str]]:
-    """Read docs/metrics.md: name of a series, with the suffix of a histogram -> labels. There, *pair* stands for labels listed as "*pair* is `a, b`"."""
+    """Read docs/metrics.md: name of a series, with the suffix of a histogram -> labels.
+
+    In the document, *pair* stands for the labels that the sentence "*pair* is `a, b`" lists.
+    """
     labels_by_series: dict[str, set[str]] = {}
     reference = (ROOT / "docs" / "metrics.md").read_text()
     labels_by_abbreviation = dict(re.findall(r"\*(\w+)\* is `([^`]+)`", reference))
     for name, kind, label_cell in re.findall(r"^\| `(netaware_\w+)` \| (\w+) \| ([^|]*) \|", reference, re.MULTILINE):
-        labels = set(
-            re.findall(r"\w+", re.sub(r"\*(\w+)\*", lambda match: labels_by_abbreviation[match[1]], label_cell))
-        )
-        suffixes = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
-        labels_by_series |= {
-            f"{name}{suffix}": labels | ({"le"} if suffix == "_bucket" else set()) for suffix in suffixes
-        }
+        text = re.sub(r"\*(\w+)\*", lambda match: labels_by_abbreviation[match[1]], label_cell)
+        labels = set(re.findall(r"\w+", text))
+        if kind == "histogram":
+            labels_by_series |= {f"{name}_bucket": labels | {"le"}, f"{name}_sum": labels, f"{name}_count": labels}
+        else:
+            labels_by_series[name] = labels
     return labels_by_series
 
 

@@ -37,25 +37,25 @@ TEXTS = {path.name: path.read_text() for path in (*DOCS.glob("*.md"), ROOT / "RE
 )
 def test_generated_files_are_current(generator: str) -> None:
     command = [sys.executable, *generator.split(), "--check"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
+    assert result.returncode == 0, result.stderr
 
 
-def commands(prefix: str) -> Iterator[tuple[str, str]]:
-    """Document and command, of lines of code blocks and of text between backticks."""
+def find_commands(prefix: str) -> Iterator[tuple[str, str]]:
+    """The commands with a prefix in code blocks and between backticks, each with its document."""
     for name, text in TEXTS.items():
         blocks = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
         prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
         for line in (*(line for block in blocks for line in block.splitlines()), *re.findall(r"`([^`\n]+)`", prose)):
-            bare = line.strip().removeprefix("$ ")
-            if bare.startswith(prefix + " ") and "..." not in bare and "<" not in bare:
-                yield name, bare
+            command = line.strip().removeprefix("$ ")
+            if command.startswith(prefix + " ") and "..." not in command and "<" not in command:
+                yield name, command
 
 
 def test_commands_in_documents_are_right_usage() -> None:
-    def is_wrong(parser: argparse.ArgumentParser, line: str, words: int) -> bool:
-        arguments = shlex.split(line.partition(" | ")[0], comments=True)[words:]
-        if len(arguments) <= 1:  # The bare name of a command, in prose.
+    def is_wrong(parser: argparse.ArgumentParser, line: str, prefix: str) -> bool:
+        arguments = shlex.split(line.partition(" | ")[0].removeprefix(prefix), comments=True)
+        if len(arguments) <= 1:  # Prose may name a command without its arguments.
             return False
         try:
             with contextlib.redirect_stderr(io.StringIO()):
@@ -64,15 +64,12 @@ def test_commands_in_documents_are_right_usage() -> None:
             return True
         return False
 
-    parsers = (
-        ("kubectl netaware", build_parser([*HELP_BY_COMMAND]), 2),
-        ("python -m lab", build_lab_parser(), 3),
-    )
+    parsers = {"kubectl netaware": build_parser([*HELP_BY_COMMAND]), "python -m lab": build_lab_parser()}
     assert [
         (name, line)
-        for prefix, parser, words in parsers
-        for name, line in commands(prefix)
-        if is_wrong(parser, line, words)
+        for prefix, parser in parsers.items()
+        for name, line in find_commands(prefix)
+        if is_wrong(parser, line, prefix)
     ] == []
 
 
@@ -86,65 +83,62 @@ def test_configurations_in_documents_are_read(tmp_path: Path) -> None:
         "ControllerConfiguration": lambda block: parse_config(block, "the document"),
     }
     blocks = [block for text in TEXTS.values() for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
-    read = [
+    configurations = [
         readers[kind[1]](block)
         for block in blocks
         if (kind := re.search(r"^kind: (\w+)$", block, re.MULTILINE)) and kind[1] in readers
     ]
-    assert len(read) >= 2
+    assert len(configurations) >= 2
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    dead = []
+    dead_links = []
     for path in (*DOCS.glob("**/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
         for target in re.findall(r"\]\((?!https?:)([^)]+)\)", path.read_text()):
             file, _, anchor = target.partition("#")
-            where = (path.parent / file).resolve() if file else path
-            headings = re.findall(r"^#+ (.*)$", where.read_text(), re.MULTILINE) if anchor and where.exists() else []
+            linked = (path.parent / file).resolve() if file else path
+            headings = re.findall(r"^#+ (.*)$", linked.read_text(), re.MULTILINE) if anchor and linked.exists() else []
             anchors = {re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-") for heading in headings}
-            if not where.exists() or (anchor and anchor not in anchors):
-                dead.append((path.name, target))
-    assert dead == []
+            if not linked.exists() or (anchor and anchor not in anchors):
+                dead_links.append((path.name, target))
+    assert dead_links == []
 
 
 def test_files_and_metrics_that_documents_name_exist() -> None:
     # A word in capitals stands for a name that the reader chooses.
     paths = re.compile(r"`((?:agent|controller|kubekit|netperf|manifests|docs|tests|lab)/[\w./-]+)")
-    named = {(name, path) for name, text in TEXTS.items() for path in paths.findall(text)}
+    named_paths = {(name, path) for name, text in TEXTS.items() for path in paths.findall(text)}
     for section in TEXTS["architecture.md"].split("\n## "):
         if folder := re.search(r"Files without a folder are in `([\w/]+/)`", section):
-            named |= {("architecture.md", folder[1] + file) for file in re.findall(r"`(\w+\.py)`", section)}
-    wrong = [
-        (name, path) for name, path in sorted(named) if not (ROOT / path).exists() and not re.search("[A-Z]{4}", path)
-    ]
-    known = set(re.findall(r"`(netaware_\w+)`", TEXTS["metrics.md"]))
-    assert len(known) > 40
-    wrong += [
-        (name, m) for name, text in TEXTS.items() for m in re.findall(r"`(netaware_\w+)`", text) if m not in known
-    ]
-    assert wrong == []
+            named_paths |= {("architecture.md", folder[1] + file) for file in re.findall(r"`(\w+\.py)`", section)}
+    missing_paths = [(name, path) for name, path in named_paths if not (ROOT / path).exists()]
+    assert [(name, path) for name, path in missing_paths if not re.search("[A-Z]{4}", path)] == []
+    named_metrics = {(name, m) for name, text in TEXTS.items() for m in re.findall(r"`(netaware_\w+)`", text)}
+    metrics = {metric for name, metric in named_metrics if name == "metrics.md"}
+    assert len(metrics) > 40
+    assert [(name, metric) for name, metric in named_metrics if metric not in metrics] == []
 
 
 def test_definitions_that_the_architecture_names_are_in_these_files() -> None:
-    named = re.findall(r"`(?:\w+\.)*(\w+)`(?: in | \()`([\w/]+\.py)`", TEXTS["architecture.md"])
-    assert len(named) > 10
-    assert [(name, path) for name, path in named if not re.search(rf"\b{name}\b", (ROOT / path).read_text())] == []
+    names = re.findall(r"`(?:\w+\.)*(\w+)`(?: in | \()`([\w/]+\.py)`", TEXTS["architecture.md"])
+    assert len(names) > 10
+    assert [(name, path) for name, path in names if not re.search(rf"\b{name}\b", (ROOT / path).read_text())] == []
 
 
 def test_the_installation_page_says_what_the_manifests_request() -> None:
     text = TEXTS["install.md"]
     row = r"^\| ([\w-]+)[^|]*\| (one per node|\d) \| (\w+) \| (\w+) \| (\w+) \|$"
     rows = re.findall(row, text, re.MULTILINE)
-    said = {name: (cpu, memory, limit) for name, _, cpu, memory, limit in rows}
-    real = {}
+    documented = {name: (cpu, memory, limit) for name, _, cpu, memory, limit in rows}
+    shipped = {}
     for path in (*(ROOT / "manifests" / "base").glob("*/d*.yaml"), ROOT / "manifests/components/gates/opener.yaml"):
         for document in yaml.safe_load_all(path.read_text()):
             if document and document["kind"] in {"DaemonSet", "Deployment"}:
                 for container in document["spec"]["template"]["spec"]["containers"]:
                     requests, limits = container["resources"]["requests"], container["resources"]["limits"]
-                    real[container["name"]] = (requests["cpu"], requests["memory"], limits["memory"])
-    assert said == real
-    central = [(int(pods), said[name]) for name, pods, *_ in rows if pods.isdigit()]
-    cpu = sum(pods * int(asked[0].removesuffix("m")) for pods, asked in central)
-    memory = sum(pods * int(asked[1].removesuffix("Mi")) for pods, asked in central)
+                    shipped[container["name"]] = (requests["cpu"], requests["memory"], limits["memory"])
+    assert documented == shipped
+    central_rows = [(int(pods), cpu, memory) for _, pods, cpu, memory, _ in rows if pods.isdigit()]
+    cpu = sum(pods * int(cpu.removesuffix("m")) for pods, cpu, _ in central_rows)
+    memory = sum(pods * int(memory.removesuffix("Mi")) for pods, _, memory in central_rows)
     assert f"that is {cpu}m and {memory}Mi of requests" in text

@@ -32,8 +32,8 @@ def test_the_build_context_holds_what_the_images_copy_and_each_image_its_own_pro
 
 
 @pytest.mark.parametrize("program", ["agent", "controller"])
-def test_arguments_in_the_manifests_are_understood(program: str) -> None:
-    """Everything before the token that is missing here was understood."""
+def test_programs_accept_the_arguments_in_the_manifests(program: str) -> None:
+    """They parse their arguments before they look for a token, which is missing here."""
     variables = {"NODE_NAME": "node-a", "NODE_IP": "127.0.0.1", "POD_IP": "127.0.0.1", "POD_NAMESPACE": "ns"}
     config = f"--config={MANIFESTS / 'base' / program / 'config.yaml'}"
     documents = [d for path in (MANIFESTS / "base").rglob("*.yaml") for d in yaml.safe_load_all(path.read_text()) if d]
@@ -41,10 +41,10 @@ def test_arguments_in_the_manifests_are_understood(program: str) -> None:
     containers = [c for spec in specs for c in spec.get("containers", ()) if c["image"] == f"netaware-{program}"]
     assert containers
     for container in containers:
-        words = [re.sub(r"\$\((\w+)\)", lambda found: variables[found[1]], word) for word in container["args"]]
+        words = [re.sub(r"\$\((\w+)\)", lambda match: variables[match[1]], word) for word in container["args"]]
         argv = [sys.executable, "-m", program, *(config if w.startswith("--config=") else w for w in words)]
-        done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=ROOT, env=variables, timeout=60)
-        assert (done.returncode, "--credentials: /var/run" in done.stderr) == (2, True), f"{words}: {done.stderr}"
+        result = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=ROOT, env=variables, timeout=60)
+        assert (result.returncode, "--credentials: /var/run" in result.stderr) == (2, True), f"{words}: {result.stderr}"
 
 
 def test_shipped_configurations_are_read() -> None:
