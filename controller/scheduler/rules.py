@@ -93,8 +93,10 @@ def score_locations(
     for table in tables:
         for node, score in table.by_node.items():
             index = location_index[node]
-            values = zip(by_node.get(node) or by_location[index], score, table.by_location[index], strict=True)
-            by_node[node] = NodeScore(*(total + own - replaced for total, own, replaced in values))
+            totals = by_node.get(node) or by_location[index]
+            # The totals contain the score of the location by this peer.
+            values = zip(totals, score, table.by_location[index], strict=True)
+            by_node[node] = NodeScore(*(total + by_peer - replaced for total, by_peer, replaced in values))
     return ScoreTable("", by_location or [NodeScore()] * len(locations), by_node)
 
 
@@ -111,7 +113,7 @@ def _score_by_dependency(
     replicas_at: Counter[int] = Counter()
     for node, count in peer.pods_by_node.items():
         replicas_at[index_of[node]] += count
-    total = replicas_at.total()
+    replica_count = replicas_at.total()
     replicas = [(locations[index], count) for index, count in replicas_at.items()]
     by_all_replicas = [_score_by_replicas(candidate, replicas, peer.max_cost, limit_rule) for candidate in locations]
 
@@ -119,11 +121,11 @@ def _score_by_dependency(
     def score_node(routing: Routing, index: int, on_node: int) -> NodeScore:
         match routing:
             case Routing.NODE:
-                return NodeScore(on_node, 0, total * SAME_HOST_COST)
+                return NodeScore(on_node, 0, replica_count * SAME_HOST_COST)
             case Routing.ZONE:
                 # Costs count all replicas as if they answered; else dependencies with many replicas would seem cheap.
-                saved = round(total * on_node / replicas_at[index] * (SAME_ZONE_COST - SAME_HOST_COST))
-                return NodeScore(replicas_at[index], 0, total * SAME_ZONE_COST - saved)
+                saved_cost = round(replica_count * on_node / replicas_at[index] * (SAME_ZONE_COST - SAME_HOST_COST))
+                return NodeScore(replicas_at[index], 0, replica_count * SAME_ZONE_COST - saved_cost)
         satisfied, violated, cost, unknown = by_all_replicas[index]
         # `by_all_replicas` counts the node's own replicas as if they were on another node of its location.
         result, other_node_cost = limit_rule(locations[index], locations[index], peer.max_cost)

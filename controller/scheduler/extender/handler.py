@@ -175,8 +175,8 @@ class Extender:
         names = self._encoder.parse_names(args.names_json)
         # The plan counts after a failed attempt too, because a score, unlike filter, keeps the pod off no node.
         target = self._target_of(args.pod, score_table)
-        result = "planned" if target is not None else "neutral" if score_table.neutral_reason else "scored"
-        self._metrics.decisions.labels("prioritize", result).inc()
+        result_without_plan = "neutral" if score_table.neutral_reason else "scored"
+        self._metrics.decisions.labels("prioritize", result_without_plan if target is None else "planned").inc()
         with_allocatable = score_table.neutral_reason not in _REASONS_WITHOUT_ALLOCATABLE
         return self._encoder.encode_priorities(names, score_table, target, with_allocatable=with_allocatable)
 
@@ -198,16 +198,17 @@ class Extender:
             msg = "NodeNameToMetaVictims is missing; set nodeCacheCapable: true for this extender in the scheduler's configuration"
             raise BadRequestError(msg)
         score_table = self._score_table_of(args.pod)
-        nodes = {node: victims or MetaVictims() for node, victims in args.nodes.items()}
+        remaining = {node: victims or MetaVictims() for node, victims in args.nodes.items()}
         if not score_table.neutral_reason:
-            nodes = self._nodes_passing_after_eviction(args.pod, nodes)
+            remaining = self._nodes_passing_after_eviction(args.pod, remaining)
         target = None if args.pod.status.scheduling_failed else self._target_of(args.pod, score_table)
-        if target is not None and target.node in nodes:
-            planned = nodes[target.node]
-            if all(planned.num_pdb_violations <= victims.num_pdb_violations for victims in nodes.values()):
-                nodes = {target.node: planned}
-        self._metrics.decisions.labels("preempt", "refused-some" if len(nodes) < len(args.nodes) else "passed").inc()
-        return msgspec.json.encode(PreemptionResult(nodes))
+        if target is not None and target.node in remaining:
+            planned = remaining[target.node]
+            if all(planned.num_pdb_violations <= victims.num_pdb_violations for victims in remaining.values()):
+                remaining = {target.node: planned}
+        result = "refused-some" if len(remaining) < len(args.nodes) else "passed"
+        self._metrics.decisions.labels("preempt", result).inc()
+        return msgspec.json.encode(PreemptionResult(remaining))
 
     def _nodes_passing_after_eviction(
         self, pod: ExtenderPod, nodes: Mapping[str, MetaVictims]

@@ -41,7 +41,12 @@ class _Refusal(msgspec.Struct, frozen=True):
 
 
 class ReservationCache:
-    """Reservations by group and node, and refused nodes by owner of pods; ``node_cache`` has the nodes, and their usage by bound pods."""
+    """Reservations by group and node, and refused nodes by owner of pods.
+
+    Attributes:
+        node_cache: the nodes, and their usage by bound pods.
+        yielding_groups: groups that have not started and whose plan does not place all of their pods.
+    """
 
     def __init__(self, node_cache: NodeCache) -> None:
         self.node_cache = node_cache
@@ -54,7 +59,7 @@ class ReservationCache:
         """Group -> node -> requests of pods that a rollout is about to replace there."""
         self._released_keys: set[str] = set()
         self._started_groups: set[str] = set()
-        self._yielding_groups: set[str] = set()
+        self.yielding_groups: set[str] = set()
         self._refusals_by_owner: dict[str, dict[str, _Refusal]] = {}
         """Owner -> node -> refusal."""
         self._ended_count = 0
@@ -125,16 +130,11 @@ class ReservationCache:
         Started groups may use the reservations of gated pods of groups that have not started and have no complete plan.
         """
         self._started_groups.discard(group)
-        self._yielding_groups.discard(group)
+        self.yielding_groups.discard(group)
         if has_started:
             self._started_groups.add(group)
         elif not is_complete:
-            self._yielding_groups.add(group)
-
-    @property
-    def yielding_groups(self) -> frozenset[str]:
-        """Groups that have not started and whose plan does not place all of their pods."""
-        return frozenset(self._yielding_groups)
+            self.yielding_groups.add(group)
 
     def groups(self) -> Iterable[str]:
         """Keys of the groups that have reservations."""
@@ -181,7 +181,7 @@ class ReservationCache:
         return not first_insufficient(requests, host.allocatable, self.node_cache.requested.get(node, {}), reserved)
 
     def _yields_to(self, reservation: _Reservation, group: str) -> bool:
-        return reservation.is_gated and group in self._started_groups and reservation.group in self._yielding_groups
+        return reservation.is_gated and group in self._started_groups and reservation.group in self.yielding_groups
 
     def _end_reservation(self, key: str, node: str) -> None:
         self._ended_count += 1

@@ -28,15 +28,6 @@ def spread_of(annotations: Mapping[str, str] | None, default: Spread, errors: li
     return cast("Spread", _read_choice(text, SPREAD_ANNOTATION, Spread, errors) or default)
 
 
-def _read_choice(text: str, annotation: str, choices: object, errors: list[str]) -> str:
-    """The value of an annotation; empty if it is none of the choices, which are a Literal."""
-    value = text.strip().lower()
-    if value and value not in get_args(choices):
-        errors.append(f"annotation {annotation}: {value!r} is none of {', '.join(get_args(choices))}")
-        return ""
-    return value
-
-
 def objective_of(group: AppGroup, errors: list[str], *, has_prices: bool) -> Objective:
     """The group's objective; ``time`` by default, and if the objective needs prices that are not configured."""
     text = group.metadata.annotation(OBJECTIVE_ANNOTATION)
@@ -45,6 +36,15 @@ def objective_of(group: AppGroup, errors: list[str], *, has_prices: bool) -> Obj
         errors.append(f"objective {objective}: traffic.prices is not set, so the objective is time")
         return "time"
     return cast("Objective", objective)
+
+
+def _read_choice(text: str, annotation: str, choices: object, errors: list[str]) -> str:
+    """The value of an annotation; empty if it is none of the choices, which are a Literal."""
+    value = text.strip().lower()
+    if value and value not in get_args(choices):
+        errors.append(f"annotation {annotation}: {value!r} is none of {', '.join(get_args(choices))}")
+        return ""
+    return value
 
 
 def call_edges(

@@ -155,8 +155,8 @@ class PlanInputs(NamedTuple):
         for index, host in enumerate(hosts):
             insufficient = first_insufficient(requests, host.allocatable, used.get(host.name, {}))
             resources_reason = insufficient_reason(insufficient) if insufficient else ""
-            own_reason = host.unschedulable_reason(constraints, volumes) or resources_reason
-            reasons[host.name] = own_reason or other_pods_reasons.get(index, "")
+            node_reason = host.unschedulable_reason(constraints, volumes) or resources_reason
+            reasons[host.name] = node_reason or other_pods_reasons.get(index, "")
         return {node: reason for node, reason in reasons.items() if reason}
 
     def replicas_to_plan(self, group: str, pods: Sequence[Pod]) -> tuple[dict[str, int], int]:
@@ -177,7 +177,7 @@ class PlanInputs(NamedTuple):
         with_volumes = [pod for pod in active if pod.spec.volumes]
         selectors = {pod.metadata.key: self.volumes.node_selectors_of_pod(pod) for pod in with_volumes}
         counts = Counter(pod.workload for pod in active)
-        for workload, model in {pod.workload: pod for pod in with_volumes}.items():
+        for workload, example_pod in {pod.workload: pod for pod in with_volumes}.items():
             if counts[workload] < replicas.get(workload, 0):
-                selectors[workload] = self.volumes.node_selectors_of_next_replica(model)
-        return {key: of_key for key, of_key in selectors.items() if of_key}
+                selectors[workload] = self.volumes.node_selectors_of_next_replica(example_pod)
+        return {key: node_selectors for key, node_selectors in selectors.items() if node_selectors}

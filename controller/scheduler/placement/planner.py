@@ -36,9 +36,6 @@ from controller.scheduler.placement.solve import solve
 from kubekit.errors import KubekitError
 from kubekit.owners import find_outdated_pod_keys
 
-SEARCH_DEADLINE_S = 20.0
-"""Default of `plan_group`."""
-
 
 class PlanningError(KubekitError):
     """No plan was made; ``reason`` is the reason of the condition Planned."""
@@ -75,7 +72,7 @@ class Plan(msgspec.Struct, frozen=True):
         return tuple(self.unplaced_reasons)
 
 
-def plan_group(snapshot: GroupSnapshot, *, deadline_s: float = SEARCH_DEADLINE_S) -> Plan:
+def plan_group(snapshot: GroupSnapshot, *, deadline_s: float = 20.0) -> Plan:
     """Plan a group. The search ends after ``deadline_s`` seconds with the best placement so far.
 
     The same snapshot gives the same plan, unless the deadline cuts the search short. Raises `SearchMissingError` without the search.

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from controller.scheduler.placement.native import LIMIT_PRICE, NativeProblem, SearchResult
+from controller.scheduler.placement.native_search import LIMIT_PRICE, NativeProblem, SearchResult
 from controller.scheduler.placement.problem import Ints, Problem
 
 _RELATIVE_TOLERANCE = 1e-9

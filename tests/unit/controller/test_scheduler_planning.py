@@ -71,7 +71,7 @@ async def simulate_events(seed: int) -> int:
                 world.plans.drop_plan(other, pods)
             elif world.plans.get_or_request(other, pods).is_pending:
                 await world.plans.make_plan(other)
-        for idle in world.plans.reservations.yielding_groups:
+        for idle in tuple(world.plans.reservations.yielding_groups):
             if world.request(idle).is_pending:
                 await world.plans.make_plan(idle)
         assert world.overbooked() == []

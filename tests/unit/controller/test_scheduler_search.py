@@ -16,7 +16,7 @@ import pytest
 from controller.cluster.services import Routing
 from controller.scheduler.placement import native_library
 from controller.scheduler.placement.evaluation import evaluate
-from controller.scheduler.placement.native import FIELD_NAMES, NativeProblem
+from controller.scheduler.placement.native_search import FIELD_NAMES, NativeProblem
 from controller.scheduler.placement.problem import (
     COUNTED,
     OWNER,

@@ -9,7 +9,7 @@ enum { COUNTED = 1, OWNER = 2 }; /* flags of a role: the rule counts the replica
 
 typedef struct { int32_t edge, is_callee; } EdgeEnd; /* an edge of a workload, and whether the workload is its callee */
 
-/* native.py has the fields in the same order. Every array is C-contiguous, and its owner keeps it until the search returns. */
+/* native_search.py has the fields in the same order. Every array is C-contiguous, and its owner keeps it until the search returns. */
 typedef struct {
   int64_t hosts, resources, zones, classes, workloads, replicas, edges, tables, rules;
   const int64_t *free;            /* [host][resource] */

@@ -180,7 +180,7 @@ static void descend(Search *search) {
   }
 }
 
-/* Places all replicas, see `NativeProblem.search` in native.py; returns the cost of the placement. `host_of` has a hint or -1 for each
+/* Places all replicas, see `NativeProblem.search` in native_search.py; returns the cost of the placement. `host_of` has a hint or -1 for each
  * replica before the call, and its host or -1 after. */
 double plan_search(const Problem *problem, int32_t *host_of, uint64_t seed, int64_t steps, int64_t start_zone, int64_t crosses_limits,
                    double deadline_s) {

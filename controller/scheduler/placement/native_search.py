@@ -1,4 +1,4 @@
-"""ctypes binding of the compiled search (native/search.c), which `native_library` finds or compiles."""
+"""Converts a `Problem` to the arrays of the compiled search (native/search.c), and calls the search through ctypes."""
 
 from __future__ import annotations
 
@@ -105,10 +105,12 @@ class NativeProblem:
     """A problem as the arrays of the compiled search. Searches may run on it concurrently."""
 
     def __init__(self, problem: Problem) -> None:
-        costs = _CallCosts(problem)
-        sizes = _sizes(problem, costs)
-        arrays = _host_arrays(problem, costs) | _replica_arrays(problem, costs)
-        arrays |= _edge_arrays(problem, costs) | _rule_arrays(problem, costs)
+        # Loaded here and not by `search`, whose deadline a compilation would exceed.
+        self._plan_search = _library().plan_search
+        call_costs = _CallCosts(problem)
+        sizes = _sizes(problem, call_costs)
+        arrays = _host_arrays(problem, call_costs) | _replica_arrays(problem, call_costs)
+        arrays |= _edge_arrays(problem, call_costs) | _rule_arrays(problem, call_costs)
         self._arrays = {name: _to_native_array(name, arrays.pop(name), sizes) for name in _ARRAYS}
         assert not arrays, f"problem.h has no field {', '.join(arrays)}"
         self._native = native = _NativeArrays()
@@ -117,10 +119,12 @@ class NativeProblem:
         for name, array in self._arrays.items():
             setattr(native, name, array.ctypes.data)
         native.limit_price, native.one_zone_price = LIMIT_PRICE, ONE_ZONE_PRICE
-        native.overload_price, native.balance_price = problem.overload_price, problem.balance_price * costs.per_replica
+        native.overload_price = problem.overload_price
+        native.balance_price = problem.balance_price * call_costs.per_replica
         # A host's price grows with the square of its replicas; divided thus, evenly filled hosts have the price of one replica each.
-        replicas_per_host = max(1.0, costs.replicas / max(len(problem.free), 1))
-        native.crowding_price = problem.crowding_price / replicas_per_host**2 * costs.per_replica * costs.host_gain
+        replicas_per_host = max(1.0, call_costs.replicas / max(len(problem.free), 1))
+        crowding_price = problem.crowding_price / replicas_per_host**2 * call_costs.per_replica
+        native.crowding_price = crowding_price * call_costs.host_gain
 
     def search(
         self,
@@ -138,7 +142,7 @@ class NativeProblem:
         ``start_zone``, unless that is -1. With ``crosses_limits``, annealing starts so hot that it violates limits on the way.
         """
         host_of = np.full(self._native.replicas, -1, np.int32) if hints is None else hints.astype(np.int32)
-        cost = _library().plan_search(
+        cost = self._plan_search(
             ctypes.byref(self._native), host_of.ctypes.data, seed, steps, start_zone, crosses_limits, deadline_s
         )
         return SearchResult(host_of.astype(np.int64), cost)
@@ -156,7 +160,7 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def _sizes(problem: Problem, costs: _CallCosts) -> dict[str, int]:
+def _sizes(problem: Problem, call_costs: _CallCosts) -> dict[str, int]:
     hosts, resources = problem.free.shape
     sizes = {
         "hosts": hosts,
@@ -165,7 +169,7 @@ def _sizes(problem: Problem, costs: _CallCosts) -> dict[str, int]:
         "classes": len(problem.requests),
         "workloads": problem.workload_count,
         "replicas": len(problem.class_of),
-        "edges": len(costs.edges),
+        "edges": len(call_costs.edges),
         "tables": len(problem.tables),
         "rules": len(problem.domain_rules),
         "ends": 2,
@@ -218,8 +222,8 @@ class _CallCosts:
         edges = (edge for edge in problem.edges if edge.caller != edge.callee)
         self.edges = [edge for edge in edges if replica_counts[edge.caller] and replica_counts[edge.callee]]
         self.worst_by_table = [max(float(t.latency.max(initial=0.0)), t.host_latency) for t in problem.tables]
-        total = sum(edge.weight * self.worst_by_table[edge.table] for edge in self.edges)
-        self.weight_factor = _WORST_COST / total if total else 1.0
+        worst_cost = sum(edge.weight * self.worst_by_table[edge.table] for edge in self.edges)
+        self.weight_factor = _WORST_COST / worst_cost if worst_cost else 1.0
         self.replicas = max(int(replica_counts.sum()), 1)
         self.per_replica = _WORST_COST / self.replicas
         gains = [
@@ -230,18 +234,18 @@ class _CallCosts:
         self.host_gain = min(max([0.0, *gains]), 1.0) or _DEFAULT_HOST_GAIN
 
 
-def _host_arrays(problem: Problem, costs: _CallCosts) -> dict[str, object]:
+def _host_arrays(problem: Problem, call_costs: _CallCosts) -> dict[str, object]:
     return {
         "free": problem.free,
         "inverse_capacity": np.where(problem.capacity > 0, 1.0 / np.maximum(problem.capacity, 1), 0.0),
         "zone_of": problem.zone_of,
         "has_zone_label": problem.has_zone_label,
-        "host_price": problem.host_price * costs.per_replica,
+        "host_price": problem.host_price * call_costs.per_replica,
     }
 
 
-def _replica_arrays(problem: Problem, costs: _CallCosts) -> dict[str, object]:
-    host_penalty, workloads = _host_penalties(problem, costs), problem.workload_of[problem.class_of]
+def _replica_arrays(problem: Problem, call_costs: _CallCosts) -> dict[str, object]:
+    host_penalty, workloads = _host_penalties(problem, call_costs), problem.workload_of[problem.class_of]
     return {
         "workload_of": problem.workload_of,
         "row_of": problem.row_of,
@@ -259,31 +263,36 @@ def _replica_arrays(problem: Problem, costs: _CallCosts) -> dict[str, object]:
     }
 
 
-def _host_penalties(problem: Problem, costs: _CallCosts) -> Floats:
+def _host_penalties(problem: Problem, call_costs: _CallCosts) -> Floats:
     """[workload] half the price of two of its replicas on one host: a share of 1.5 times the highest gain of a replica's calls there."""
-    traffic = np.zeros(problem.workload_count)
-    for edge in costs.edges:
+    traffic = np.zeros(problem.workload_count)  # weighted by the highest cost of a call
+    for edge in call_costs.edges:
         for end in (edge.caller, edge.callee):
-            traffic[end] += edge.weight * costs.worst_by_table[edge.table]
-    calls = traffic / np.maximum(problem.replica_counts, 1) * costs.weight_factor
+            traffic[end] += edge.weight * call_costs.worst_by_table[edge.table]
+    cost_of_calls = traffic / np.maximum(problem.replica_counts, 1) * call_costs.weight_factor
     shares: Floats = _HALF_COLOCATION_FACTOR * problem.colocation_penalty
-    return shares * np.maximum(calls, costs.per_replica) * costs.host_gain
+    return shares * np.maximum(cost_of_calls, call_costs.per_replica) * call_costs.host_gain
 
 
-def _edge_arrays(problem: Problem, costs: _CallCosts) -> dict[str, object]:
-    edges, tables, replicas = costs.edges, problem.tables, problem.replica_counts.tolist()
-    weights = [edge.weight * costs.weight_factor for edge in edges]
-    ends = sorted((w, i, is_callee) for i, e in enumerate(edges) for is_callee, w in enumerate((e.caller, e.callee)))
+def _edge_arrays(problem: Problem, call_costs: _CallCosts) -> dict[str, object]:
+    edges, tables, replicas = call_costs.edges, problem.tables, problem.replica_counts.tolist()
+    weights = [edge.weight * call_costs.weight_factor for edge in edges]
+    callers, callees = [edge.caller for edge in edges], [edge.callee for edge in edges]
+    ends = sorted(
+        (workload, edge, is_callee)
+        for is_callee, workloads in enumerate((callers, callees))
+        for edge, workload in enumerate(workloads)
+    )
     ends_by_workload = Counter(workload for workload, _, _ in ends)
     return {
-        "caller": [edge.caller for edge in edges],
-        "callee": [edge.callee for edge in edges],
+        "caller": callers,
+        "callee": callees,
         "routing": [int(edge.routing) for edge in edges],
         "table": [edge.table for edge in edges],
         "weight": weights,
         "pair_weight": [w / (replicas[e.caller] * replicas[e.callee]) for w, e in zip(weights, edges, strict=True)],
         "edge_end_start": _start_indexes([ends_by_workload[workload] for workload in range(problem.workload_count)]),
-        "edge_end": [(index, is_callee) for _, index, is_callee in ends],
+        "edge_end": [(edge, is_callee) for _, edge, is_callee in ends],
         "latency": [table.latency for table in tables],
         "host_latency": [table.host_latency for table in tables],
         "mean_detour": [_mean_detours(table) for table in tables],
@@ -299,25 +308,24 @@ def _mean_detours(table: CallCostTable) -> Floats:
     return totals / max(len(detours) - 1, 1)
 
 
-def _rule_arrays(problem: Problem, costs: _CallCosts) -> dict[str, object]:
+def _rule_arrays(problem: Problem, call_costs: _CallCosts) -> dict[str, object]:
     rules = problem.domain_rules
-    by_class: list[list[tuple[int, int]]] = [[] for _ in problem.requests]
-    for number, rule in enumerate(rules):
+    roles_by_class: list[list[tuple[int, int]]] = [[] for _ in problem.requests]
+    for rule_index, rule in enumerate(rules):
         for class_, role in rule.roles.items():
-            by_class[class_].append((number, role))
-    domains = [len(rule.bound_counted) for rule in rules]
-    roles = [role for of_class in by_class for role in of_class]
+            roles_by_class[class_].append((rule_index, role))
+    roles = [role for roles_of_class in roles_by_class for role in roles_of_class]
     return {
         "rule_kind": [int(rule.kind) for rule in rules],
         "rule_max_skew": [rule.max_skew for rule in rules],
         "rule_lacks_domains": [rule.lacks_domains for rule in rules],
-        "rule_price": [rule.price * costs.per_replica for rule in rules],
+        "rule_price": [rule.price * call_costs.per_replica for rule in rules],
         "domain_of": [rule.domain_of for rule in rules],
-        "domain_start": _start_indexes(domains),
+        "domain_start": _start_indexes([len(rule.bound_counted) for rule in rules]),
         "bound_counted": _concatenate([rule.bound_counted for rule in rules]),
         "bound_owners": _concatenate([rule.bound_owners for rule in rules]),
         "is_eligible": _concatenate([rule.is_eligible for rule in rules]),
-        "role_start": _start_indexes([len(of_class) for of_class in by_class]),
+        "role_start": _start_indexes([len(roles_of_class) for roles_of_class in roles_by_class]),
         "role_rule": [rule for rule, _ in roles],
         "role": [role for _, role in roles],
     }
