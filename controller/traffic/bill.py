@@ -1,4 +1,4 @@
-"""Computes the price of traffic by dependency, AppGroup and pair of zones. Pure."""
+"""Computes the price of traffic by dependency, AppGroup and pair of zones. No I/O."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DependencyPrice(msgspec.Struct, frozen=True, rename="camel"):
         bytes_per_s: requests and responses.
         crossing_bytes_per_s: the part of ``bytes_per_s`` between zones.
         monthly_price: None without prices.
-        has_all_zones: False if the zones of some bytes are unknown; see `rates_between_locations`.
+        has_all_zones: whether the zones of all bytes are known; see `rates_between_locations`.
     """
 
     client: str
@@ -79,20 +79,20 @@ def rates_between_locations(dependency: ObservedDependency, workloads: Workloads
     rates: dict[LocationPair, float] = defaultdict(float)
     for (client_zone, server_zone), bytes_per_s in dependency.zones.items():
         rates[workloads.location_of(client_zone), workloads.location_of(server_zone)] += bytes_per_s
-    zoneless = dependency.zoneless_bytes_per_s
-    if zoneless:
+    if dependency.zoneless_bytes_per_s:
         ends = dependency.client, dependency.server
         clients, servers = (workloads.location_counts.get(end, Counter()) for end in ends)
-        pairs = clients.total() * servers.total()
-        for (client, client_replicas), (server, server_replicas) in product(clients.items(), servers.items()):
-            rates[client, server] += zoneless * client_replicas * server_replicas / pairs
+        pair_count = clients.total() * servers.total()
+        for (client, client_count), (server, server_count) in product(clients.items(), servers.items()):
+            share = client_count * server_count / pair_count
+            rates[client, server] += share * dependency.zoneless_bytes_per_s
     return rates
 
 
 def compute_bill(
-    graph: TrafficGraph, workloads: Workloads, prices: PriceTable | None, groups: Mapping[str, str]
+    graph: TrafficGraph, workloads: Workloads, prices: PriceTable | None, group_by_workload: Mapping[str, str]
 ) -> TrafficBill:
-    """Price the traffic of a graph; ``groups`` maps workloads to their AppGroups, both as ``namespace/name``."""
+    """Price the traffic of a graph; ``group_by_workload`` has both as ``namespace/name``."""
     dependencies: list[DependencyPrice] = []
     rates: dict[LocationPair, float] = defaultdict(float)
     price_by_group: dict[str, float] = defaultdict(float)
@@ -103,7 +103,7 @@ def compute_bill(
             crossing += bytes_per_s if client != server else 0.0
             price += prices.monthly_price(bytes_per_s, client, server) if prices else 0.0
         client_key, server_key = dependency.client.key, dependency.server.key
-        group = groups.get(client_key, "")
+        group = group_by_workload.get(client_key, "")
         if prices:
             price_by_group[group] += price
         dependencies.append(

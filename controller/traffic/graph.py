@@ -1,4 +1,4 @@
-"""Finds dependencies between workloads in their flows. Pure.
+"""Finds dependencies between workloads in their flows. No I/O.
 
 DNS, probes and scrapes are not dependencies, because every application has them; `OmissionReason` has all reasons.
 """

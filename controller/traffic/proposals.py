@@ -1,4 +1,4 @@
-"""Proposes AppGroups from observed dependencies, with patches that label pod templates. Pure.
+"""Proposes AppGroups from observed dependencies, with patches that label pod templates, without I/O.
 
 A proposal for an existing AppGroup keeps its entries, adds workloads and dependencies, and may raise numMembers.
 """
@@ -138,34 +138,34 @@ class _ExistingGroups:
 
 def _build_components(graph: TrafficGraph, existing: _ExistingGroups, namespace: str) -> list[_Component]:
     """The proposed groups of a namespace; each has at least one dependency within it."""
-    internal: list[ObservedDependency] = []
-    external: list[ObservedDependency] = []
-    for d in graph.dependencies:
-        namespaces, kinds = {d.client.namespace, d.server.namespace}, {d.client.kind, d.server.kind}
+    internal_edges: list[ObservedDependency] = []
+    external_edges: list[ObservedDependency] = []
+    for edge in graph.dependencies:
+        namespaces, kinds = {edge.client.namespace, edge.server.namespace}, {edge.client.kind, edge.server.kind}
         if namespaces == {namespace} and kinds <= LABELLED_KINDS | {""}:
-            internal.append(d)
+            internal_edges.append(edge)
         elif namespace in namespaces:
-            external.append(d)
-    members_by_index = _connected_components(internal, existing)
+            external_edges.append(edge)
+    members_by_index = _connected_components(internal_edges, existing)
     index_of = {member: index for index, members in enumerate(members_by_index) for member in members}
-    edges: dict[int, list[ObservedDependency]] = defaultdict(list)
-    for d in internal:
-        if index_of[d.client] == index_of[d.server]:
-            edges[index_of[d.client]].append(d)
+    edges_by_index: dict[int, list[ObservedDependency]] = defaultdict(list)
+    for edge in internal_edges:
+        if index_of[edge.client] == index_of[edge.server]:
+            edges_by_index[index_of[edge.client]].append(edge)
         else:
-            external.append(d)
+            external_edges.append(edge)
     external_peers: dict[int, set[str]] = defaultdict(set)
-    for d in external:
-        for member, other in ((d.client, d.server), (d.server, d.client)):
+    for edge in external_edges:
+        for member, peer in ((edge.client, edge.server), (edge.server, edge.client)):
             if member in index_of:
-                external_peers[index_of[member]].add(other.key)
+                external_peers[index_of[member]].add(peer.key)
     used_names = set(existing.groups)
     components: list[_Component] = []
-    for index in sorted(edges):
+    for index, edges in sorted(edges_by_index.items()):
         members = members_by_index[index]
-        name = existing.group_of(members) or _choose_name(edges[index], members, namespace, used_names)
+        name = existing.group_of(members) or _choose_name(edges, members, namespace, used_names)
         used_names.add(name)
-        components.append(_Component(namespace, name, members, edges[index], tuple(sorted(external_peers[index]))))
+        components.append(_Component(namespace, name, members, edges, tuple(sorted(external_peers[index]))))
     return components
 
 
@@ -181,41 +181,48 @@ def _connected_components(
 
     Components of two existing AppGroups are never joined. A hub then joins the component of the client with the most traffic.
     """
-    ends = sorted({end for d in edges for end in (d.client, d.server)})
-    group_by_end = {end: existing.group_of([end]) for end in ends}
-    component_by_end: dict[WorkloadId, list[WorkloadId]] = {}
+    workloads = sorted({end for edge in edges for end in (edge.client, edge.server)})
+    group_by_workload = {workload: existing.group_of([workload]) for workload in workloads}
+    component_by_workload = {workload: [workload] for workload in workloads}
 
-    def join(end: WorkloadId, other: WorkloadId) -> None:
-        members = [*component_by_end[other], *component_by_end[end]]
-        groups = {group_by_end[member] for member in members} - {""}
-        if component_by_end[other] is not component_by_end[end] and len(groups) < 2:
-            component_by_end.update(dict.fromkeys(members, members))
+    def join(workload: WorkloadId, other: WorkloadId) -> None:
+        members = [*component_by_workload[other], *component_by_workload[workload]]
+        groups = {group_by_workload[member] for member in members} - {""}
+        if component_by_workload[other] is not component_by_workload[workload] and len(groups) < 2:
+            component_by_workload.update(dict.fromkeys(members, members))
 
     first_members: dict[str, WorkloadId] = {}
-    for end, group in group_by_end.items():
-        component_by_end[end] = [end]
+    for workload, group in group_by_workload.items():
         if group:
-            join(end, first_members.setdefault(group, end))
-    rates: dict[WorkloadId, float] = defaultdict(float)
-    for d in edges:
-        rates[d.client] += d.bytes_per_s
-        rates[d.server] += d.bytes_per_s
-    hubs = _find_hubs(edges, len(ends))
-    most_traffic_first = sorted(edges, key=lambda d: (-d.bytes_per_s, d.client, d.server))
-    for d in most_traffic_first:
-        if d.bytes_per_s >= MIN_JOINING_SHARE * min(rates[d.client], rates[d.server]) and d.server not in hubs:
-            join(d.client, d.server)
-    for d in most_traffic_first:
-        if d.server in hubs and component_by_end[d.server][0] == d.server:
-            join(d.server, d.client)
-    components = {members[0]: frozenset(members) for members in component_by_end.values()}
+            join(workload, first_members.setdefault(group, workload))
+    rates = _rates_by_workload(edges)
+    hubs = _find_hubs(edges, len(workloads))
+    most_traffic_first = sorted(edges, key=lambda edge: (-edge.bytes_per_s, edge.client, edge.server))
+    for edge in most_traffic_first:
+        min_rate = MIN_JOINING_SHARE * min(rates[edge.client], rates[edge.server])
+        if edge.bytes_per_s >= min_rate and edge.server not in hubs:
+            join(edge.client, edge.server)
+    for edge in most_traffic_first:
+        if edge.server in hubs and component_by_workload[edge.server][0] == edge.server:
+            join(edge.server, edge.client)
+    components = {members[0]: frozenset(members) for members in component_by_workload.values()}
     return [members for _, members in sorted(components.items())]
 
 
+def _rates_by_workload(edges: Iterable[ObservedDependency]) -> Mapping[WorkloadId, float]:
+    """Bytes per second of each workload, as client and as server."""
+    rates: dict[WorkloadId, float] = defaultdict(float)
+    for edge in edges:
+        rates[edge.client] += edge.bytes_per_s
+        rates[edge.server] += edge.bytes_per_s
+    return rates
+
+
 def _find_hubs(edges: Sequence[ObservedDependency], workload_count: int) -> set[WorkloadId]:
+    """The servers that most workloads call, see `MIN_HUB_CALLER_SHARE`."""
     clients_by_server: dict[WorkloadId, set[WorkloadId]] = defaultdict(set)
-    for d in edges:
-        clients_by_server[d.server].add(d.client)
+    for edge in edges:
+        clients_by_server[edge.server].add(edge.client)
     min_callers = max(MIN_HUB_CALLERS, MIN_HUB_CALLER_SHARE * (workload_count - 1))
     return {server for server, clients in clients_by_server.items() if len(clients) >= min_callers}
 
@@ -224,10 +231,10 @@ def _choose_name(
     edges: Sequence[ObservedDependency], members: frozenset[WorkloadId], namespace: str, used_names: set[str]
 ) -> str:
     """The first unused name: of the namespace, of the workloads (uncalled first, then by traffic), then the namespace with a number."""
-    servers = {d.server for d in edges}
+    servers = {edge.server for edge in edges}
     rates: dict[WorkloadId, float] = defaultdict(float)
-    for d in edges:
-        rates[d.client] += d.bytes_per_s
+    for edge in edges:
+        rates[edge.client] += edge.bytes_per_s
     callers_first = sorted(members, key=lambda member: (member in servers, -rates[member], member))
     numbered = (f"{namespace}-{n}" for n in itertools.count(2))
     candidates = itertools.chain((namespace,), (w.name for w in callers_first), numbered)
@@ -241,14 +248,14 @@ def _make_proposal(
     selectors = _choose_selectors(component, workloads, existing)
     dependencies = tuple(
         ProposedDependency(
-            client=d.client.key,
-            server=d.server.key,
-            min_bandwidth_bps=round_up_bps(d.peak_bytes_per_s * 8),
-            max_network_cost=_highest_cost(d, workloads, costs),
-            bytes_per_s=d.bytes_per_s,
-            is_user_defined=existing.has_edge(name, d.client, d.server, selectors[d.server]),
+            client=edge.client.key,
+            server=edge.server.key,
+            min_bandwidth_bps=round_up_bps(edge.peak_bytes_per_s * 8),
+            max_network_cost=_highest_cost(edge, workloads, costs),
+            bytes_per_s=edge.bytes_per_s,
+            is_user_defined=existing.has_edge(name, edge.client, edge.server, selectors[edge.server]),
         )
-        for d in component.edges
+        for edge in component.edges
     )
     replicas = sum(workloads.replica_counts[w] for w in component.members)
     spec = {
@@ -271,7 +278,7 @@ def _make_proposal(
 def _choose_selectors(component: _Component, workloads: Workloads, existing: _ExistingGroups) -> dict[WorkloadId, str]:
     """The selector of each workload: that of its entry, else its pods' label, else an unused name made from workload and kind."""
     group = existing.groups.get(component.name)
-    used = {item.workload.selector for item in (group.spec.workloads if group else None) or ()}
+    used_selectors = {item.workload.selector for item in (group.spec.workloads if group else None) or ()}
     selectors: dict[WorkloadId, str] = {}
     for workload in sorted(component.members):
         labels = workloads.labels_by_workload.get(workload, {})
@@ -282,8 +289,9 @@ def _choose_selectors(component: _Component, workloads: Workloads, existing: _Ex
         names = (f"{workload.name}{suffix}" for suffix in ("", f"-{workload.kind.lower()}"))
         values = (re.sub(r"[^A-Za-z0-9]+$", "", name[:MAX_LABEL_LENGTH]) for name in names)
         numbered = (f"{workload.name[: MAX_LABEL_LENGTH - MAX_SUFFIX_LENGTH]}-{n}" for n in itertools.count(2))
-        selectors[workload] = selector or next(v for v in itertools.chain(values, numbered) if v not in used)
-        used.add(selectors[workload])
+        candidates = itertools.chain(values, numbered)
+        selectors[workload] = selector or next(value for value in candidates if value not in used_selectors)
+        used_selectors.add(selectors[workload])
     return selectors
 
 
@@ -294,24 +302,24 @@ def _spec_workloads(
     dependencies: Iterable[ProposedDependency],
 ) -> list[dict[str, Any]]:
     """``spec.workloads``: existing entries with added dependencies, then new entries."""
-    items: list[dict[str, Any]] = (msgspec.to_builtins(existing.spec).get("workloads") or []) if existing else []
-    by_selector: dict[str, dict[str, Any]] = {}
-    for item in items:
-        by_selector.setdefault(item["workload"].get("selector", ""), item)
+    entries: list[dict[str, Any]] = (msgspec.to_builtins(existing.spec).get("workloads") or []) if existing else []
+    entry_by_selector: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        entry_by_selector.setdefault(entry["workload"].get("selector", ""), entry)
     references = {
         w: {"kind": w.kind or DEFAULT_KIND, "apiVersion": "apps/v1", "name": w.name, "selector": selector}
         for w, selector in selectors.items()
     }
-    for workload, reference in references.items():
-        if selectors[workload] not in by_selector:
-            by_selector[selectors[workload]] = {"workload": reference}
-            items.append(by_selector[selectors[workload]])
+    for workload, selector in selectors.items():
+        if selector not in entry_by_selector:
+            entry_by_selector[selector] = {"workload": references[workload]}
+            entries.append(entry_by_selector[selector])
     for edge, proposed in zip(edges, dependencies, strict=True):
         if not proposed.is_user_defined:
             limits = {"minBandwidth": str(proposed.min_bandwidth_bps), "maxNetworkCost": proposed.max_network_cost}
-            entry = {"workload": references[edge.server], **limits}
-            by_selector[selectors[edge.client]].setdefault("dependencies", []).append(entry)
-    return items
+            dependency = {"workload": references[edge.server], **limits}
+            entry_by_selector[selectors[edge.client]].setdefault("dependencies", []).append(dependency)
+    return entries
 
 
 def _label_patches(group: str, selectors: Mapping[WorkloadId, str], workloads: Workloads) -> Iterator[LabelPatch]:
@@ -335,5 +343,5 @@ def _highest_cost(observed: ObservedDependency, workloads: Workloads, costs: Cos
     pairs = [(workloads.location_of(a), workloads.location_of(b)) for a, b in observed.zones] or itertools.product(
         workloads.location_counts.get(observed.client, ()), workloads.location_counts.get(observed.server, ())
     )
-    by_pair = (costs.cost(client, server) for client, server in pairs if client != server)
-    return min(max([SAME_ZONE_COST, *(cost for cost in by_pair if cost is not None)]), MAX_NETWORK_COST)
+    pair_costs = (costs.cost(client, server) for client, server in pairs if client != server)
+    return min(max([SAME_ZONE_COST, *(cost for cost in pair_costs if cost is not None)]), MAX_NETWORK_COST)

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import get_args
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric
 
 from controller.cluster.cluster_cache import ClusterCache
 from controller.cluster.costs import locations_of
@@ -21,11 +18,9 @@ from controller.cluster.crds import APPGROUPS, AppGroup
 from controller.cluster.membership import Membership
 from controller.cluster.statuses import ConditionState, make_conditions
 from controller.prometheus import PrometheusClient, PrometheusError
-from controller.traffic.bill import TrafficBill, compute_bill, map_workloads_to_groups
 from controller.traffic.config import TrafficConfig
-from controller.traffic.drift import Drift, DriftKind, compute_weights, find_drift, local_keys_by_selector
-from controller.traffic.graph import Flow, ObservedDependency, TrafficGraph, build_traffic_graph
-from controller.traffic.prices import PriceTable
+from controller.traffic.drift import Drift, DriftKind, compare_groups
+from controller.traffic.metrics import TrafficMetrics
 from controller.traffic.sources import NoTrafficError, read_flows
 from controller.traffic.weights import WeightByEdge, Weights, flatten_weights, read_weights
 from controller.traffic.workloads import Workloads
@@ -43,55 +38,24 @@ AS_DESCRIBED = "AsDescribed"
 """Type of an AppGroup's condition, and its reason if True: traffic and AppGroup agree."""
 MAX_DRIFTS_SHOWN = 3
 """Differences that a message names."""
+DRIFT_TEXTS: Mapping[DriftKind, str] = {
+    "new": "is not declared",
+    "gone": "is declared, and no calls were seen",
+    "grown": "moves more than ten times its minBandwidth",
+}
 MIN_MOVED_SHARE = 0.1
 """Weights are written if at least this share of traffic moved between dependencies."""
 MIN_TOTAL_FACTOR = 2.0
 """Weights are written if total traffic rose or fell by this factor."""
 MAX_FAILURES = 3
 """Failed readings in a row after which conditions become Unknown; longer than a restart of Prometheus."""
-DRIFT_KINDS: Sequence[DriftKind] = get_args(DriftKind)
-
-
-class Comparison(msgspec.Struct, frozen=True):
-    """The price of all traffic, and drift and measured weights of each AppGroup by ``namespace/name``."""
-
-    bill: TrafficBill
-    drift_by_group: Mapping[str, Sequence[Drift]]
-    weights_by_group: Mapping[str, Weights]
-
-
-def compare_groups(
-    flows: Iterable[Flow],
-    workloads: Workloads,
-    groups: Sequence[AppGroup],
-    prices: PriceTable | None,
-    *,
-    membership: Membership,
-    netaware_namespace: str,
-) -> Comparison:
-    """Compare AppGroups with flows; ``membership`` decides to which AppGroup a workload's price belongs. Pure."""
-    resolved, _ = workloads.resolve(flows)
-    graph = build_traffic_graph(resolved, netaware_namespace)
-    # The index by client avoids a scan of all traffic for each group.
-    by_client: dict[str, list[ObservedDependency]] = defaultdict(list)
-    for d in graph.dependencies:
-        by_client[d.client.key].append(d)
-    drift_by_group: dict[str, Sequence[Drift]] = {}
-    weights_by_group: dict[str, Weights] = {}
-    for group in groups:
-        clients = dict.fromkeys(local_keys_by_selector(group).values())
-        calls = TrafficGraph(tuple(d for client in clients for d in by_client.get(client, ())))
-        drift_by_group[group.metadata.key] = find_drift(group, calls)
-        weights_by_group[group.metadata.key] = compute_weights(group, calls)
-    bill = compute_bill(graph, workloads, prices, map_workloads_to_groups(membership))
-    return Comparison(bill, drift_by_group, weights_by_group)
 
 
 class TrafficController:
     """Compares AppGroups with traffic while this replica leads, with pauses of ``intervalS``, if ``prometheusUrl`` is set.
 
-    ``client`` is fenced by the leadership, ``membership`` is updated by the caller, and ``notify`` is called with an AppGroup's key when
-    its conditions have changed.
+    ``client`` is fenced by the leadership, ``membership`` is updated by the caller, and ``notify`` is called with the key of an AppGroup
+    whose condition has changed.
     """
 
     def __init__(
@@ -106,13 +70,12 @@ class TrafficController:
     ) -> None:
         self._client, self._cache, self._config, self._notify = client, cache, config, notify
         self._membership, self._prices = membership, config.prices.resolve()
-        self._comparison: Comparison | None = None
+        self._metrics = TrafficMetrics(registry)
         self._condition_states: dict[str, ConditionState] = {}
         """Key of an AppGroup with measured traffic -> its condition."""
-        self._read_at: float | None = None
-        # False until the first reading or `MAX_FAILURES`: until then, conditions stay as an earlier leader wrote them.
-        self._has_result, self._failures = False, 0
-        registry.register(self)
+        self._failure_count = 0
+        self._has_result = False
+        """False until the first reading or `MAX_FAILURES`: until then, conditions stay as an earlier leader wrote them."""
 
     async def run(self) -> None:
         """Read and compare until cancelled."""
@@ -126,7 +89,8 @@ class TrafficController:
                     await asyncio.sleep(self._config.interval_s)
             finally:
                 # Another replica leads from now on.
-                self._comparison, self._condition_states, self._has_result, self._failures = None, {}, False, 0
+                self._metrics.comparison, self._condition_states = None, {}
+                self._failure_count, self._has_result = 0, False
 
     def conditions(self, key: str) -> list[Condition]:
         """The condition AsDescribed of a group: Unknown if its traffic is no longer measured, none if it was not measured yet."""
@@ -151,10 +115,10 @@ class TrafficController:
             log.log_change("prometheus", str(error), "cannot read traffic", error=error)
             self._record_failure()
             return
-        self._has_result, self._failures = True, 0
+        self._failure_count, self._has_result = 0, True
         log.log_change("prometheus", "", "traffic is read again", source=measured.source.name)
         groups, membership = list(self._cache.app_groups), self._membership.copy()
-        self._comparison = comparison = await asyncio.to_thread(
+        comparison = await asyncio.to_thread(
             compare_groups,
             measured.flows,
             workloads,
@@ -163,31 +127,32 @@ class TrafficController:
             membership=membership,
             netaware_namespace=self._cache.netaware_namespace,
         )
-        self._read_at = time.time()
+        self._metrics.read_at_s, self._metrics.comparison = time.time(), comparison
         weights_by_group = comparison.weights_by_group
         # A group without traffic has no condition.
         drifts = comparison.drift_by_group.items()
-        self._set_conditions({key: describe_drift(drift) for key, drift in drifts if drift or weights_by_group[key]})
+        self._set_conditions({key: describe_drifts(drift) for key, drift in drifts if drift or weights_by_group[key]})
         if self._config.keep_weights:
             for group in groups:
                 await self._write_weights(group, weights_by_group[group.metadata.key])
 
     def _record_failure(self) -> None:
         """Count a failed reading; `MAX_FAILURES` in a row make conditions Unknown."""
-        self._failures += 1
-        if self._failures == MAX_FAILURES:
-            self._has_result, self._comparison = True, None
+        self._failure_count += 1
+        if self._failure_count == MAX_FAILURES:
+            self._metrics.comparison, self._has_result = None, True
             self._set_conditions({})
 
     def _set_conditions(self, states: dict[str, ConditionState]) -> None:
-        before, self._condition_states = self._condition_states, states
-        for key in before | states:
-            if before.get(key) != states.get(key):
+        earlier_states, self._condition_states = self._condition_states, states
+        for key in earlier_states | states:
+            if earlier_states.get(key) != states.get(key):
                 self._notify(key)
 
     async def _write_weights(self, group: AppGroup, weights: Weights) -> None:
-        key, topic = group.metadata.key, f"weights/{group.metadata.key}"
-        if not have_weights_changed(read_weights(group, MEASURED_WEIGHTS_ANNOTATION, []), weights):
+        key = group.metadata.key
+        topic = f"weights/{key}"
+        if not must_write_weights(read_weights(group, MEASURED_WEIGHTS_ANNOTATION, []), weights):
             return
         text = msgspec.json.encode(weights).decode()
         patch = {"metadata": {"annotations": {MEASURED_WEIGHTS_ANNOTATION: text}}}
@@ -200,76 +165,18 @@ class TrafficController:
             log.log_change(topic, "", "measured weights can be written again", group=key)
             log.info("measured weights written", group=key, dependencies=sum(len(row) for row in weights.values()))
 
-    def collect(self) -> Iterator[Metric]:
-        """The metric families; without samples before the first reading, after `MAX_FAILURES`, and on replicas that do not lead."""
-        drift = GaugeMetricFamily(
-            "netaware_appgroup_traffic_drift",
-            "Dependencies that differ from traffic: new, gone, grown beyond ten times minBandwidth.",
-            labels=("namespace", "appgroup", "kind"),
-        )
-        rates = GaugeMetricFamily(
-            "netaware_appgroup_traffic_bytes_per_second",
-            "Traffic of the group's calls; crossing: true between zones, else false.",
-            labels=("namespace", "appgroup", "crossing"),
-        )
-        prices = GaugeMetricFamily(
-            "netaware_appgroup_traffic_price_per_month",
-            "Price of the traffic of the group's calls in a month of 730 hours.",
-            labels=("namespace", "appgroup", "currency"),
-        )
-        zone_pairs = GaugeMetricFamily(
-            "netaware_zone_pair_traffic_bytes_per_second",
-            "Requests and responses of calls, by the zones of caller and callee.",
-            labels=("client_zone", "server_zone"),
-        )
-        read_at = GaugeMetricFamily(
-            "netaware_traffic_read_timestamp_seconds", "When traffic was last read from Prometheus."
-        )
-        comparison = self._comparison  # Metrics are collected in a thread, and the leadership may end meanwhile.
-        if self._read_at is not None and comparison is not None:
-            read_at.add_metric((), self._read_at)
-            for key, drifts in comparison.drift_by_group.items():
-                for kind in DRIFT_KINDS:
-                    drift.add_metric((*split_key(key), kind), sum(d.kind == kind for d in drifts))
-            bill = comparison.bill
-            _add_group_rates(rates, bill)
-            for key, price in bill.monthly_price_by_group.items():
-                if key:
-                    prices.add_metric((*split_key(key), bill.currency), price)
-            for pair in bill.zone_pairs:
-                zone_pairs.add_metric((pair.client_zone, pair.server_zone), pair.bytes_per_s)
-        yield from (drift, rates, prices, zone_pairs, read_at)
 
-
-def _add_group_rates(rates: GaugeMetricFamily, bill: TrafficBill) -> None:
-    """Add each group's bytes per second within zones and between zones."""
-    total: dict[str, float] = defaultdict(float)
-    crossing: dict[str, float] = defaultdict(float)
-    for dependency in bill.dependencies:
-        if dependency.group:
-            total[dependency.group] += dependency.bytes_per_s
-            crossing[dependency.group] += dependency.crossing_bytes_per_s
-    for key, bytes_per_s in total.items():
-        rates.add_metric((*split_key(key), "false"), bytes_per_s - crossing[key])
-        rates.add_metric((*split_key(key), "true"), crossing[key])
-
-
-def describe_drift(drift: Sequence[Drift]) -> ConditionState:
+def describe_drifts(drifts: Sequence[Drift]) -> ConditionState:
     """The condition AsDescribed; its message is without rates, because each change of the message is a write."""
-    if not drift:
+    if not drifts:
         return ConditionState(AS_DESCRIBED, "calls are those that the AppGroup declares", holds=True)
-    words = {
-        "new": "is not declared",
-        "gone": "is declared, and no calls were seen",
-        "grown": "moves more than ten times its minBandwidth",
-    }
-    texts = [f"{split_key(d.client)[1]} -> {split_key(d.server)[1]} {words[d.kind]}" for d in drift]
+    texts = [f"{split_key(d.client)[1]} -> {split_key(d.server)[1]} {DRIFT_TEXTS[d.kind]}" for d in drifts]
     message = f"{join_first(texts, MAX_DRIFTS_SHOWN, '; ')}: see kubectl netaware propose"
     return ConditionState("Drift", message, holds=False)
 
 
-def have_weights_changed(old: WeightByEdge, measured: Weights) -> bool:
-    """Whether ratios or the total differ enough for a write; False if nothing was measured, True for the first weights."""
+def must_write_weights(old: WeightByEdge, measured: Weights) -> bool:
+    """Whether shares or the total differ enough for a write. Never if nothing was measured, always for the first weights."""
     new = flatten_weights(measured)
     old_total, new_total = sum(old.values()), sum(new.values())
     if new_total <= 0 or old_total <= 0:

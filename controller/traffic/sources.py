@@ -158,12 +158,11 @@ async def read_flows(prometheus: PrometheusClient, source_name: str, window_s: i
         NoTrafficError: there is no source; the message names the metrics.
         PrometheusError: a query failed, or exceeds a limit of Prometheus.
     """
-    source = await _choose_source(prometheus, source_name)
-    min_range_s = await _read_min_range_s(prometheus, source)
-    remarks: list[str] = []
-    window_s = await _limit_window_s(prometheus, source, max(window_s, min_range_s), min_range_s, remarks=remarks)
-    flows = await _read_and_sum_flows(prometheus, source, window_s, min_range_s, remarks=remarks)
-    return MeasuredFlows(source, window_s, flows, tuple(dict.fromkeys(remarks)))
+    reader = _SourceReader(prometheus, await _choose_source(prometheus, source_name))
+    min_range_s = await reader.read_min_range_s()
+    window_s = await reader.limit_window_s(max(window_s, min_range_s), min_range_s)
+    flows = await reader.read_flows(window_s, min_range_s)
+    return MeasuredFlows(reader.source, window_s, flows, tuple(dict.fromkeys(reader.remarks)))
 
 
 async def _choose_source(prometheus: PrometheusClient, source_name: str) -> Source:
@@ -176,99 +175,108 @@ async def _choose_source(prometheus: PrometheusClient, source_name: str) -> Sour
     raise NoTrafficError("traffic", problem, "install one of the projects that export them")
 
 
-async def _read_min_range_s(prometheus: PrometheusClient, source: Source) -> int:
-    """The shortest range of the source. With agents it has two readings of the slowest; a shorter one would omit its traffic."""
-    if not source.reading_cpu_metric:
-        return source.min_range_s
-    samples = await prometheus.query(f"max(max_over_time({source.reading_cpu_metric}[1h]))")
-    pause_s = min(traffic_pause_s(samples[0].value if samples else 0.0), _MAX_AGENT_PAUSE_S)
-    return source.min_range_s + math.ceil(2 * (pause_s - MIN_TRAFFIC_PAUSE_S))
+class _SourceReader:
+    """Reads the flows of one source.
 
-
-async def _limit_window_s(
-    prometheus: PrometheusClient, source: Source, window_s: int, min_range_s: int, *, remarks: list[str]
-) -> int:
-    """The part of the last ``window_s`` seconds for which Prometheus has this source, at least ``min_range_s``.
-
-    PromQL's ``rate`` divides by the whole range, so it is too low for a younger source. Gaps within the range do no harm, because
-    counters continue. Each query covers a shorter range in smaller steps, until the source's age is precise.
+    Attributes:
+        source: the source.
+        remarks: on incomplete data, for users.
     """
-    range_s = window_s
-    while True:
-        step_s = max(range_s // _SUBQUERY_STEPS, _MIN_STEP_S)
-        expression = f"time() - min_over_time((time() * ({source.presence_expression}))[{range_s}s:{step_s}s])"
+
+    def __init__(self, prometheus: PrometheusClient, source: Source) -> None:
+        self._prometheus, self.source = prometheus, source
+        self.remarks: list[str] = []
+
+    async def read_min_range_s(self) -> int:
+        """The shortest range of a rate. With agents it has two readings of the slowest agent; a shorter range would omit its traffic."""
+        source = self.source
+        if not source.reading_cpu_metric:
+            return source.min_range_s
+        samples = await self._prometheus.query(f"max(max_over_time({source.reading_cpu_metric}[1h]))")
+        pause_s = min(traffic_pause_s(samples[0].value if samples else 0.0), _MAX_AGENT_PAUSE_S)
+        return source.min_range_s + math.ceil(2 * (pause_s - MIN_TRAFFIC_PAUSE_S))
+
+    async def limit_window_s(self, window_s: int, min_range_s: int) -> int:
+        """The part of the last ``window_s`` seconds for which Prometheus has this source, at least ``min_range_s``.
+
+        PromQL's ``rate`` divides by the whole range, so it is too low for a younger source. Gaps within the range do no harm, because
+        counters continue. Each query covers a shorter range in smaller steps, until the source's age is precise.
+        """
+        range_s = window_s
+        while True:
+            step_s = max(range_s // _SUBQUERY_STEPS, _MIN_STEP_S)
+            presence = self.source.presence_expression
+            expression = f"time() - min_over_time((time() * ({presence}))[{range_s}s:{step_s}s])"
+            try:
+                samples = await self._prometheus.query(expression)
+            except PrometheusError:
+                # There may be too many series for a subquery; if Prometheus is not reachable, this query raises too.
+                await self._prometheus.query("vector(1)")
+                remark = "rates may be too low, because Prometheus did not answer since when it has this traffic"
+                self.remarks.append(remark)
+                return window_s
+            age_s = samples[0].value if samples else 0.0
+            if range_s == window_s and age_s + 2 * step_s > window_s:
+                return window_s
+            if step_s == _MIN_STEP_S or age_s > _MIN_STEPS_OF_AGE * step_s:
+                return max(round(age_s + step_s / 2), min_range_s)
+            range_s = round(age_s) + step_s
+
+    async def read_flows(self, window_s: int, min_range_s: int) -> list[Flow]:
+        """Flows summed over all counters, sorted by workloads, zones and port."""
+        source = self.source
+        sums: dict[tuple[WorkloadId, WorkloadId, str, str, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
+        owners = await self._read_owners(window_s)
+        for counter in source.counters:
+            means = await self._prometheus.query(source.rate_expression(counter, window_s))
+            peaks = await self._read_peaks(counter, window_s, min_range_s) if means else {}
+            for series in means:
+                mean = series.value
+                if not 0 < mean < math.inf:
+                    continue
+                peak = max(peaks.get(frozenset(series.labels.items()), mean), mean)
+                client, client_zone = source.client.workload_and_zone(series.labels)
+                port = _parse_port(series.labels.get(source.port, ""))
+                for labels, share in owners.get(series.labels.get(source.address, ""), [(series.labels, 1.0)]):
+                    server, server_zone = source.server.workload_and_zone(labels)
+                    mean_and_peak = sums[client, server, client_zone, server_zone, port]
+                    mean_and_peak[0] += mean * share
+                    mean_and_peak[1] += peak * share
+        return [
+            Flow(client, server, mean, peak, client_zone, server_zone, port)
+            for (client, server, client_zone, server_zone, port), (mean, peak) in sorted(sums.items())
+        ]
+
+    async def _read_peaks(
+        self, counter: str, window_s: int, min_range_s: int
+    ) -> dict[frozenset[tuple[str, str]], float]:
+        """Labels -> 95th percentile of the rate; empty if the subquery exceeds a limit of Prometheus."""
+        step_s = max(window_s // _SUBQUERY_STEPS, _MIN_STEP_S)
+        rate = self.source.rate_expression(counter, max(2 * step_s, min_range_s))
+        expression = f"quantile_over_time({_PEAK_QUANTILE}, ({rate})[{window_s}s:{step_s}s])"
         try:
-            samples = await prometheus.query(expression)
+            vector = await self._prometheus.query(expression)
         except PrometheusError:
-            # There may be too many series for a subquery; if Prometheus is not reachable, this query raises too.
-            await prometheus.query("vector(1)")
-            remarks.append("rates may be too low, because Prometheus did not answer since when it has this traffic")
-            return window_s
-        age_s = samples[0].value if samples else 0.0
-        if range_s == window_s and age_s + 2 * step_s > window_s:
-            return window_s
-        if step_s == _MIN_STEP_S or age_s > _MIN_STEPS_OF_AGE * step_s:
-            return max(round(age_s + step_s / 2), min_range_s)
-        range_s = round(age_s) + step_s
+            self.remarks.append("Prometheus did not compute peaks; means are used instead")
+            return {}
+        return {frozenset(series.labels.items()): series.value for series in vector}
 
-
-async def _read_and_sum_flows(
-    prometheus: PrometheusClient, source: Source, window_s: int, min_range_s: int, *, remarks: list[str]
-) -> list[Flow]:
-    """Flows summed over all counters, sorted by ends, zones and port."""
-    sums: dict[tuple[WorkloadId, WorkloadId, str, str, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
-    owners = await _read_owners(prometheus, source, window_s)
-    for counter in source.counters:
-        means = await prometheus.query(source.rate_expression(counter, window_s))
-        peaks = await _read_peaks(prometheus, source, counter, window_s, min_range_s, remarks=remarks) if means else {}
-        for series in means:
-            mean = series.value
-            if not 0 < mean < math.inf:
-                continue
-            peak = max(peaks.get(frozenset(series.labels.items()), mean), mean)
-            client, client_zone = source.client.workload_and_zone(series.labels)
-            port = _parse_port(series.labels.get(source.port, ""))
-            for labels, share in owners.get(series.labels.get(source.address, ""), [(series.labels, 1.0)]):
-                server, server_zone = source.server.workload_and_zone(labels)
-                mean_and_peak = sums[client, server, client_zone, server_zone, port]
-                mean_and_peak[0] += mean * share
-                mean_and_peak[1] += peak * share
-    return [
-        Flow(client, server, mean, peak, client_zone, server_zone, port)
-        for (client, server, client_zone, server_zone, port), (mean, peak) in sorted(sums.items())
-    ]
+    async def _read_owners(self, window_s: int) -> Mapping[str, Sequence[tuple[Labels, float]]]:
+        """Address -> labels of each workload that had it, with its share of the time."""
+        source = self.source
+        if not source.owner_metric:
+            return {}
+        grouping = ", ".join((source.address, *source.server.label_names))
+        expression = f"sum by ({grouping}) (count_over_time({source.owner_metric}[{window_s}s]))"
+        series_by_address: dict[str, list[VectorSample]] = defaultdict(list)
+        for series in await self._prometheus.query(expression):
+            series_by_address[series.labels.get(source.address, "")].append(series)
+        return {
+            address: [(series.labels, series.value / sum(other.value for other in group)) for series in group]
+            for address, group in series_by_address.items()
+        }
 
 
 def _parse_port(text: str) -> int:
     """A port; 0 if the text is none."""
     return int(text) if re.fullmatch(r"[0-9]{1,5}", text) and int(text) <= _MAX_PORT else 0
-
-
-async def _read_peaks(
-    prometheus: PrometheusClient, source: Source, counter: str, window_s: int, min_range_s: int, *, remarks: list[str]
-) -> dict[frozenset[tuple[str, str]], float]:
-    """Labels -> 95th percentile of the rate; empty if the subquery exceeds a limit of Prometheus."""
-    step_s = max(window_s // _SUBQUERY_STEPS, _MIN_STEP_S)
-    rate = source.rate_expression(counter, max(2 * step_s, min_range_s))
-    expression = f"quantile_over_time({_PEAK_QUANTILE}, ({rate})[{window_s}s:{step_s}s])"
-    try:
-        return {frozenset(series.labels.items()): series.value for series in await prometheus.query(expression)}
-    except PrometheusError:
-        remarks.append("Prometheus did not compute peaks; means are used instead")
-        return {}
-
-
-async def _read_owners(
-    prometheus: PrometheusClient, source: Source, window_s: int
-) -> Mapping[str, Sequence[tuple[Labels, float]]]:
-    """Address -> labels of each workload that had it, with its share of the time."""
-    if not source.owner_metric:
-        return {}
-    grouping = ", ".join((source.address, *source.server.label_names))
-    owners: dict[str, list[VectorSample]] = defaultdict(list)
-    for series in await prometheus.query(f"sum by ({grouping}) (count_over_time({source.owner_metric}[{window_s}s]))"):
-        owners[series.labels.get(source.address, "")].append(series)
-    return {
-        address: [(series.labels, series.value / sum(other.value for other in group)) for series in group]
-        for address, group in owners.items()
-    }

@@ -1,4 +1,4 @@
-"""The cluster's workloads, and the resolution of names in traffic metrics to them. Pure."""
+"""The cluster's workloads, and the resolution of names in traffic metrics to them. No I/O."""
 
 from __future__ import annotations
 

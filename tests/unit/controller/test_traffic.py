@@ -25,17 +25,11 @@ from controller.cluster.pods import Pod
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.prometheus import PrometheusClient, PrometheusError, VectorSample
 from controller.traffic.config import TrafficConfig
+from controller.traffic.drift import Comparison, compare_groups
 from controller.traffic.graph import Flow, WorkloadId, build_traffic_graph
 from controller.traffic.prices import PriceTable
 from controller.traffic.proposals import Proposal, propose
-from controller.traffic.reconciler import (
-    AS_DESCRIBED,
-    Comparison,
-    TrafficController,
-    compare_groups,
-    describe_drift,
-    have_weights_changed,
-)
+from controller.traffic.reconciler import AS_DESCRIBED, TrafficController, describe_drifts, must_write_weights
 from controller.traffic.sources import read_flows
 from controller.traffic.workloads import Workloads
 from kubekit.client import Client
@@ -390,12 +384,12 @@ def test_ten_thousand_edges_between_a_thousand_services_are_covered() -> None:
 
 def test_weights_are_written_after_traffic_shifts_or_doubles() -> None:
     before = {("P1", "P2"): 80.0, ("P1", "P3"): 20.0}
-    assert not have_weights_changed(before, {"P1": {"P2": 120.0, "P3": 25.0}})
-    assert not have_weights_changed(before, {})
-    assert have_weights_changed(before, {"P1": {"P2": 70.0, "P3": 31.0}})
-    assert have_weights_changed(before, {"P1": {"P2": 160.0, "P3": 40.0}})
-    assert have_weights_changed(before, {"P1": {"P2": 80.0}, "P2": {"P3": 20.0}})
-    assert have_weights_changed({}, {"P1": {"P2": 80.0}})
+    assert not must_write_weights(before, {"P1": {"P2": 120.0, "P3": 25.0}})
+    assert not must_write_weights(before, {})
+    assert must_write_weights(before, {"P1": {"P2": 70.0, "P3": 31.0}})
+    assert must_write_weights(before, {"P1": {"P2": 160.0, "P3": 40.0}})
+    assert must_write_weights(before, {"P1": {"P2": 80.0}, "P2": {"P3": 20.0}})
+    assert must_write_weights({}, {"P1": {"P2": 80.0}})
 
 
 @pytest.mark.parametrize(
@@ -486,12 +480,12 @@ def test_drift_messages_have_no_rates_and_a_limited_length() -> None:
     names = [f"a{i}" for i in range(5)]
     group = app_group({"workloads": [{"workload": reference(name, name)} for name in (*names, "b")]})
     drift = compare([flow(name, "b", 1000.0) for name in names], group).drift_by_group["shop/boutique"]
-    reason, message, holds = describe_drift(drift)
+    reason, message, holds = describe_drifts(drift)
     assert reason == "Drift"
     assert message.startswith("a0 -> b is not declared; a1 -> b")
     assert message.endswith("and 2 more: see kubectl netaware propose")
     assert not holds
-    assert describe_drift([]).reason == "AsDescribed"
+    assert describe_drifts([]).reason == "AsDescribed"
 
 
 @pytest.mark.looptime
