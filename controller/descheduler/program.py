@@ -15,7 +15,6 @@ from dataclasses import replace
 from prometheus_client import CollectorRegistry
 
 from controller.cluster.cluster_cache import ClusterCache
-from controller.cluster.crds import WORKLOAD_LABEL
 from controller.descheduler.config import DeschedulerConfig
 from controller.descheduler.decide import DescheduleDecision, ReasonDurations, UnconfirmedDecision, decide
 from controller.descheduler.disruption_budgets import DISRUPTION_BUDGETS, PodDisruptionBudget
@@ -196,14 +195,9 @@ class Descheduler:
         """Reserve the planner's targets before the evictions, because a replacement may be created before the eviction's response."""
         for move in decision.plan.moves:
             target = decision.replacement_targets.get(move.uid)
-            if target is None or self._outdated_reason(move):
-                continue
-            pod = self._cache.pods.items[move.pod]
-            siblings = {p.key for p in self._cache.pods if p.workload == pod.workload} - {move.pod}
-            workload, duration_s = pod.labels.get(WORKLOAD_LABEL, ""), self._config.limits.start_timeout_s
-            self._planner.expect_replacement(
-                move.group, workload, target, siblings, duration_s=duration_s, requests=pod.requests_with_ports
-            )
+            if target is not None and not self._outdated_reason(move):
+                duration_s = self._config.limits.start_timeout_s
+                self._planner.expect_replacement(move.group, move.pod, target, duration_s=duration_s)
 
     async def _read_usage(self) -> UsageBatch:
         batch = await self._usage_reader.read()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -301,24 +301,17 @@ class GroupPlans:
         snapshot = msgspec.structs.replace(snapshot, previous_targets=previous, seed_offset=seed_offset)
         return (await self._solve(snapshot, MAX_SEARCH_S)).targets.get(key)
 
-    def expect_replacement(
-        self,
-        group: str,
-        workload: str,
-        target: Target,
-        existing_keys: Iterable[str],
-        *,
-        duration_s: float,
-        requests: Mapping[str, int] = {},
-    ) -> None:
-        """Reserve a node for the replacement of an evicted pod, where the group's next plan places it, if possible.
+    def expect_replacement(self, group: str, key: str, target: Target, *, duration_s: float) -> None:
+        """Reserve a node for the replacement of a pod that will be evicted, where the group's next plan places it, if possible.
 
         The reservation bridges the time until the replacement exists: a StatefulSet creates it after the evicted pod is gone. It ends after
-        ``duration_s``. ``workload`` and the other arguments are described at `ExpectedReplacement`.
+        ``duration_s``. ``group`` and ``key`` are the keys of the pod and its group; nothing is reserved if the pod is gone.
         """
-        expires_at = self._clock() + duration_s
-        expected = ExpectedReplacement(workload, target, frozenset(existing_keys), expires_at, dict(requests))
-        self._expected_replacements.add(group, expected)
+        pods = {pod.metadata.key: pod for pod in self._pods_of(group)}
+        if (pod := pods.pop(key, None)) is not None:
+            requests, expires_at = self.reservations.requests_with_ports_of(pod), self._clock() + duration_s
+            expected = ExpectedReplacement(pod.workload, target, frozenset(pods), expires_at, requests)
+            self._expected_replacements.add(group, expected)
 
     def _drop_expired_replacements(self) -> None:
         self.reservations.record_ended(self._expected_replacements.drop_expired(self._clock()))

@@ -17,7 +17,7 @@ class ExpectedReplacement(msgspec.Struct, frozen=True):
     Attributes:
         workload: selector of its workload.
         target: the node that is reserved for it.
-        existing_keys: keys of the workload's pods at the eviction, none of which is the replacement.
+        existing_keys: keys of the group's pods at the eviction, none of which is the replacement.
         expires_at: end of the reservation, monotonic seconds.
         requests: requests of the evicted pod.
     """

@@ -104,13 +104,6 @@ async def test_a_history_is_written_again_after_its_config_map_was_emptied() -> 
     assert await store.load() == history
 
 
-class Pods(SimpleNamespace):
-    """Replaces the store of pods."""
-
-    def __iter__(self) -> Any:
-        return iter(self.items.values())
-
-
 def make_descheduler(
     api: Api, netaware_namespace: str = "netaware-system", nodes: Iterable[Node] = (), **settings: Any
 ) -> tuple[Descheduler, World]:
@@ -130,7 +123,7 @@ def make_descheduler(
     document = {"policy": POLICY, "limits": free, "protection": {"minReplicas": 1, "minPodAgeS": 0}, **settings}
     stores = SimpleNamespace(
         nodes=SimpleNamespace(items={node.metadata.name: node for node in nodes}),
-        pods=Pods(items=world.pods),
+        pods=SimpleNamespace(items=world.pods),
         netaware_namespace=netaware_namespace,
     )
     descheduler = Descheduler(

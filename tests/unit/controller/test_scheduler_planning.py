@@ -352,7 +352,9 @@ async def test_a_node_is_reserved_for_a_replacement_until_it_exists_or_expires()
 
     reserved = await node_of_other_group()
     target = Target("z1", "r", reserved)
-    world.plans.expect_replacement("d/g1", "P1", target, (), duration_s=60, requests={"cpu": 3000, "pods": 1})
+    world.add_pod("d/g1", "evicted", "P1", 3)
+    world.plans.expect_replacement("d/g1", "d/evicted", target, duration_s=60)
+    world.delete("d/g1", "d/evicted")
     assert await node_of_other_group() != reserved
     world.add_pod("d/g1", "replacement", "P1", 3)
     assert await world.planned_nodes("d/g1") == {"d/replacement": reserved}
@@ -367,14 +369,21 @@ async def test_a_node_is_reserved_for_a_replacement_until_it_exists_or_expires()
     assert await node_of_other_group() == reserved, "the reservation has ended"
 
 
-@pytest.mark.parametrize(("waits_s", "is_kept"), [(1, True), (61, False)])
+@pytest.mark.parametrize(
+    ("waits_s", "existed_before", "is_kept"), [(1, False, True), (61, False, False), (1, True, False)]
+)
 async def test_a_replacement_is_planned_for_its_reserved_node_until_that_expires(
-    waits_s: float, *, is_kept: bool
+    waits_s: float, *, existed_before: bool, is_kept: bool
 ) -> None:
     preferred = (await world_with_one_pod(hosts=6).planned_nodes("d/g1"))["d/a"]
     world, reserved = world_with_one_pod(hosts=6), "n00" if preferred != "n00" else "n01"
     zone = world.node_cache.hosts[reserved].location.zone
-    world.plans.expect_replacement("d/g1", "P1", Target(zone, "r", reserved), (), duration_s=60)
+    world.add_pod("d/g1", "evicted", "P1", 1)
+    if not existed_before:
+        world.delete("d/g1", "d/a")
+    world.plans.expect_replacement("d/g1", "d/evicted", Target(zone, "r", reserved), duration_s=60)
+    world.delete("d/g1", "d/evicted")
+    world.add_pod("d/g1", "a", "P1", 1)
     world.now += waits_s
     assert await world.planned_nodes("d/g1") == {"d/a": reserved if is_kept else preferred}
 
