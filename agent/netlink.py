@@ -1,4 +1,4 @@
-"""Opens netlink sockets, listens to multicast groups, and splits datagrams into messages. Has the error of kernel requests.
+"""Opens netlink sockets, listens to multicast groups, and splits datagrams into messages.
 
 A reader that cannot keep up loses messages, and gets the error ENOBUFS (netlink(7)).
 """

@@ -88,7 +88,7 @@ async def _dump_once(
     """Dump once; returns the results, and whether a change interrupted the dump."""
     is_interrupted = False
 
-    def read(data: bytes, offset: int, length: int) -> Any:
+    def parse_message(data: bytes, offset: int, length: int) -> Any:
         nonlocal is_interrupted
         _, kind, flags, sequence, _ = HEADER.unpack_from(data, offset)
         is_interrupted = is_interrupted or bool(flags & NLM_F_DUMP_INTR)
@@ -100,15 +100,17 @@ async def _dump_once(
         header = {"type": kind, "flags": flags, "sequence_number": sequence, "error": None}
         return {"header": header, "value": parse(data, offset + HEADER.size, offset + length)}
 
-    sent = NetlinkRequest(netlink, request, msg_type=message_type, msg_flags=NLM_F_REQUEST | NLM_F_DUMP, parser=read)
-    await sent.send()
-    values = [message["value"] async for message in sent.response() if message.get("value") is not None]
+    dump_request = NetlinkRequest(
+        netlink, request, msg_type=message_type, msg_flags=NLM_F_REQUEST | NLM_F_DUMP, parser=parse_message
+    )
+    await dump_request.send()
+    values = [message["value"] async for message in dump_request.response() if message.get("value") is not None]
     return values, is_interrupted
 
 
-def _raise_dump_error(data: bytes, start: int, end: int) -> None:
+def _raise_dump_error(data: bytes, begin: int, end: int) -> None:
     """Raise the error in a dump's last message, if there is one, which pyroute2 0.9 ignores unless the kernel adds an extended error."""
-    code = -ERRNO.unpack_from(data, start)[0] if start + ERRNO.size <= end else 0
+    code = -ERRNO.unpack_from(data, begin)[0] if begin + ERRNO.size <= end else 0
     if code:
         raise NetlinkError(code)
 

@@ -59,7 +59,7 @@ class TrafficCollector:
     Attributes:
         edges: the totals.
         round_cpu_s: processor time of counting the table in the last round.
-        overflows: number of times that the kernel dropped events.
+        overflow_count: number of times that the kernel dropped events.
         state: settings and counters of connection tracking in the last round.
     """
 
@@ -67,7 +67,7 @@ class TrafficCollector:
         self, current_zone: Callable[[], str], proc: Path, wall_clock: Callable[[], float] = time.time
     ) -> None:
         self.edges = EdgeTotals()
-        self.round_cpu_s, self.overflows = 0.0, 0
+        self.round_cpu_s, self.overflow_count = 0.0, 0
         self._current_zone, self._proc, self._wall_clock = current_zone, proc, wall_clock
         self.state = ConntrackState()
 
@@ -77,11 +77,11 @@ class TrafficCollector:
 
     async def _listen_forever(self) -> None:
         while True:
-            began_s = time.monotonic()
+            started_at_s = time.monotonic()
             try:
                 await listen_for_ends(self.add_events)
             except KernelError as error:
-                if time.monotonic() - began_s > MIN_TRAFFIC_PAUSE_S:
+                if time.monotonic() - started_at_s > MIN_TRAFFIC_PAUSE_S:
                     log.log_change("events", "", "connection tracking events were read meanwhile")
                 log.log_change("events", str(error), "cannot listen to connection tracking events", error=error)
             await asyncio.sleep(MIN_TRAFFIC_PAUSE_S)
@@ -100,7 +100,8 @@ class TrafficCollector:
 
     def add_events(self, data: bytes | None) -> None:
         """Add a datagram of events about ended connections; None if the kernel dropped events."""
-        self.overflows += data is None
+        if data is None:
+            self.overflow_count += 1
         for connection in parse_connections(data or b""):
             self.edges.add_ended(connection)
 
@@ -117,17 +118,17 @@ class TrafficCollector:
         self.edges.begin_round(now_s, read_at_s)
         cpu_s = 0.0
         async for data in dump_table():
-            began_s = time.thread_time()
+            started_at_s = time.thread_time()
             for connection in parse_connections(data):
                 self.edges.add_live(connection)
-            cpu_s += time.thread_time() - began_s
+            cpu_s += time.thread_time() - started_at_s
         self.edges.end_round()
         self.round_cpu_s = cpu_s
 
     def collect(self) -> Iterator[Metric]:
         """The metric families of this node."""
         zone = self._current_zone()
-        read_at_s, totals = self.edges.exported
+        read_at_s, totals = self.edges.last_round
         if self._wall_clock() - read_at_s <= MAX_TOTALS_AGE_S:
             yield _make_byte_counters(zone, read_at_s, totals)
         info = GaugeMetricFamily(
@@ -166,7 +167,7 @@ class TrafficCollector:
         yield CounterMetricFamily(
             "netaware_traffic_lost_messages",
             "Number of times that the kernel dropped events of ended connections.",
-            value=self.overflows,
+            value=self.overflow_count,
         )
         yield GaugeMetricFamily(
             "netaware_traffic_round_seconds",
@@ -182,8 +183,8 @@ def _make_byte_counters(zone: str, read_at_s: float, totals: Iterable[EdgeBytes]
         " every public address, an empty server all edges beyond the 2,000 of a node.",
         labels=(*_CLIENT_LABELS, "server", "port", "direction"),
     )
-    for edge, request, response in totals:
+    for edge, request_bytes, response_bytes in totals:
         labels = (edge.client.namespace, edge.client.kind, edge.client.name, zone, edge.server, str(edge.port))
-        family.add_metric((*labels, "request"), request, timestamp=read_at_s)
-        family.add_metric((*labels, "response"), response, timestamp=read_at_s)
+        family.add_metric((*labels, "request"), request_bytes, timestamp=read_at_s)
+        family.add_metric((*labels, "response"), response_bytes, timestamp=read_at_s)
     return family

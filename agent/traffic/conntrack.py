@@ -115,17 +115,17 @@ def _parse_connection(data: bytes, begin: int, end: int) -> Connection | None:
     layout = _LAYOUT_BY_PREFIX.get(data[begin : begin + _PREFIX_BYTES])
     if layout is None:
         return None
-    reply = begin + layout.tuple_bytes
-    if data[reply : reply + _PREFIX_BYTES] != layout.reply_prefix or reply + layout.tuple_bytes > end:
+    reply_begin = begin + layout.tuple_bytes
+    reply_end = reply_begin + layout.tuple_bytes
+    if data[reply_begin : reply_begin + _PREFIX_BYTES] != layout.reply_prefix or reply_end > end:
         return None
-    client, server = begin + _PREFIX_BYTES, reply + _PREFIX_BYTES
-    rest = reply + layout.tuple_bytes
+    client_begin, server_begin = begin + _PREFIX_BYTES, reply_begin + _PREFIX_BYTES
     return Connection(
-        data[client : client + layout.address_bytes],
-        data[server : server + layout.address_bytes],
-        _PORT.unpack_from(data, reply + layout.source_port_offset)[0],
-        _read_byte_counter(data, _ORIG_COUNTERS_PREFIX, rest, end),
-        _read_byte_counter(data, _REPLY_COUNTERS_PREFIX, rest, end),
+        data[client_begin : client_begin + layout.address_bytes],
+        data[server_begin : server_begin + layout.address_bytes],
+        _PORT.unpack_from(data, reply_begin + layout.source_port_offset)[0],
+        _read_byte_counter(data, _ORIG_COUNTERS_PREFIX, reply_end, end),
+        _read_byte_counter(data, _REPLY_COUNTERS_PREFIX, reply_end, end),
     )
 
 
@@ -212,6 +212,7 @@ def read_conntrack_state(proc: Path) -> ConntrackState:
 
 
 def _read_switch(path: Path) -> bool | None:
+    """Read a setting; None if the kernel does not have it. The value 2 (automatic) counts as on."""
     try:
         return int(path.read_text()) > 0
     except (OSError, ValueError):

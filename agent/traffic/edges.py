@@ -2,7 +2,7 @@
 
 A total is the bytes of ended connections plus the bytes so far of live ones. No single connection is remembered, so memory grows only
 with the number of edges. A round is one dump of the table. A connection that ends during a round counts from the next round on, so a
-total may be too low once; if it is too low twice, the kernel dropped events (`ByteTotal.update`).
+total may be too low once; if it is too low twice, the kernel dropped events (`ByteTotal.export`).
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class EdgeBytes(NamedTuple):
     """Bytes of an edge from client to server (request) and back (response)."""
 
     edge: TrafficEdge
-    request: int
-    response: int
+    request_bytes: int
+    response_bytes: int
 
 
-class ExportedTotals(NamedTuple):
-    """The bytes since the agent started or the edge appeared, and the time of reading them, seconds since the epoch."""
+class RoundTotals(NamedTuple):
+    """The bytes of each edge since the agent started or the edge appeared, and when they were read, seconds since the epoch."""
 
     read_at_s: float
     totals: Sequence[EdgeBytes]
@@ -64,33 +64,29 @@ class ByteTotal(msgspec.Struct):
     """Bytes in one direction of an edge, as a counter that never falls.
 
     Attributes:
-        ended, live: bytes of ended and of live connections.
-        offset: added to their sum, for bytes before the start and bytes in lost events.
-        exported: value of the counter.
-        low_value: the first sum below ``exported``; None if the latest sum was not below.
+        ended_bytes, live_bytes: of ended and of live connections.
+        offset_bytes: added to their sum, for bytes before the start and bytes in lost events.
+        exported_bytes: value of the counter.
+        low_bytes: the first sum below ``exported_bytes``; None if the latest sum was not below.
     """
 
-    ended: int = 0
-    live: int = 0
-    offset: int = 0
-    exported: int = 0
-    low_value: int | None = None
+    ended_bytes: int = 0
+    live_bytes: int = 0
+    offset_bytes: int = 0
+    exported_bytes: int = 0
+    low_bytes: int | None = None
 
-    def reset(self) -> None:
-        """Start counting now: bytes moved before are not counted."""
-        self.offset = -(self.ended + self.live)
-
-    def update(self) -> None:
-        """Export the new total. A second low value means that events were dropped, so the counter continues from the first low value."""
-        value = self.ended + self.live + self.offset
-        if value >= self.exported:
-            self.exported, self.low_value = value, None
-        elif self.low_value is None:
-            self.low_value = value
+    def export(self) -> None:
+        """Export the new sum. A second low sum means that events were dropped, so the counter continues from the first low sum."""
+        sum_bytes = self.ended_bytes + self.live_bytes + self.offset_bytes
+        if sum_bytes >= self.exported_bytes:
+            self.exported_bytes, self.low_bytes = sum_bytes, None
+        elif self.low_bytes is None:
+            self.low_bytes = sum_bytes
         else:
-            lost_bytes = self.exported - self.low_value
-            self.offset += lost_bytes
-            self.exported, self.low_value = max(self.exported, value + lost_bytes), None
+            lost_bytes = self.exported_bytes - self.low_bytes
+            self.offset_bytes += lost_bytes
+            self.exported_bytes, self.low_bytes = max(self.exported_bytes, sum_bytes + lost_bytes), None
 
 
 class _EdgeState(msgspec.Struct):
@@ -115,17 +111,17 @@ class EdgeTotals:
         workload_by_address: workloads of this node's pods that have a network of their own, and of pods deleted recently.
         responding_addresses: addresses of this node that answered a call.
         uncounted_connections: number of live connections whose bytes the kernel does not count, in the last complete round.
-        exported: result of the last complete round.
+        last_round: totals of the last complete round.
     """
 
     def __init__(self) -> None:
         self.workload_by_address: dict[bytes, WorkloadReference] = {}
         self.responding_addresses: set[bytes] = set()
         self.uncounted_connections = 0
-        self.exported = ExportedTotals(0.0, ())
+        self.last_round = RoundTotals(0.0, ())
         self._deleted_at_s: dict[bytes, float] = {}
-        self._states: dict[TrafficEdge, _EdgeState] = {}
-        self._ended: list[EdgeBytes] = []  # connections that ended since the round began
+        self._state_by_edge: dict[TrafficEdge, _EdgeState] = {}
+        self._ended_bytes: list[EdgeBytes] = []  # connections that ended since the round began
         self._server_name_by_address: dict[bytes, str] = {}
         self._must_reset_new_edges = True  # in the first round
         self._now_s = self._read_at_s = 0.0
@@ -149,22 +145,22 @@ class EdgeTotals:
         self._record_server(connection)
         edge = self._find_edge(connection)
         if edge is not None and connection.request_bytes is not None:
-            self._ended.append(EdgeBytes(edge, connection.request_bytes, connection.response_bytes or 0))
+            self._ended_bytes.append(EdgeBytes(edge, connection.request_bytes, connection.response_bytes or 0))
 
     def begin_round(self, now_s: float, read_at_s: float) -> None:
         """Begin a round; ``read_at_s`` is ``now_s`` in seconds since the epoch."""
         self._now_s, self._read_at_s, self._uncounted_in_round = now_s, read_at_s, 0
-        overflow = self._states.get(OVERFLOW_EDGE)
+        overflow = self._state_by_edge.get(OVERFLOW_EDGE)
         if overflow is not None:
             self._must_reset_new_edges = overflow.is_live  # `OVERFLOW_EDGE` may have counted their connections.
-        for state in self._states.values():
-            state.request.live = state.response.live = 0
+        for state in self._state_by_edge.values():
+            state.request.live_bytes = state.response.live_bytes = 0
             state.is_live = False
-        for edge, request, response in self._ended:
+        for edge, request_bytes, response_bytes in self._ended_bytes:
             state = self._find_or_add_state(edge)
-            state.request.ended += request
-            state.response.ended += response
-        self._ended.clear()
+            state.request.ended_bytes += request_bytes
+            state.response.ended_bytes += response_bytes
+        self._ended_bytes.clear()
 
     def add_live(self, connection: Connection) -> None:
         """Add a live connection from the dump."""
@@ -177,26 +173,29 @@ class EdgeTotals:
             return
         state = self._find_or_add_state(edge)
         state.is_live = True
-        state.request.live += connection.request_bytes
-        state.response.live += connection.response_bytes or 0
+        state.request.live_bytes += connection.request_bytes
+        state.response.live_bytes += connection.response_bytes or 0
 
     def end_round(self) -> None:
         """Export the totals of the round, and forget edges without traffic for `EDGE_EXPIRY_S`."""
         self.uncounted_connections = self._uncounted_in_round
-        for edge, state in list(self._states.items()):
-            exported_before = state.request.exported + state.response.exported
+        for edge, state in list(self._state_by_edge.items()):
+            exported_before = state.request.exported_bytes + state.response.exported_bytes
             for total in (state.request, state.response):
                 if state.must_reset:
-                    total.reset()
-                total.update()
+                    total.offset_bytes = -(total.ended_bytes + total.live_bytes)
+                total.export()
             state.must_reset = False
-            if state.is_live or state.request.exported + state.response.exported != exported_before:
+            if state.is_live or state.request.exported_bytes + state.response.exported_bytes != exported_before:
                 state.changed_at_s = self._now_s
             elif self._now_s - state.changed_at_s > EDGE_EXPIRY_S:
-                del self._states[edge]
+                del self._state_by_edge[edge]
         self._must_reset_new_edges = False
-        totals = [EdgeBytes(edge, s.request.exported, s.response.exported) for edge, s in self._states.items()]
-        self.exported = ExportedTotals(self._read_at_s, totals)
+        totals = [
+            EdgeBytes(edge, s.request.exported_bytes, s.response.exported_bytes)
+            for edge, s in self._state_by_edge.items()
+        ]
+        self.last_round = RoundTotals(self._read_at_s, totals)
         if len(self._server_name_by_address) > 4 * MAX_EDGES:
             self._server_name_by_address.clear()
 
@@ -209,12 +208,12 @@ class EdgeTotals:
                 yield address, workload
 
     def _find_or_add_state(self, edge: TrafficEdge) -> _EdgeState:
-        state = self._states.get(edge)
-        if state is None and len(self._states) >= MAX_EDGES:
+        state = self._state_by_edge.get(edge)
+        if state is None and len(self._state_by_edge) >= MAX_EDGES:
             edge = OVERFLOW_EDGE
-            state = self._states.get(edge)
+            state = self._state_by_edge.get(edge)
         if state is None:
-            state = self._states[edge] = _EdgeState(self._now_s, self._must_reset_new_edges)
+            state = self._state_by_edge[edge] = _EdgeState(self._now_s, self._must_reset_new_edges)
         return state
 
     def _record_server(self, connection: Connection) -> None:

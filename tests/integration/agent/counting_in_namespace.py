@@ -27,7 +27,7 @@ async def main() -> None:
         event_listener = tasks.create_task(listen_for_ends(collector.add_events))
         while await asyncio.to_thread(sys.stdin.readline):
             await collector.read_table(workload_by_address, time.monotonic(), time.time())
-            totals = [[e.client.name, e.server, e.port, up, down] for e, up, down in collector.edges.exported.totals]
+            totals = [[e.client.name, e.server, e.port, up, down] for e, up, down in collector.edges.last_round.totals]
             round_result = {
                 "totals": totals,
                 "servers": sorted(

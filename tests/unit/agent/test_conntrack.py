@@ -92,7 +92,7 @@ def run_round(edges: EdgeTotals, *live: Connection, now_s: float = 0.0) -> dict[
     for one in live:
         edges.add_live(one)
     edges.end_round()
-    return {edge: (request, response) for edge, request, response in edges.exported.totals}
+    return {edge: (request, response) for edge, request, response in edges.last_round.totals}
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_an_end_during_a_dump_neither_counts_twice_nor_lowers_the_counter(edges:
     edges.add_live(make_connection(5))
     edges.add_ended(make_connection(100))  # gone before the dump came to it: neither live nor ended in this round
     edges.end_round()
-    assert edges.exported.totals[0][1] == 105
+    assert edges.last_round.totals[0][1] == 105
     assert run_round(edges, make_connection(9))[EDGE] == (109, 0)
 
 
