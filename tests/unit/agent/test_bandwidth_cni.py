@@ -1,4 +1,4 @@
-"""The runtime's cache of CNI results. The entries have libcni's form (libcni/api.go, ``cachedInfo``)."""
+"""The node's CNI configuration and the runtime's cache of CNI results, whose entries have libcni's form (``cachedInfo``)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from agent.bandwidth.cni import Attachment, ResultCache
+from agent.bandwidth.cni import Attachment, Network, ResultCache, read_network
 
 UID = "0f3a1b2c-0000-4000-8000-000000000001"
 
 
-def entry(**changes: Any) -> dict[str, Any]:
+def make_entry(**changes: Any) -> dict[str, Any]:
     network = {"name": "cbr0", "plugins": [{"type": "bridge"}, {"type": "bandwidth"}]}
     return {
         "kind": "cniCacheV1",
@@ -28,7 +28,7 @@ def entry(**changes: Any) -> dict[str, Any]:
     }
 
 
-def write(directory: Path, name: str, content: dict[str, Any], mtime: int = 1000) -> None:
+def write_entry(directory: Path, name: str, content: dict[str, Any], mtime: int = 1000) -> None:
     (directory / name).write_text(json.dumps(content))
     os.utime(directory / name, (mtime, mtime))
 
@@ -36,11 +36,11 @@ def write(directory: Path, name: str, content: dict[str, Any], mtime: int = 1000
 def test_the_bandwidth_plugins_entry_wins_and_then_the_newest(tmp_path: Path) -> None:
     multus = base64.b64encode(json.dumps({"name": "multus", "type": "multus"}).encode()).decode()
     bridge = base64.b64encode(json.dumps({"name": "other", "plugins": [{"type": "bridge"}]}).encode()).decode()
-    write(tmp_path, "other", entry(networkName="other", config=bridge), mtime=3500)
-    write(tmp_path, "multus-a", entry(networkName="multus", config=multus), mtime=3000)
-    write(tmp_path, "cbr0-old", entry(containerId="old"), mtime=1000)
-    write(tmp_path, "cbr0-new", entry(containerId="new"), mtime=2000)
-    write(tmp_path, "extra-net1", entry(ifName="net1", networkName="extra"), mtime=4000)
+    write_entry(tmp_path, "other", make_entry(networkName="other", config=bridge), mtime=3500)
+    write_entry(tmp_path, "multus-a", make_entry(networkName="multus", config=multus), mtime=3000)
+    write_entry(tmp_path, "cbr0-old", make_entry(containerId="old"), mtime=1000)
+    write_entry(tmp_path, "cbr0-new", make_entry(containerId="new"), mtime=2000)
+    write_entry(tmp_path, "extra-net1", make_entry(ifName="net1", networkName="extra"), mtime=4000)
     cache = ResultCache(tmp_path)
     assert cache.read_attachments("eth0") == {
         UID: Attachment(
@@ -54,15 +54,23 @@ def test_the_bandwidth_plugins_entry_wins_and_then_the_newest(tmp_path: Path) ->
     }
     (tmp_path / "cbr0-new").unlink()
     assert cache.read_attachments("eth0")[UID].container_id == "old"
-    write(tmp_path, "cbr0-old", entry(containerId="rewritten"), mtime=5000)
+    write_entry(tmp_path, "cbr0-old", make_entry(containerId="rewritten"), mtime=5000)
     assert cache.read_attachments("eth0")[UID].container_id == "rewritten"
 
 
 def test_other_files_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "rubbish").write_bytes(b"\xff{")
-    write(tmp_path, "other-kind", entry(kind="cniCacheV9"))
-    write(tmp_path, "no-uid", entry(cniArgs=None))
-    write(tmp_path, "odd-config", entry(config="!", result=None, capabilityArgs=None))
-    found = ResultCache(tmp_path).read_attachments("eth0")
-    assert found[UID].plugins == ()
+    write_entry(tmp_path, "other-kind", make_entry(kind="cniCacheV9"))
+    write_entry(tmp_path, "no-uid", make_entry(cniArgs=None))
+    write_entry(tmp_path, "odd-config", make_entry(config="!", result=None, capabilityArgs=None))
+    assert ResultCache(tmp_path).read_attachments("eth0")[UID].plugins == ()
     assert ResultCache(tmp_path / "missing").read_attachments("eth0") == {}
+
+
+def test_the_network_is_named_by_the_first_configuration(tmp_path: Path) -> None:
+    (tmp_path / "10-broken.conflist").write_text("{")
+    (tmp_path / "20-calico.conflist").write_text('{"name": "k8s-pod-network", "plugins": []}')
+    (tmp_path / "30-other.conf").write_text('{"name": "other"}')
+    (tmp_path / "00-readme.txt").write_text('{"name": "no"}')
+    assert read_network(tmp_path).name == "k8s-pod-network"
+    assert read_network(tmp_path / "missing") == Network()

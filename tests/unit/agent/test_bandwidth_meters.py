@@ -83,13 +83,16 @@ def test_a_small_excess_is_noticed_within_a_minute_and_a_large_one_at_once() -> 
     assert INGRESS.key not in meters.excess_by_key
 
 
-def test_egress_counts_the_bytes_that_leave_the_bucket() -> None:
+@pytest.mark.parametrize("is_bucket_read_first", [True, False], ids=["from-the-start", "once-the-pod-is-busy"])
+def test_egress_counts_the_bytes_that_leave_the_bucket(is_bucket_read_first: bool) -> None:
     meters = TrafficMeters()
     for second in range(0, 40, 4):
         packets = second * 1000
         sent = packets * 1514
         counts = tc_counters(let_through=second * BYTES_PER_S, redirected=sent - 14 * packets)
-        meters.add_readings([EGRESS], counters_by_pid(sent=sent, packets=packets), counts, float(second))
+        is_bucket_read = second > 0 or is_bucket_read_first
+        counters = counters_by_pid(sent=sent, packets=packets)
+        meters.add_readings([EGRESS], counters, counts if is_bucket_read else None, float(second))
     assert EGRESS.key not in meters.excess_by_key
     assert meters.meter_by_key["u", "egress"].bytes_per_s == pytest.approx(BYTES_PER_S)
 
@@ -177,12 +180,3 @@ def test_a_failed_repair_is_no_dispute_and_another_limit_is_set_at_once() -> Non
     other = msgspec.structs.replace(LIMIT, params=choose_params(2 * RATE, 1500))
     orphan = DeleteIfb("bwp1")
     assert backoff.select_due([other, orphan], 40.0) == [other, orphan]
-
-
-def test_an_interval_without_counters_of_the_bucket_does_not_lower_the_mean_rate() -> None:
-    meters = TrafficMeters()
-    meters.add_readings([EGRESS], counters_by_pid(), None, 0.0)
-    for number in range(1, 5):
-        passed = 4 * number * BYTES_PER_S
-        meters.add_readings([EGRESS], counters_by_pid(sent=passed), tc_counters(passed, passed), 4.0 * number)
-    assert meters.meter_by_key["u", "egress"].bytes_per_s == pytest.approx(BYTES_PER_S)

@@ -7,33 +7,41 @@ from pathlib import Path
 
 import pytest
 
-from agent.bandwidth.cni import Network, read_network
 from agent.bandwidth.processes import find_sandboxes, is_in_host_network, parse_cgroup, read_pod_interface_index
 
 UID = "0f3a1b2c-4d5e-4f60-8a7b-9c0d1e2f3a4b"
-PLAIN = UID.replace("-", "")
-UNDERSCORED = UID.replace("-", "_")
-ID = "c0ffee" + "0" * 58
-POD_SLICE = f"kubepods-burstable-pod{UNDERSCORED}.slice"
+PLAIN_UID = UID.replace("-", "")
+UNDERSCORED_UID = UID.replace("-", "_")
+CONTAINER = "c0ffee" + "0" * 58
+POD_SLICE = f"kubepods-burstable-pod{UNDERSCORED_UID}.slice"
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (f"0::/kubepods.slice/kubepods-burstable.slice/{POD_SLICE}/cri-containerd-{ID}.scope", (PLAIN, ID)),
-        (f"0::/kubepods.slice/kubepods-pod{UNDERSCORED}.slice/crio-{ID}.scope", (PLAIN, ID)),
-        (f"0::/kubepods/besteffort/pod{UID}/{ID}", (PLAIN, ID)),
-        (f"0::/../../{POD_SLICE}/cri-containerd-{ID}.scope", (PLAIN, ID)),
-        (f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-{POD_SLICE}/cri-containerd-{ID}.scope", (PLAIN, ID)),
-        (f"12:pids:/kubepods/burstable/pod{UID}/{ID}\n3:cpu:/kubepods/burstable/pod{UID}/{ID}\n0::/", (PLAIN, ID)),
-        (f"9:memory:/kubepods.slice/{POD_SLICE}/docker-{ID}.scope\n1:name=systemd:/x", (PLAIN, ID)),
-        (f"0::/system.slice/containerd.service/{POD_SLICE}:cri-containerd:{ID}", (PLAIN, ID)),
-        (f"0::/kubepods.slice/kubepods-pod{PLAIN}.slice/cri-containerd-{ID}.scope", (PLAIN, ID)),
-        (f"0::/kubepods/pod{UID}/init", (PLAIN, "")),
+        (
+            f"0::/kubepods.slice/kubepods-burstable.slice/{POD_SLICE}/cri-containerd-{CONTAINER}.scope",
+            (PLAIN_UID, CONTAINER),
+        ),
+        (f"0::/kubepods.slice/kubepods-pod{UNDERSCORED_UID}.slice/crio-{CONTAINER}.scope", (PLAIN_UID, CONTAINER)),
+        (f"0::/kubepods/besteffort/pod{UID}/{CONTAINER}", (PLAIN_UID, CONTAINER)),
+        (f"0::/../../{POD_SLICE}/cri-containerd-{CONTAINER}.scope", (PLAIN_UID, CONTAINER)),
+        (
+            f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-{POD_SLICE}/cri-containerd-{CONTAINER}.scope",
+            (PLAIN_UID, CONTAINER),
+        ),
+        (
+            f"12:pids:/kubepods/burstable/pod{UID}/{CONTAINER}\n3:cpu:/kubepods/burstable/pod{UID}/{CONTAINER}\n0::/",
+            (PLAIN_UID, CONTAINER),
+        ),
+        (f"9:memory:/kubepods.slice/{POD_SLICE}/docker-{CONTAINER}.scope\n1:name=systemd:/x", (PLAIN_UID, CONTAINER)),
+        (f"0::/system.slice/containerd.service/{POD_SLICE}:cri-containerd:{CONTAINER}", (PLAIN_UID, CONTAINER)),
+        (f"0::/kubepods.slice/kubepods-pod{PLAIN_UID}.slice/cri-containerd-{CONTAINER}.scope", (PLAIN_UID, CONTAINER)),
+        (f"0::/kubepods/pod{UID}/init", (PLAIN_UID, "")),
         ("0::/", None),
         ("0::/system.slice/kubelet.service", None),
         ("12:pids:/user.slice\n0::/user.slice/user-0.slice", None),
-        (f"0::/kubepods.slice/{POD_SLICE}/crio-conmon-{ID}.scope", None),
+        (f"0::/kubepods.slice/{POD_SLICE}/crio-conmon-{CONTAINER}.scope", None),
         ("0::/podman/libpod-0123", None),
         ("", None),
     ],
@@ -51,13 +59,13 @@ def make_process(proc: Path, pid: int, cgroup: str, started: int, name: str = "a
 
 def test_the_oldest_process_of_a_pod_is_found(tmp_path: Path) -> None:
     pause = "f" * 64
-    make_process(tmp_path, 300, f"0::/kubepods/pod{UID}/{ID}", 900)
+    make_process(tmp_path, 300, f"0::/kubepods/pod{UID}/{CONTAINER}", 900)
     make_process(tmp_path, 40000, f"0::/kubepods/pod{UID}/{pause}", 100, name="a) (b")
     make_process(tmp_path, 77, "0::/init.scope", 1)
     (tmp_path / "self").mkdir()
     (tmp_path / "88").mkdir()  # ended between listing and reading
-    found = find_sandboxes(tmp_path, [UID, "11111111-2222-3333-4444-555555555555"])
-    assert {uid: (process.pid, process.container_id) for uid, process in found.items()} == {UID: (40000, pause)}
+    sandboxes = find_sandboxes(tmp_path, [UID, "11111111-2222-3333-4444-555555555555"])
+    assert {uid: (sandbox.pid, sandbox.container_id) for uid, sandbox in sandboxes.items()} == {UID: (40000, pause)}
 
 
 def test_the_index_of_eth0_is_read_from_outside_the_namespace(tmp_path: Path) -> None:
@@ -69,15 +77,6 @@ def test_the_index_of_eth0_is_read_from_outside_the_namespace(tmp_path: Path) ->
     )
     assert read_pod_interface_index(tmp_path, 5) == 14
     assert read_pod_interface_index(tmp_path, 6) is None
-
-
-def test_the_network_is_named_by_the_first_configuration(tmp_path: Path) -> None:
-    (tmp_path / "10-broken.conflist").write_text("{")
-    (tmp_path / "20-calico.conflist").write_text('{"name": "k8s-pod-network", "plugins": []}')
-    (tmp_path / "30-other.conf").write_text('{"name": "other"}')
-    (tmp_path / "00-readme.txt").write_text('{"name": "no"}')
-    assert read_network(tmp_path).name == "k8s-pod-network"
-    assert read_network(tmp_path / "missing") == Network()
 
 
 def test_a_process_in_our_network_namespace_is_recognized() -> None:

@@ -22,6 +22,7 @@ NETWORK = "k8s-pod-network"
 IFB = rules.plugin_ifb_name(NETWORK, CONTAINER_ID)
 VETH, IFB_INDEX, UPLINK = 20, 30, 2
 RATE = 10_000_000
+"""Bits per second."""
 CONTAINERD_BURST = 536_870_911
 ENFORCE, REPAIR = rules.RepairPolicy(enforce=True), rules.RepairPolicy(enforce=True, repair_burst=True)
 POD_SANDBOX = tc.PodSandbox(pid=4242, container_id=CONTAINER_ID, namespace_id=7, pod_interface_index=3)
@@ -41,15 +42,15 @@ def make_attachment(**changes: Any) -> Attachment:
     return Attachment(**(defaults | changes))
 
 
-def bucket(device: int, params: TbfParams, handle: int = tc.PLUGIN_HANDLE) -> Qdisc:
+def make_bucket(device: int, params: TbfParams, handle: int = tc.PLUGIN_HANDLE) -> Qdisc:
     return Qdisc(device_index=device, kind="tbf", handle=handle, parent=ROOT, params=params)
 
 
-def our_qdisc(device: int, rate_bps: int = RATE) -> Qdisc:
-    return bucket(device, choose_params(rate_bps, 1500), tc.OUR_HANDLE)
+def make_our_qdisc(device: int, rate_bps: int = RATE) -> Qdisc:
+    return make_bucket(device, choose_params(rate_bps, 1500), tc.OUR_HANDLE)
 
 
-def root(kind: str, device: int = VETH, handle: int = 0x50000) -> Qdisc:
+def make_root(kind: str, device: int = VETH, handle: int = 0x50000) -> Qdisc:
     return Qdisc(device_index=device, kind=kind, handle=handle, parent=ROOT)
 
 
@@ -89,28 +90,28 @@ def only_status(plan: tc.BandwidthPlan) -> tc.LimitStatus:
     return status
 
 
-def set_ingress(rate_bps: int = RATE) -> tc.SetIngressLimit:
+def make_repair(rate_bps: int = RATE) -> tc.SetIngressLimit:
     return tc.SetIngressLimit(VETH, "veth12ab", choose_params(rate_bps, 1500))
 
 
-def plugin_qdisc(rate_bps: int = RATE, burst: int = CONTAINERD_BURST) -> Qdisc:
-    return bucket(VETH, plugin_params(rate_bps, burst))
+def make_plugin_qdisc(rate_bps: int = RATE, burst: int = CONTAINERD_BURST) -> Qdisc:
+    return make_bucket(VETH, plugin_params(rate_bps, burst))
 
 
-TINY_BURST = bucket(VETH, TbfParams(rate_bytes_per_s=RATE // 8, buffer_ticks=5_000, limit_bytes=40_000))
+TINY_BURST = make_bucket(VETH, TbfParams(rate_bytes_per_s=RATE // 8, buffer_ticks=5_000, limit_bytes=40_000))
 FAST_RATE = 100_000_000
 
 
 @pytest.mark.parametrize(
     ("rate_bps", "qdisc", "verdict", "rate_bytes_per_s", "repair", "burst_repair"),
     [
-        (RATE, root("noqueue", handle=0), "missing", None, set_ingress(), set_ingress()),
-        (RATE, our_qdisc(VETH), "enforced", RATE // 8, None, None),
+        (RATE, make_root("noqueue", handle=0), "missing", None, make_repair(), make_repair()),
+        (RATE, make_our_qdisc(VETH), "enforced", RATE // 8, None, None),
         # The annotation was changed.
-        (5 * RATE, our_qdisc(VETH), "wrong-rate", RATE // 8, set_ingress(5 * RATE), set_ingress(5 * RATE)),
-        (RATE, plugin_qdisc(), "burst-overflow", RATE // 8, None, set_ingress()),
-        (FAST_RATE, plugin_qdisc(FAST_RATE), "burst-too-large", FAST_RATE // 8, None, set_ingress(FAST_RATE)),
-        (RATE, TINY_BURST, "wrong-rate", 0, set_ingress(), set_ingress()),
+        (5 * RATE, make_our_qdisc(VETH), "wrong-rate", RATE // 8, make_repair(5 * RATE), make_repair(5 * RATE)),
+        (RATE, make_plugin_qdisc(), "burst-overflow", RATE // 8, None, make_repair()),
+        (FAST_RATE, make_plugin_qdisc(FAST_RATE), "burst-too-large", FAST_RATE // 8, None, make_repair(FAST_RATE)),
+        (RATE, TINY_BURST, "wrong-rate", 0, make_repair(), make_repair()),
     ],
 )
 def test_a_root_qdisc_gives_the_verdict_and_the_repair(
@@ -145,7 +146,7 @@ def test_the_ifb_has_the_plugins_name() -> None:
 )
 def test_a_foreign_tree_of_qdiscs_is_not_replaced(kind: str, child_kind: str, verdict: str) -> None:
     children = (Qdisc(device_index=VETH, kind=child_kind, handle=0x60000, parent=0x50001),) if child_kind else ()
-    plan = plan_for(make_pod(RATE), qdiscs=(root(kind), INGRESS_QDISC, *children))
+    plan = plan_for(make_pod(RATE), qdiscs=(make_root(kind), INGRESS_QDISC, *children))
     assert only_status(plan).verdict == verdict
     assert bool(plan.actions) is (verdict == "missing")
 
@@ -159,7 +160,7 @@ def test_devices_of_cilium_are_not_changed_and_their_limits_are_measured(device:
     plan = plan_for(make_pod(RATE, RATE), device=device, devices=(HOST,))
     assert ([status.verdict for status in plan.statuses], plan.actions) == (["other-enforcer"] * 2, ())
     assert all(f"Cilium on {device.name}" in status.detail for status in plan.statuses)
-    status = only_status(plan_for(make_pod(RATE), device=device, devices=(HOST,), qdiscs=(our_qdisc(VETH),)))
+    status = only_status(plan_for(make_pod(RATE), device=device, devices=(HOST,), qdiscs=(make_our_qdisc(VETH),)))
     assert (status.verdict, status.is_measurable) == ("enforced", True)
     assert "packets may bypass it" in status.detail
     # Device names alone prove nothing.
@@ -168,8 +169,8 @@ def test_devices_of_cilium_are_not_changed_and_their_limits_are_measured(device:
 
 FELIX = tc.Device(index=IFB_INDEX, name="bwcali012345678", kind="ifb")
 FELIX_PARAMS = TbfParams(rate_bytes_per_s=RATE // 8, buffer_ticks=2**32 - 1, limit_bytes=2**32 - 1)
-FELIX_BUCKETS = [bucket(index, FELIX_PARAMS) for index in (VETH, IFB_INDEX)]
-HTB_ROOTS = [root("htb", index, tc.PLUGIN_HANDLE) for index in (VETH, IFB_INDEX)]
+FELIX_BUCKETS = [make_bucket(index, FELIX_PARAMS) for index in (VETH, IFB_INDEX)]
+HTB_ROOTS = [make_root("htb", index, tc.PLUGIN_HANDLE) for index in (VETH, IFB_INDEX)]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +192,7 @@ def test_limits_of_other_programs_are_never_changed(
 
 
 def test_a_stricter_limit_of_another_program_stays() -> None:
-    strict_qdisc = plugin_qdisc(RATE // 2, 100_000)
+    strict_qdisc = make_plugin_qdisc(RATE // 2, 100_000)
     plan = plan_for(make_pod(RATE), qdiscs=(strict_qdisc,))
     assert (only_status(plan).verdict, plan.actions) == ("wrong-rate", ())
     assert "stricter" in only_status(plan).detail
@@ -251,7 +252,7 @@ TOO_SMALL = "resource is unreasonably small (< 1kbit)"
 def test_pods_that_cannot_be_limited_get_a_reason(
     changes: dict[str, Any], sandbox: tc.PodSandbox | None, verdict: str, detail: str
 ) -> None:
-    plan = plan_for(make_pod(RATE, **changes), sandbox=sandbox, qdiscs=(our_qdisc(VETH),))
+    plan = plan_for(make_pod(RATE, **changes), sandbox=sandbox, qdiscs=(make_our_qdisc(VETH),))
     assert plan.actions == ()
     if not verdict:
         assert plan == tc.BandwidthPlan(unlocated_reason_by_pod={"default/p": detail})
@@ -261,19 +262,21 @@ def test_pods_that_cannot_be_limited_get_a_reason(
 
 
 def test_our_limits_are_removed_with_the_annotation_and_the_plugins_stay() -> None:
-    plan = plan_for(make_pod(), **redirecting_to_ifb(our_qdisc(IFB_INDEX), our_qdisc(VETH)))
+    plan = plan_for(make_pod(), **redirecting_to_ifb(make_our_qdisc(IFB_INDEX), make_our_qdisc(VETH)))
     assert plan.actions == (tc.RemoveLimit(VETH, "veth12ab", "ingress"), REMOVE_EGRESS)
-    plugin_bucket = bucket(IFB_INDEX, plugin_params(RATE, CONTAINERD_BURST))
+    plugin_bucket = make_bucket(IFB_INDEX, plugin_params(RATE, CONTAINERD_BURST))
     assert plan_for(make_pod(), **redirecting_to_ifb(plugin_bucket)).actions == ()
 
 
 def test_a_cleanup_removes_our_limits_and_ifbs_of_all_pods_and_nothing_else() -> None:
     unused_ifb = replace(IFB_DEVICE, index=32, name="bwp0000000000aa", alias="netaware:gone")
-    devices, our_qdiscs = (NODE, POD_DEVICE, IFB_DEVICE, unused_ifb), (our_qdisc(IFB_INDEX), our_qdisc(VETH))
-    state = tc.TcState(devices=devices, qdiscs=(INGRESS_QDISC, root("fq", UPLINK), *our_qdiscs), filters=(REDIRECT,))
+    devices, our_qdiscs = (NODE, POD_DEVICE, IFB_DEVICE, unused_ifb), (make_our_qdisc(IFB_INDEX), make_our_qdisc(VETH))
+    state = tc.TcState(
+        devices=devices, qdiscs=(INGRESS_QDISC, make_root("fq", UPLINK), *our_qdiscs), filters=(REDIRECT,)
+    )
     remove_ingress = tc.RemoveLimit(VETH, "veth12ab", "ingress")
     assert rules.plan_cleanup(state) == [remove_ingress, REMOVE_EGRESS, tc.DeleteIfb("bwp0000000000aa")]
-    foreign_state = tc.TcState(devices=devices[:3], qdiscs=(INGRESS_QDISC, plugin_qdisc()), filters=(REDIRECT,))
+    foreign_state = tc.TcState(devices=devices[:3], qdiscs=(INGRESS_QDISC, make_plugin_qdisc()), filters=(REDIRECT,))
     assert rules.plan_cleanup(foreign_state) == []
 
 

@@ -61,18 +61,20 @@ ZEROED, OTHER = {"cpu": "8", BANDWIDTH_RESOURCE: "0"}, {BANDWIDTH_RESOURCE: "1G"
     [
         (published_node(), KNOWN, [], None),
         (make_node(), KNOWN, [ADD_MAP], "Hardware"),
-        # A kubelet zeroed or dropped our resource: nothing else is written.
         (published_node(capacity=ZEROED), KNOWN, [ADD], None),
         (published_node(capacity={"cpu": "8"}), KNOWN, [ADD], None),
-        # A capacity that is no longer known stays, but a zero of the kubelet is removed.
         (published_node(), UNKNOWN, [], "CapacityUnknown"),
         (published_node(capacity={BANDWIDTH_RESOURCE: "0"}), UNKNOWN, [REMOVE], "CapacityUnknown"),
         (make_node(capacity={"cpu": "8"}), UNKNOWN, [], "CapacityUnknown"),
-        # A value of another owner, or without an owner, stays.
         (make_node(capacity=OTHER, annotations=owned_by("network-team")), KNOWN, [], "OwnedByOther"),
         (make_node(capacity=OTHER), KNOWN, [], "OwnedByOther"),
         (make_node(capacity=OTHER, annotations=owned_by("netaware-agent")), KNOWN, [ADD], "Hardware"),
         (make_node(), MISCONFIGURED, [], "Misconfigured"),
+    ],
+    ids=[
+        *("published", "a new node", "zeroed by a kubelet", "dropped by a kubelet", "a value no longer known stays"),
+        *("a zero of the kubelet is removed", "unknown from the start", "a value of another owner stays"),
+        *("a value without an owner stays", "an old value of ours", "misconfigured"),
     ],
 )
 def test_capacity_and_condition_are_written_where_they_differ_and_are_ours(

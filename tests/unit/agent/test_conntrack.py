@@ -89,18 +89,18 @@ def make_connection(
 
 def run_round(edges: EdgeTotals, *live: Connection, now_s: float = 0.0) -> dict[TrafficEdge, tuple[int, int]]:
     edges.begin_round(now_s, READ_AT_S)
-    for one in live:
-        edges.add_live(one)
+    for connection in live:
+        edges.add_live(connection)
     edges.end_round()
     return {edge: (request, response) for edge, request, response in edges.last_round.totals}
 
 
 @pytest.fixture
 def edges() -> EdgeTotals:
-    found = EdgeTotals()
-    found.set_workloads({CLIENT: WEB}, 0)
-    run_round(found)
-    return found
+    totals = EdgeTotals()
+    totals.set_workloads({CLIENT: WEB}, 0)
+    run_round(totals)
+    return totals
 
 
 EDGE = TrafficEdge(WEB, "10.9.1.2", 80)
@@ -152,12 +152,12 @@ def test_public_addresses_are_one_edge_and_a_flood_of_edges_is_bounded(edges: Ed
     to_public_addresses = [make_connection(1, server=socket.inet_aton(f"8.8.{i}.1")) for i in range(200)]
     assert run_round(edges, *to_public_addresses) == {TrafficEdge(WEB, OUTSIDE, 0): (200, 0)}
     many = [make_connection(1, server=socket.inet_aton(f"10.1.{i >> 8}.{i & 255}")) for i in range(3 * MAX_EDGES)]
-    found = run_round(edges, *many)
-    assert len(found) == MAX_EDGES + 1
-    assert sum(request for request, _ in found.values()) == 3 * MAX_EDGES + 200
+    bytes_by_edge = run_round(edges, *many)
+    assert len(bytes_by_edge) == MAX_EDGES + 1
+    assert sum(request for request, _ in bytes_by_edge.values()) == 3 * MAX_EDGES + 200
 
 
-def test_an_edge_that_gets_a_place_is_not_counted_twice(edges: EdgeTotals) -> None:
+def test_an_edge_that_leaves_the_overflow_edge_is_not_counted_twice(edges: EdgeTotals) -> None:
     others = [make_connection(1, server=socket.inet_aton(f"10.1.{i >> 8}.{i & 255}")) for i in range(MAX_EDGES)]
     assert run_round(edges, *others, make_connection(100)) == run_round(edges, *others, make_connection(100))
     assert run_round(edges, make_connection(100), now_s=3601)[OVERFLOW_EDGE] == (100, 0)
@@ -193,11 +193,13 @@ def test_running_pods_with_a_network_of_their_own_have_a_workload() -> None:
         {"metadata": {"namespace": "x", "name": "new"}},
         {"metadata": {"namespace": "x", "name": "done"}, "status": {"podIP": "10.9.0.3", "phase": "Succeeded"}},
     ]
-    found = find_workloads([msgspec.convert(pod, Pod) for pod in pods])
-    assert found == {CLIENT: WEB, socket.inet_pton(socket.AF_INET6, "fd00::2"): WEB}
+    assert find_workloads([msgspec.convert(pod, Pod) for pod in pods]) == {
+        CLIENT: WEB,
+        socket.inet_pton(socket.AF_INET6, "fd00::2"): WEB,
+    }
 
 
-def test_the_state_of_the_table_is_read(tmp_path: Path) -> None:
+def test_the_state_is_read_and_a_problem_names_the_setting_that_causes_it(tmp_path: Path) -> None:
     assert read_conntrack_state(tmp_path).has_accounting is None
     stat = (
         "entries  found drop early_drop\n00000001  00000000 0000000a 00000001\n00000001  00000000 00000010 00000002\n"
@@ -211,9 +213,6 @@ def test_the_state_of_the_table_is_read(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert read_conntrack_state(tmp_path) == (False, True, 26, 3)
-
-
-def test_a_problem_names_the_setting_that_causes_it() -> None:
     assert "nf_conntrack_acct is 0; set it to 1" in ConntrackState(has_accounting=False).problem
     assert "nf_conntrack_events is 0; set it to 1" in ConntrackState(has_accounting=True, has_events=False).problem
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import msgspec
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from agent.probing.metrics import BUCKETS_S, ProbeMetrics
@@ -68,19 +69,24 @@ def test_series_disappear_with_their_pair_also_after_late_outcomes() -> None:
     assert "destination_zone" not in generate_latest(registry).decode()
 
 
-def test_datagrams_give_jitter_loss_and_the_percentiles_that_they_support() -> None:
+@pytest.mark.parametrize(
+    ("throttled_us", "p99_s"), [(0.0, 900e-6), (500_000.0, None)], ids=["p99-of-netperf", "no-p99-of-a-throttled-run"]
+)
+def test_datagrams_give_jitter_loss_and_the_percentiles_that_they_support(
+    throttled_us: float, p99_s: float | None
+) -> None:
     metrics, registry = make_metrics()
-    run = make_outcome(THERE[0], make_measurement(**PERCENTILES))
+    outcome = make_outcome(THERE[0], make_measurement(**PERCENTILES, throttled_us=throttled_us))
     values = {"p50_us": 410.0, "p90_us": 500.0, "p99_us": 510.0, "loss_ratio": 0.02, "jitter_us": 30.0}
     datagrams = make_measurement(prober="datagrams", test="UDP_RR", transactions=85, **values)
-    assert run.sample is not None
-    sample = msgspec.structs.replace(run.sample, datagrams=datagrams, cost_source="datagrams")
-    metrics.add_outcome(msgspec.structs.replace(run, sample=sample))
+    assert outcome.sample is not None
+    sample = msgspec.structs.replace(outcome.sample, datagrams=datagrams, cost_source="datagrams")
+    metrics.add_outcome(msgspec.structs.replace(outcome, sample=sample))
     latency = "netaware_probe_latency_seconds"
     assert registry.get_sample_value("netaware_probe_jitter_seconds", PAIR) == 30e-6
     assert registry.get_sample_value("netaware_probe_datagram_loss_ratio", PAIR) == 0.02
     assert registry.get_sample_value(latency, {**PAIR, "quantile": "0.9"}) == 500e-6
-    assert registry.get_sample_value(latency, {**PAIR, "quantile": "0.99"}) == 900e-6
+    assert registry.get_sample_value(latency, {**PAIR, "quantile": "0.99"}) == p99_s
 
 
 def test_retransmissions_are_no_lost_datagrams() -> None:
@@ -94,15 +100,3 @@ def test_retransmissions_are_no_lost_datagrams() -> None:
         metrics.add_outcome(msgspec.structs.replace(outcome, test="TCP_RR"))
         assert registry.get_sample_value("netaware_probe_loss_ratio", PAIR) == run.loss_ratio
         assert registry.get_sample_value("netaware_probe_datagram_loss_ratio", PAIR) == expected
-
-
-def test_a_flagged_run_gives_no_percentile_that_datagrams_lack() -> None:
-    metrics, registry = make_metrics()
-    outcome = make_outcome(THERE[0], make_measurement(**PERCENTILES, throttled_us=500_000.0))
-    datagrams = make_measurement(prober="datagrams", test="UDP_RR", transactions=85, **PERCENTILES)
-    assert outcome.sample is not None
-    sample = msgspec.structs.replace(outcome.sample, datagrams=datagrams, cost_source="datagrams")
-    metrics.add_outcome(msgspec.structs.replace(outcome, sample=sample))
-    latency = "netaware_probe_latency_seconds"
-    assert registry.get_sample_value(latency, {**PAIR, "quantile": "0.9"}) == 600e-6
-    assert registry.get_sample_value(latency, {**PAIR, "quantile": "0.99"}) is None

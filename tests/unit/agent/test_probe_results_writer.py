@@ -30,7 +30,7 @@ from tests.unit.agent.probing import make_measurement, make_peer, make_plan
 pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
 NAME = "netperf-metrics"
 LOCATIONS = {node: make_peer(node).location for node in ("here", "n1", "n2", "n3")}
-LIMIT_S = 300.0
+STALE_AFTER_S = 300.0
 
 
 class SimulatedConfigMap:
@@ -43,7 +43,7 @@ class SimulatedConfigMap:
         self.attempts: list[float] = []
         self.written: dict[str, list[float]] = {}
 
-    def _found(self) -> ConfigMap:
+    def _read_object(self) -> ConfigMap:
         self.attempts.append(asyncio.get_running_loop().time())
         if not self.reachable:
             raise UnreachableError("no API server")
@@ -52,23 +52,23 @@ class SimulatedConfigMap:
         return ConfigMap(metadata=ObjectMeta(name=NAME), data=dict(self.data))
 
     async def get(self, *_: object, **__: object) -> ConfigMap:
-        return self._found()
+        return self._read_object()
 
     async def patch(self, _resource: Resource, _name: str, body: dict[str, Any], *_: object, **__: object) -> ConfigMap:
-        found = self._found()
+        before = self._read_object()
         if self.refused_keys & body["data"].keys():
             raise ApiError(403, "Forbidden", "an agent on here writes only results that its own node is the origin of")
-        merged = {**(found.data or {}), **body["data"]}
+        merged = {**(before.data or {}), **body["data"]}
         self.data = {key: value for key, value in merged.items() if value is not None}
         now = asyncio.get_running_loop().time()
         self.writes.append(now)
         for key in body["data"]:
             self.written.setdefault(key, []).append(now)
-        return self._found()
+        return self._read_object()
 
     def sequences(self) -> dict[str, int]:
-        found = decode_results(self.data, LOCATIONS).samples.values()
-        return {sample.destination.node: sample.sequence for sample in found}
+        samples = decode_results(self.data, LOCATIONS).samples.values()
+        return {sample.destination.node: sample.sequence for sample in samples}
 
 
 def make_sample(node: str = "n1", sequence: int = 1, p50_us: float = 2000.0) -> Sample:
@@ -142,7 +142,7 @@ async def test_equivalent_values_are_written_rarely_but_before_they_are_stale(ro
     assert len({key for key in store.written if not key.endswith(".failed")}) == 3
     times_by_key = [times for key, times in store.written.items() if key in store.data]
     gaps = [later - earlier for times in times_by_key for earlier, later in pairwise(times)]
-    assert max(gaps) < max(LIMIT_S, 3 * round_s) - 10
+    assert max(gaps) < max(STALE_AFTER_S, 3 * round_s) - 10
     # Waiting values are written along with those that are due, so that a write has all pairs.
     assert len(store.writes) <= 6 + (6000 / MIN_REFRESH_S if round_s < MIN_REFRESH_S else 3 * 6000 / round_s)
 
@@ -198,8 +198,8 @@ async def test_a_failure_is_written_beside_the_last_sample_and_removed_by_a_succ
         for failures_in_a_row in (1, 2):
             queue.add_failure(make_failure("n1", failures_in_a_row), "TCP_RR")
             await asyncio.sleep(5)
-        found = decode_results(store.data, LOCATIONS)
-        assert [(f.failure, f.failures_in_a_row) for f in found.failures.values()] == [("timeout", 2)]
+        failures = decode_results(store.data, LOCATIONS).failures.values()
+        assert [(f.failure, f.failures_in_a_row) for f in failures] == [("timeout", 2)]
         assert store.sequences() == {"n1": 1}
     # The next run of the agent does not know of the failure.
     async with running_writer(store) as (queue, _, _):
@@ -259,8 +259,8 @@ async def test_sequences_grow_over_a_restart_with_a_clock_that_was_set_back() ->
         queue.add_failure(make_failure("n1", 1), "TCP_RR")
         queue.add_sample(make_sample("n2", 12, p50_us=9000.0))
         await asyncio.sleep(5)
-        found = decode_results(store.data, LOCATIONS)
-        assert [f.destination.node for f in found.failures.values()] == ["n1"]
+        failures = decode_results(store.data, LOCATIONS).failures.values()
+        assert [f.destination.node for f in failures] == ["n1"]
         assert store.sequences()["n2"] > 5001
         queue.add_sample(make_sample("n1", 13))
         await asyncio.sleep(5)
@@ -269,8 +269,8 @@ async def test_sequences_grow_over_a_restart_with_a_clock_that_was_set_back() ->
 
 
 NOW_S = 1.8e9
-OF_2026, FORGED = 1_795_257_936, next(iter(encode(make_sample("n1", 5000)).values()))
-THEIRS = encode(msgspec.structs.replace(make_sample("n1", 2**53 - 1), origin=LOCATIONS["n3"]))
+SEQUENCE_OF_2026, FORGED_SAMPLE = 1_795_257_936, next(iter(encode(make_sample("n1", 5000)).values()))
+ENTRIES_OF_OTHER_NODE = encode(msgspec.structs.replace(make_sample("n1", 2**53 - 1), origin=LOCATIONS["n3"]))
 FORGED_KEY = sample_key(LOCATIONS["n3"], LOCATIONS["n1"], "TCP_RR")
 
 
@@ -280,14 +280,18 @@ FORGED_KEY = sample_key(LOCATIONS["n3"], LOCATIONS["n1"], "TCP_RR")
     [
         # Numbers that no clock gives do not count; one of 2026 does.
         (
-            encode(make_sample("n1", 2**53 - 1), make_sample("n3", OF_2026)) | encode_one_failure("n3", 2**53 - 1),
-            OF_2026 + 1,
+            encode(make_sample("n1", 2**53 - 1), make_sample("n3", SEQUENCE_OF_2026))
+            | encode_one_failure("n3", 2**53 - 1),
+            SEQUENCE_OF_2026 + 1,
         ),
-        (encode(make_sample("n1", int(NOW_S) + 12 * YEAR_S), make_sample("n3", OF_2026)), OF_2026 + 1),
+        (
+            encode(make_sample("n1", int(NOW_S) + 12 * YEAR_S), make_sample("n3", SEQUENCE_OF_2026)),
+            SEQUENCE_OF_2026 + 1,
+        ),
         # Nor do other nodes' entries, or entries under another node's key.
-        (THEIRS, 12),
-        ({FORGED_KEY: FORGED}, 12),
-        ({FORGED_KEY + FAILED_SUFFIX: FORGED}, 12),
+        (ENTRIES_OF_OTHER_NODE, 12),
+        ({FORGED_KEY: FORGED_SAMPLE}, 12),
+        ({FORGED_KEY + FAILED_SUFFIX: FORGED_SAMPLE}, 12),
     ],
 )
 async def test_sequences_continue_after_own_entries_only(data: dict[str, str], sequence: int, now_s: float) -> None:
