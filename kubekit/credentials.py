@@ -22,7 +22,7 @@ class TokenFile:
         self._token, self._read_at = "", 0.0
 
     def __call__(self) -> str:
-        """The token, older than `MAX_TOKEN_AGE_S` only if the file cannot be read any more. Raises ConfigError if it never could be read."""
+        """The token, older than `MAX_TOKEN_AGE_S` only if the file cannot be read any more. Raises ConfigError if none was ever read."""
         if self._clock() - self._read_at >= MAX_TOKEN_AGE_S or not self._token:
             try:
                 self._token = self._path.read_text().strip()

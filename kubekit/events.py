@@ -102,16 +102,16 @@ class EventRecorder:
             self._lost_counter.labels(cause)
 
     def record_normal(self, regarding: ObjectReference, reason: str, note: str, *, action: str = "") -> None:
-        """Queue a Normal event."""
-        self._enqueue("Normal", regarding, reason, note, action)
+        """Queue a Normal event; ``action`` is by default the reason."""
+        self._enqueue("Normal", regarding, reason, note, action or reason)
 
     def record_warning(self, regarding: ObjectReference, reason: str, note: str, *, action: str = "") -> None:
-        """Queue a Warning event."""
-        self._enqueue("Warning", regarding, reason, note, action)
+        """Queue a Warning event; ``action`` is by default the reason."""
+        self._enqueue("Warning", regarding, reason, note, action or reason)
 
     def _enqueue(self, type_: str, regarding: ObjectReference, reason: str, note: str, action: str) -> None:
         note = cut_bytes(make_printable(note), MAX_NOTE_BYTES)
-        event = _PendingEvent(regarding, type_, reason, action or reason, note, self._clock())
+        event = _PendingEvent(regarding, type_, reason, action, note, self._clock())
         if self._queue.full():
             self._queue.get_nowait()
             self._lost_counter.labels("queue-full").inc()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -131,7 +130,7 @@ async def run_memory_compaction() -> None:
     """Call `compact_memory` now, and whenever memory has grown by `MEMORY_GROWTH_FACTOR` since the last call, until cancelled."""
     compacted_pages = 0
     while True:
-        # /proc cannot be read if no file descriptor is free.
+        # /proc cannot be read if no file descriptor is free, or on another system than Linux.
         with suppress(OSError):
             if _resident_pages() > MEMORY_GROWTH_FACTOR * compacted_pages:
                 compact_memory()
@@ -140,7 +139,5 @@ async def run_memory_compaction() -> None:
 
 
 def _resident_pages() -> int:
-    """Resident memory in pages. On systems without /proc it is the maximum so far, in another unit."""
-    if sys.platform != "linux":
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    """Resident memory in pages."""
     return int(Path("/proc/self/statm").read_text().split()[1])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-DISTRIBUTION = "netaware"
-
 
 def installed_version() -> str:
     """Version of the package; ``unknown`` if it is not installed."""
@@ -11,6 +9,6 @@ def installed_version() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return version(DISTRIBUTION)
+        return version("netaware")
     except PackageNotFoundError:
         return "unknown"

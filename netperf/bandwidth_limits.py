@@ -1,6 +1,7 @@
 """Parses pods' bandwidth annotations into rates.
 
-As in the kubelet's pkg/util/bandwidth (``ExtractPodBandwidthResources``): the rate is the quantity's ``Value()``, which rounds up.
+The rules are those of the kubelet's pkg/util/bandwidth (``ExtractPodBandwidthResources``): a rate is the quantity's ``Value()``, which
+rounds up.
 """
 
 from __future__ import annotations

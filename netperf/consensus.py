@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -42,6 +43,11 @@ class NodePairLatency(msgspec.Struct, frozen=True):
     link: ZoneLink
     latency_us: float
 
+    @property
+    def nodes(self) -> tuple[str, str]:
+        """Origin, destination."""
+        return self.origin, self.destination
+
 
 class Consensus(msgspec.Struct, frozen=True):
     """The agreed latencies, outlier nodes and disputed links.
@@ -64,14 +70,14 @@ class Consensus(msgspec.Struct, frozen=True):
 def find_consensus(
     latencies: Iterable[NodePairLatency],
     agreed_us_by_link: Mapping[ZoneLink, float],
-    previously_disputed: Collection[ZoneLink] = (),
+    previously_disputed_links: Collection[ZoneLink] = (),
 ) -> Consensus:
     """Find the latency that most reporters of each link agree on, and the outliers.
 
     Args:
         latencies: latencies that are not stale, at most one per directed pair of nodes.
         agreed_us_by_link: the last agreed latencies; links without one may be missing.
-        previously_disputed: links that were disputed at the last call.
+        previously_disputed_links: links that were disputed at the last call.
     """
     # The outcome must not depend on the order of ``latencies``.
     ordered = sorted(latencies, key=lambda latency: (latency.link, latency.origin, latency.destination))
@@ -86,7 +92,7 @@ def find_consensus(
         for latency in suspects:
             latencies_by_link[latency.link].remove(latency)
             ignored.add(latency)
-    disputed_links = _resolve_disputes(latencies_by_link, ignored, agreed_us_by_link, previously_disputed)
+    disputed_links = _resolve_disputes(latencies_by_link, ignored, agreed_us_by_link, previously_disputed_links)
     latency_us_by_link = {link: _median_us(counted) for link, counted in latencies_by_link.items() if counted}
     return Consensus(
         latency_us_by_link=latency_us_by_link,
@@ -95,7 +101,7 @@ def find_consensus(
         },
         disputed_links=disputed_links,
         error_us_by_outlier=_find_outliers(ordered, ignored, latency_us_by_link),
-        ignored_pairs=frozenset((latency.origin, latency.destination) for latency in ignored),
+        ignored_pairs=frozenset(latency.nodes for latency in ignored),
     )
 
 
@@ -117,22 +123,31 @@ def contradicts(latency_us: float, other_us: float, *, share: float = 1.0) -> bo
     return abs(latency_us - other_us) > share * max(CONTRADICTION_RATIO * max(latency_us, other_us), CONTRADICTION_US)
 
 
-def _find_contradictions(
-    latencies_by_link: Mapping[ZoneLink, list[NodePairLatency]],
-) -> tuple[dict[str, list[NodePairLatency]], dict[str, int]]:
-    """Contradicted latencies by node, and by node the number of its latencies on links with several latencies."""
-    contradicted: dict[str, list[NodePairLatency]] = defaultdict(list)
-    counts: dict[str, int] = defaultdict(int)
+class _Contradictions(NamedTuple):
+    """By node: its contradicted latencies, and the number of its latencies on links with several latencies."""
+
+    latencies_by_node: Mapping[str, list[NodePairLatency]]
+    compared_count_by_node: Mapping[str, int]
+
+    def severity(self, node: str) -> tuple[float, int]:
+        """Share and number of the node's latencies that are contradicted."""
+        contradicted_count = len(self.latencies_by_node.get(node, ()))
+        return contradicted_count / max(1, self.compared_count_by_node.get(node, 0)), contradicted_count
+
+
+def _find_contradictions(latencies_by_link: Mapping[ZoneLink, list[NodePairLatency]]) -> _Contradictions:
+    contradicted_by_node: dict[str, list[NodePairLatency]] = defaultdict(list)
+    compared_count_by_node: dict[str, int] = defaultdict(int)
     for latencies in latencies_by_link.values():
         if len(latencies) < 2:
             continue
         for latency in latencies:
             others_us = _median_of_others_us(latency, latencies)
-            for node in (latency.origin, latency.destination):
-                counts[node] += 1
+            for node in latency.nodes:
+                compared_count_by_node[node] += 1
                 if others_us is not None and contradicts(latency.latency_us, others_us):
-                    contradicted[node].append(latency)
-    return contradicted, counts
+                    contradicted_by_node[node].append(latency)
+    return _Contradictions(contradicted_by_node, compared_count_by_node)
 
 
 def _median_of_others_us(latency: NodePairLatency, latencies: Iterable[NodePairLatency]) -> float | None:
@@ -156,31 +171,36 @@ def _find_suspects(latencies_by_link: Mapping[ZoneLink, list[NodePairLatency]]) 
 
     If one node is contradicted most, these are its contradicted latencies; else the latencies of a link that contradict its majority.
     """
-    contradicted, counts = _find_contradictions(latencies_by_link)
-
-    def severity(node: str) -> tuple[float, int]:
-        number = len(contradicted.get(node, ()))
-        return number / max(1, counts.get(node, 0)), number
-
-    for node in sorted(sorted(contradicted), key=severity, reverse=True):
-        suspects = contradicted[node]
-        is_minority = len(suspects) < MIN_CONTRADICTIONS or 2 * len(suspects) <= counts[node]
+    contradictions = _find_contradictions(latencies_by_link)
+    severity = contradictions.severity
+    for node in sorted(sorted(contradictions.latencies_by_node), key=severity, reverse=True):
+        suspects = contradictions.latencies_by_node[node]
+        is_minority = (
+            len(suspects) < MIN_CONTRADICTIONS or 2 * len(suspects) <= contradictions.compared_count_by_node[node]
+        )
         if is_minority or _lacks_majority(suspects, latencies_by_link):
             continue
         # The partners of a bad node are contradicted too, but only in the pair with this node.
-        partners = {s.destination if s.origin == node else s.origin for s in suspects}
+        partners = {partner for suspect in suspects for partner in suspect.nodes if partner != node}
         if all(severity(node) > severity(partner) for partner in partners):
             # If the node is one end of every latency of a link, nothing else shows which end is at fault.
-            undecided = {
-                s.link for s in suspects if all(node in (n.origin, n.destination) for n in latencies_by_link[s.link])
+            undecided_links = {
+                suspect.link
+                for suspect in suspects
+                if all(node in latency.nodes for latency in latencies_by_link[suspect.link])
             }
-            return [s for s in suspects if s.origin == node or s.link not in undecided]
+            return [suspect for suspect in suspects if suspect.origin == node or suspect.link not in undecided_links]
+    return _find_outvoted(latencies_by_link)
+
+
+def _find_outvoted(latencies_by_link: Mapping[ZoneLink, list[NodePairLatency]]) -> list[NodePairLatency]:
+    """The latencies that contradict the majority of their link, of the first such link."""
     for latencies in latencies_by_link.values():
         if len(latencies) >= 3:
             median_us = statistics.median(latency.latency_us for latency in latencies)
             outvoted = [latency for latency in latencies if contradicts(latency.latency_us, median_us)]
-            majority = {latency.origin for latency in latencies if latency not in outvoted}
-            if outvoted and 2 * len(outvoted) < len(latencies) and len(majority) > 1:
+            majority_reporters = {latency.origin for latency in latencies if latency not in outvoted}
+            if outvoted and 2 * len(outvoted) < len(latencies) and len(majority_reporters) > 1:
                 return outvoted
     return []
 
@@ -197,7 +217,7 @@ def _resolve_disputes(
     latencies_by_link: dict[ZoneLink, list[NodePairLatency]],
     ignored: set[NodePairLatency],
     agreed_us_by_link: Mapping[ZoneLink, float],
-    previously_disputed: Collection[ZoneLink],
+    previously_disputed_links: Collection[ZoneLink],
 ) -> frozenset[ZoneLink]:
     """Ignore one of two reporters that contradict each other, and single reporters with implausible latencies; returns the disputed links.
 
@@ -207,7 +227,7 @@ def _resolve_disputes(
     disputed: set[ZoneLink] = set()
     for link, latencies in latencies_by_link.items():
         medians_us = [_median_us(report) for report in _group_by_reporter(latencies).values()]
-        share = RESOLVED_SHARE if link in previously_disputed else 1.0
+        share = RESOLVED_SHARE if link in previously_disputed_links else 1.0
         if len(medians_us) == 2 and contradicts(*medians_us, share=share):
             disputed.add(link)
     undisputed_us_by_link = {
@@ -224,10 +244,11 @@ def _resolve_disputes(
         and (us < triangle_minimum_us(link, undisputed_us_by_link) or _has_contradictions(latencies_by_link[link]))
     }
     for link in sorted(disputed | implausible):
-        rejected_latencies = latencies = latencies_by_link[link]
+        rejected_latencies = latencies_by_link[link]
         if link in disputed:
-            rejected_latencies = _choose_rejected(link, latencies, agreed_us_by_link.get(link), undisputed_us_by_link)
-        latencies_by_link[link] = [latency for latency in latencies if latency not in rejected_latencies]
+            agreed_us = agreed_us_by_link.get(link)
+            rejected_latencies = _choose_rejected(link, rejected_latencies, agreed_us, undisputed_us_by_link)
+        latencies_by_link[link] = [n for n in latencies_by_link[link] if n not in rejected_latencies]
         ignored.update(rejected_latencies)
     return frozenset(disputed | implausible)
 
@@ -256,7 +277,7 @@ def _choose_rejected(
     if _median_us(low) < triangle_minimum_us(link, undisputed_us_by_link):
         return low
     # A slow node raises a latency, so the higher latency is rejected. A node that both reports share may have forged the lower one.
-    low_nodes, high_nodes = ({node for n in report for node in (n.origin, n.destination)} for report in (low, high))
+    low_nodes, high_nodes = ({node for latency in report for node in latency.nodes} for report in (low, high))
     return low if low_nodes & high_nodes else high
 
 
@@ -292,26 +313,28 @@ def _find_outliers(
     An ignored latency counts against the end with the larger share of ignored latencies; if the shares are equal, against the reporter.
     A node is an outlier if at least half of its latencies count against it, or most of the latencies that it reported.
     """
-    reported_counts = Counter(latency.origin for latency in latencies)
-    counts = Counter(node for latency in latencies for node in (latency.origin, latency.destination))
-    ignored_counts = Counter(node for latency in ignored for node in (latency.origin, latency.destination))
-    blamed_latencies: dict[str, list[NodePairLatency]] = defaultdict(list)
+    reported_count_by_node = Counter(latency.origin for latency in latencies)
+    count_by_node = Counter(node for latency in latencies for node in latency.nodes)
+    ignored_count_by_node = Counter(node for latency in ignored for node in latency.nodes)
+    blamed_latencies_by_node: dict[str, list[NodePairLatency]] = defaultdict(list)
+
+    def blame(node: str) -> tuple[float, int]:
+        return ignored_count_by_node[node] / count_by_node[node], ignored_count_by_node[node]
+
     for latency in ignored:
-        origin_blame, destination_blame = (
-            (ignored_counts[node] / counts[node], ignored_counts[node])
-            for node in (latency.origin, latency.destination)
-        )
-        blamed_latencies[latency.destination if destination_blame > origin_blame else latency.origin].append(latency)
+        blamed_node = max(latency.nodes, key=blame)  # of two equal ones the first: the reporter
+        blamed_latencies_by_node[blamed_node].append(latency)
 
     def is_outlier(node: str) -> bool:
-        bad_reports = sum(latency.origin == node for latency in blamed_latencies[node])
-        is_bad_reporter = bad_reports >= MIN_CONTRADICTIONS and 2 * bad_reports > reported_counts[node]
-        return 2 * len(blamed_latencies[node]) >= counts[node] or is_bad_reporter
+        bad_reports = sum(latency.origin == node for latency in blamed_latencies_by_node[node])
+        is_bad_reporter = bad_reports >= MIN_CONTRADICTIONS and 2 * bad_reports > reported_count_by_node[node]
+        return 2 * len(blamed_latencies_by_node[node]) >= count_by_node[node] or is_bad_reporter
 
     return {
         node: statistics.median(
-            n.latency_us - latency_us_by_link.get(n.link, n.latency_us) for n in blamed_latencies[node]
+            latency.latency_us - latency_us_by_link.get(latency.link, latency.latency_us)
+            for latency in blamed_latencies_by_node[node]
         )
-        for node in sorted(blamed_latencies)
+        for node in sorted(blamed_latencies_by_node)
         if is_outlier(node)
     }

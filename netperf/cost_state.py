@@ -39,6 +39,11 @@ class NodePairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     added_at_s: float = 0.0
     ignored_since_s: float | None = None
 
+    @property
+    def nodes(self) -> tuple[str, str]:
+        """Origin node, destination node."""
+        return self.origin.node, self.destination.node
+
 
 class ZonePairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The state of a directed pair of zones, which survives changes of its pairs of nodes.
@@ -74,7 +79,7 @@ CostState = dict[ZonePair, ZonePairState]
 
 
 def restore_state(
-    written_costs: Mapping[ZonePair, int], policy: CostPolicy, now_s: float, latencies: Latencies | None = None
+    written_cost_by_pair: Mapping[ZonePair, int], policy: CostPolicy, now_s: float, latencies: Latencies | None = None
 ) -> CostState:
     """The state after a restart, from the costs and latencies in the NetworkTopology. Costs below `MIN_ZONE_COST` are not restored.
 
@@ -82,7 +87,7 @@ def restore_state(
     """
     latencies = latencies or Latencies()
     state: CostState = {}
-    for pair, cost in written_costs.items():
+    for pair, cost in written_cost_by_pair.items():
         if cost < MIN_ZONE_COST:
             continue
         latency_us, error_us = latencies.latency_us(*pair), latencies.error_us_by_pair.get(pair, 0)
@@ -103,18 +108,18 @@ def restore_state(
     return state
 
 
-def resume_state(earlier: CostState, restored: CostState) -> CostState:
+def resume_state(earlier_state: CostState, restored: CostState) -> CostState:
     """The restored state with the samples, failures and times of an earlier leadership of this process.
 
     Times come from the earlier state, because a new leadership must not make an old latency younger.
 
     Args:
-        earlier: the result of `compute_costs`, by the same clock.
+        earlier_state: the result of `compute_costs`, by the same clock.
         restored: the result of `restore_state`.
     """
     resumed: CostState = {}
     for pair, new in restored.items():
-        old = earlier.get(pair, new)
+        old = earlier_state.get(pair, new)
         last_good_at_s = new.last_good_at_s if old.last_good_us is None else min(new.last_good_at_s, old.last_good_at_s)
         resumed[pair] = msgspec.structs.replace(
             new, node_pairs=old.node_pairs, failures=old.failures, last_good_at_s=last_good_at_s
@@ -180,12 +185,12 @@ def starting_latency_us(pair: ZonePairState, reverse: ZonePairState | None) -> f
 
 def find_node_pair(sample: Sample, node_pairs: Iterable[NodePairState]) -> NodePairState | None:
     """The state of the sample's pair of nodes and test; None if absent. Samples of netperf and of datagrams share a state."""
-
-    def key(origin: NodeLocation, destination: NodeLocation, test: Test, prober: ProberName) -> tuple[object, ...]:
-        return origin.node, destination.node, test, prober == "external"
-
-    sample_key = key(sample.origin, sample.destination, sample.measurement.test, sample.measurement.prober)
-    return next((p for p in node_pairs if key(p.origin, p.destination, p.test, p.prober) == sample_key), None)
+    nodes, measurement = (sample.origin.node, sample.destination.node), sample.measurement
+    for node_pair in node_pairs:
+        has_same_source = (node_pair.prober == "external") == (measurement.prober == "external")
+        if node_pair.nodes == nodes and node_pair.test == measurement.test and has_same_source:
+            return node_pair
+    return None
 
 
 def _update_node_pair(
@@ -237,5 +242,5 @@ def prober_rank(node_pair: NodePairState) -> int:
 def choose_representative(node_pairs: Iterable[NodePairState]) -> NodePairState | None:
     """The pair of nodes with the median latency among those with the best `prober_rank`; None without pairs of nodes."""
     ranked = sorted(node_pairs, key=lambda p: (prober_rank(p), p.smoothed.latency_us, p.origin, p.destination))
-    best = [p for p in ranked if prober_rank(p) == prober_rank(ranked[0])]
-    return best[(len(best) - 1) // 2] if best else None
+    best_ranked = [p for p in ranked if prober_rank(p) == prober_rank(ranked[0])]
+    return best_ranked[(len(best_ranked) - 1) // 2] if best_ranked else None

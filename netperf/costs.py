@@ -83,11 +83,11 @@ class ZoneCosts(msgspec.Struct, frozen=True, kw_only=True):
 
     def latencies(self) -> Latencies:
         """The latencies of the costs in whole microseconds, with error bars, and the unreachable pairs."""
-        reachable = {pair: entry for pair, entry in self.by_zone_pair.items() if entry.basis != "unreachable"}
+        reachable = {pair: cost for pair, cost in self.by_zone_pair.items() if cost.basis != "unreachable"}
         return Latencies(
-            {pair: max(1, round(entry.latency_us)) for pair, entry in reachable.items()},
-            {pair: round_up_error(entry.error_us) for pair, entry in reachable.items()},
-            frozenset(pair for pair, entry in self.by_zone_pair.items() if entry.basis == "unreachable"),
+            {pair: max(1, round(cost.latency_us)) for pair, cost in reachable.items()},
+            {pair: round_up_error(cost.error_us) for pair, cost in reachable.items()},
+            frozenset(self.by_zone_pair.keys() - reachable.keys()),
         )
 
 
@@ -126,32 +126,32 @@ def compute_costs(
     pairs = [(a, b) for a in sorted(region_by_zone) for b in sorted(region_by_zone) if a != b]
     state = {pair: state.get(pair, ZonePairState()) for pair in pairs}
     fresh_node_pairs = {pair: _select_fresh_node_pairs(state[pair], policy, now_s, stale_s) for pair in pairs}
-    unreachable = {link for link in {link_between(*p) for p in pairs} if _is_unreachable(link, state, fresh_node_pairs)}
-    consensus = _find_consensus(fresh_node_pairs, state, unreachable)
+    links = {link_between(*pair) for pair in pairs}
+    unreachable_links = {link for link in links if _is_unreachable(link, state, fresh_node_pairs)}
+    consensus = _find_consensus(fresh_node_pairs, state, unreachable_links)
     measured_latencies = {
         p: latency for p in pairs if (latency := _find_measured_latency(p, fresh_node_pairs, consensus)) is not None
     }
-    reachable = [p for p in pairs if link_between(*p) not in unreachable]
-    latencies = _choose_latencies(reachable, measured_latencies, state, fresh_node_pairs, oldest_at_s)
-    latencies |= {p: _unreachable_latency(state[p], now_s) for p in pairs if link_between(*p) in unreachable}
-    entries: dict[ZonePair, ZoneCost] = {}
+    reachable_pairs = [p for p in pairs if link_between(*p) not in unreachable_links]
+    latencies = _choose_latencies(reachable_pairs, measured_latencies, state, fresh_node_pairs, oldest_at_s)
+    latencies |= {p: _unreachable_latency(state[p], now_s) for p in pairs if link_between(*p) in unreachable_links}
+    cost_by_pair: dict[ZonePair, ZoneCost] = {}
     new_state: CostState = {}
     for pair in pairs:
-        old, latency, measured = state[pair], latencies.get(pair), measured_latencies.get(pair)
-        entry = None if latency is None else _compute_entry(latency, measured, old, policy, now_s)
-        if entry is not None:
-            entries[pair] = entry
+        pair_state, latency, measured = state[pair], latencies.get(pair), measured_latencies.get(pair)
+        if latency is not None:
+            cost_by_pair[pair] = _compute_cost(latency, pair_state, policy, now_s)
         new_state[pair] = msgspec.structs.replace(
-            _update_pair(old, latency, measured, None if entry is None else entry.cost),
-            node_pairs=_mark_ignored(old.node_pairs, consensus, now_s),
+            _update_pair(pair_state, measured, cost_by_pair.get(pair)),
+            node_pairs=_mark_ignored(pair_state.node_pairs, consensus, now_s),
             is_disputed=link_between(*pair) in consensus.disputed_links,
         )
     ignored_before_s = now_s - OUTLIER_REPORT_ROUNDS * interval_s
     error_us_by_outlier, disputed_links = _select_persistent_outliers(consensus, new_state, ignored_before_s)
     costs = ZoneCosts(
-        by_zone_pair=entries,
-        cost_by_region_pair=compute_region_costs(entries, region_by_zone),
-        absent_pairs=tuple(pair for pair in pairs if pair not in entries),
+        by_zone_pair=cost_by_pair,
+        cost_by_region_pair=compute_region_costs(cost_by_pair, region_by_zone),
+        absent_pairs=tuple(pair for pair in pairs if pair not in cost_by_pair),
         error_us_by_outlier=error_us_by_outlier,
         disputed_links=disputed_links,
     )
@@ -187,22 +187,24 @@ def _choose_latencies(
     return latencies
 
 
-def _unreachable_latency(old: ZonePairState, now_s: float) -> _ZonePairLatency:
+def _unreachable_latency(pair_state: ZonePairState, now_s: float) -> _ZonePairLatency:
     """The last good latency of an unreachable pair, or 0 without one."""
-    seen_at_s = now_s if old.last_good_us is None else old.last_good_at_s
-    return _ZonePairLatency(old.last_good_us or 0.0, "unreachable", seen_at_s)
+    seen_at_s = now_s if pair_state.last_good_us is None else pair_state.last_good_at_s
+    return _ZonePairLatency(pair_state.last_good_us or 0.0, "unreachable", seen_at_s)
 
 
-def _compute_entry(
-    latency: _ZonePairLatency, measured: _ZonePairLatency | None, old: ZonePairState, policy: CostPolicy, now_s: float
-) -> ZoneCost:
-    """The entry of a latency. Without hysteresis a measured one replaces an inferred cost, and one of a full window a cost from fewer."""
-    is_more_reliable = measured is not None and measured.has_full_window and not old.has_full_window
-    skips_hysteresis = is_more_reliable or (measured is not None and old.is_inferred)
+def _compute_cost(latency: _ZonePairLatency, pair_state: ZonePairState, policy: CostPolicy, now_s: float) -> ZoneCost:
+    """The cost of a latency, with hysteresis against the current cost.
+
+    A measured latency replaces an inferred cost without hysteresis, and so does a latency of full windows a cost from fewer samples.
+    """
+    is_measured = latency.basis in {"measured", "mirrored"}
+    is_more_reliable = pair_state.is_inferred or (latency.has_full_window and not pair_state.has_full_window)
+    current_cost = None if is_measured and is_more_reliable else pair_state.cost
     if latency.basis == "unreachable":
         cost = policy.unreachable_cost
     else:
-        cost = cost_with_hysteresis(None if skips_hysteresis else old.cost, latency.latency_us, latency.mad_us, policy)
+        cost = cost_with_hysteresis(current_cost, latency.latency_us, latency.mad_us, policy)
     return ZoneCost(
         cost=cost,
         latency_us=latency.latency_us,
@@ -213,27 +215,25 @@ def _compute_entry(
     )
 
 
-def _update_pair(
-    old: ZonePairState, latency: _ZonePairLatency | None, measured: _ZonePairLatency | None, cost: int | None
-) -> ZonePairState:
-    """The pair's state with its cost and its measured latency."""
-    basis = None if latency is None else latency.basis
-    is_unreachable = basis == "unreachable"
+def _update_pair(pair_state: ZonePairState, measured: _ZonePairLatency | None, cost: ZoneCost | None) -> ZonePairState:
+    """The pair's state with its new cost, and with its measured latency if there is one."""
+    basis = None if cost is None else cost.basis
     if measured is not None:
-        old = msgspec.structs.replace(
-            old,
+        pair_state = msgspec.structs.replace(
+            pair_state,
             last_good_us=measured.latency_us,
             last_good_at_s=measured.seen_at_s,
             error_us=measured.error_us,
             is_unverified=False,
-            has_full_window=old.has_full_window or measured.has_full_window,
+            has_full_window=pair_state.has_full_window or measured.has_full_window,
         )
+    if basis != "unreachable":  # An unreachable pair keeps its last cost.
+        pair_state = msgspec.structs.replace(pair_state, cost=None if cost is None else cost.cost)
     return msgspec.structs.replace(
-        old,
-        cost=old.cost if is_unreachable else cost,
-        is_unreachable=is_unreachable,
+        pair_state,
+        is_unreachable=basis == "unreachable",
         # A stale latency keeps an inferred cost inferred.
-        is_inferred=basis == "inferred" or (basis == "stale" and old.is_inferred),
+        is_inferred=basis == "inferred" or (basis == "stale" and pair_state.is_inferred),
     )
 
 
@@ -244,15 +244,15 @@ def _select_persistent_outliers(
 
     Nodes measure at different times, so after a change they contradict each other for a round.
     """
-    ignored = [
-        (link_between(*pair), {p.origin.node, p.destination.node})
-        for pair, pair_state in state.items()
-        for p in pair_state.node_pairs
-        if p.ignored_since_s is not None and p.ignored_since_s < ignored_before_s
-    ]
-    nodes = {node for _, ends in ignored for node in ends}
+    nodes: set[str] = set()
+    links: set[ZoneLink] = set()
+    for pair, pair_state in state.items():
+        for node_pair in pair_state.node_pairs:
+            if node_pair.ignored_since_s is not None and node_pair.ignored_since_s < ignored_before_s:
+                nodes.update(node_pair.nodes)
+                links.add(link_between(*pair))
     error_us_by_outlier = {node: us for node, us in consensus.error_us_by_outlier.items() if node in nodes}
-    return error_us_by_outlier, consensus.disputed_links & {link for link, _ in ignored}
+    return error_us_by_outlier, consensus.disputed_links & links
 
 
 def _select_fresh_node_pairs(
@@ -266,7 +266,7 @@ def _select_fresh_node_pairs(
 
     state_by_nodes: dict[tuple[str, str], NodePairState] = {}
     for node_pair in sorted(filter(is_fresh, pair.node_pairs), key=prober_rank):
-        state_by_nodes.setdefault((node_pair.origin.node, node_pair.destination.node), node_pair)
+        state_by_nodes.setdefault(node_pair.nodes, node_pair)
     return tuple(state_by_nodes.values())
 
 
@@ -279,7 +279,7 @@ def _is_unreachable(link: ZoneLink, state: CostState, fresh_node_pairs: _FreshNo
     failures = [failure for pair in directions for failure in state[pair].failures]
     failed_pairs = {(failure.origin.node, failure.destination.node) for failure in failures}
     measured_node_pairs = (p for pair in directions for p in fresh_node_pairs[pair] if p.prober != "external")
-    if any((p.origin.node, p.destination.node) not in failed_pairs for p in measured_node_pairs):
+    if any(p.nodes not in failed_pairs for p in measured_node_pairs):
         return False
     if not failures:
         return any(state[pair].is_unreachable for pair in directions)
@@ -288,12 +288,12 @@ def _is_unreachable(link: ZoneLink, state: CostState, fresh_node_pairs: _FreshNo
     return all(not failure.has_answered and failure.failures_in_a_row >= required_failures for failure in failures)
 
 
-def _find_consensus(fresh_node_pairs: _FreshNodePairs, state: CostState, unreachable: set[ZoneLink]) -> Consensus:
+def _find_consensus(fresh_node_pairs: _FreshNodePairs, state: CostState, unreachable_links: set[ZoneLink]) -> Consensus:
     """The consensus of our agents' fresh latencies of the reachable links."""
     latencies = [
-        NodePairLatency(p.origin.node, p.destination.node, link_between(*pair), p.smoothed.latency_us)
+        NodePairLatency(*p.nodes, link_between(*pair), p.smoothed.latency_us)
         for pair, node_pairs in fresh_node_pairs.items()
-        if link_between(*pair) not in unreachable
+        if link_between(*pair) not in unreachable_links
         for p in node_pairs
         if p.prober != "external"
     ]
@@ -307,7 +307,7 @@ def _mark_ignored(node_pairs: Iterable[NodePairState], consensus: Consensus, now
     marked_node_pairs: list[NodePairState] = []
     for node_pair in node_pairs:
         since_s = now_s if node_pair.ignored_since_s is None else node_pair.ignored_since_s
-        is_ignored = (node_pair.origin.node, node_pair.destination.node) in consensus.ignored_pairs
+        is_ignored = node_pair.nodes in consensus.ignored_pairs
         marked_node_pairs.append(msgspec.structs.replace(node_pair, ignored_since_s=since_s if is_ignored else None))
     return tuple(marked_node_pairs)
 
@@ -320,25 +320,25 @@ def _find_measured_latency(
     latency_us = consensus.latency_us_by_link.get(link)
     if latency_us is None:
         return _find_external_latency(pair, fresh_node_pairs)
-    counted = [
+    counted_node_pairs = [
         p
         for p in (*fresh_node_pairs[pair], *fresh_node_pairs[pair[::-1]])
-        if p.prober != "external" and (p.origin.node, p.destination.node) not in consensus.ignored_pairs
+        if p.prober != "external" and p.nodes not in consensus.ignored_pairs
     ]
-    fewest_samples = min(p.smoothed.count for p in counted)
-    mad_us = min(p.smoothed.mad_us for p in counted)
+    fewest_samples = min(p.smoothed.count for p in counted_node_pairs)
+    mad_us = min(p.smoothed.mad_us for p in counted_node_pairs)
     noise_us = 2 * mad_us / math.sqrt(max(1, fewest_samples))
     spread_us = consensus.spread_us_by_link.get(link) or 0.0
-    error_us = max(noise_us, spread_us * 1.5 / math.sqrt(len(counted)), MIN_ERROR_US)
+    error_us = max(noise_us, spread_us * 1.5 / math.sqrt(len(counted_node_pairs)), MIN_ERROR_US)
     if link in consensus.disputed_links:
         error_us = max(error_us, INFERRED_ERROR_RATIO * latency_us)
     return _ZonePairLatency(
         latency_us=latency_us,
         mad_us=mad_us,
-        basis="measured" if any(p in counted for p in fresh_node_pairs[pair]) else "mirrored",
-        seen_at_s=max(p.sighting.first_seen_at_s for p in counted),
+        basis="measured" if any(p in counted_node_pairs for p in fresh_node_pairs[pair]) else "mirrored",
+        seen_at_s=max(p.sighting.first_seen_at_s for p in counted_node_pairs),
         error_us=error_us,
-        node_pair_count=len(counted),
+        node_pair_count=len(counted_node_pairs),
         has_full_window=fewest_samples >= WINDOW_SAMPLES,
     )
 
@@ -349,9 +349,8 @@ def _find_external_latency(pair: ZonePair, fresh_node_pairs: _FreshNodePairs) ->
     for direction, basis in bases.items():
         best = choose_representative(p for p in fresh_node_pairs[direction] if p.prober == "external")
         if best is not None:
-            us = best.smoothed.latency_us
-            seen_at_s = best.sighting.first_seen_at_s
-            return _ZonePairLatency(us, basis, seen_at_s, STALE_ERROR_RATIO * us, node_pair_count=1)
+            latency_us, seen_at_s = best.smoothed.latency_us, best.sighting.first_seen_at_s
+            return _ZonePairLatency(latency_us, basis, seen_at_s, STALE_ERROR_RATIO * latency_us, node_pair_count=1)
     return None
 
 
@@ -379,15 +378,17 @@ def _find_last_good_latency(
 
 
 def compute_region_costs(
-    entries: Mapping[ZonePair, ZoneCost], region_by_zone: Mapping[str, str]
+    cost_by_pair: Mapping[ZonePair, ZoneCost], region_by_zone: Mapping[str, str]
 ) -> dict[ZonePair, int]:
     """Cost of each directed pair of different regions: the median (nearest rank) of the costs between their zones.
 
     Costs have hysteresis, so their median is more stable than that of latencies. Zones without a region do not count.
     """
-    zone_costs: dict[ZonePair, list[int]] = defaultdict(list)
-    for (origin, destination), entry in entries.items():
+    zone_costs_by_regions: dict[ZonePair, list[int]] = defaultdict(list)
+    for (origin, destination), zone_cost in cost_by_pair.items():
         regions = (region_by_zone.get(origin, ""), region_by_zone.get(destination, ""))
         if all(regions) and regions[0] != regions[1]:
-            zone_costs[regions].append(entry.cost)
-    return {pair: sorted(costs)[nearest_rank(50.0, len(costs)) - 1] for pair, costs in sorted(zone_costs.items())}
+            zone_costs_by_regions[regions].append(zone_cost.cost)
+    return {
+        pair: sorted(costs)[nearest_rank(50.0, len(costs)) - 1] for pair, costs in sorted(zone_costs_by_regions.items())
+    }

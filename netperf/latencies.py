@@ -1,4 +1,4 @@
-"""Encodes latencies in microseconds in an annotation of the NetworkTopology.
+"""Latencies of zone pairs: their annotation on the NetworkTopology, its hysteresis, and the inference of missing latencies.
 
 ``networkCost`` has whole units and hysteresis, because limits are compared with it. Between the zones of most clouds it is 2 for every
 pair. Plans need finer values, so the controller publishes the latency of every directed pair of zones. The latencies are in an annotation,
@@ -126,12 +126,18 @@ def apply_hysteresis(written: Latencies, fresh: Latencies) -> Latencies:
     Otherwise every latency that changed by more than half of the hysteresis is written too, because it would soon cause another write.
     Changed error bars alone do not cause a write.
     """
-    old_us, new_us = written.latency_us_by_pair, fresh.latency_us_by_pair
-    has_same_pairs = old_us.keys() == new_us.keys() and written.unreachable_pairs == fresh.unreachable_pairs
-    if has_same_pairs and not any(_differs(old_us[pair], us, 1.0) for pair, us in new_us.items()):
+    old_us_by_pair, new_us_by_pair = written.latency_us_by_pair, fresh.latency_us_by_pair
+    has_same_pairs = (
+        old_us_by_pair.keys() == new_us_by_pair.keys() and written.unreachable_pairs == fresh.unreachable_pairs
+    )
+    if has_same_pairs and not any(_differs(old_us_by_pair[pair], us, 1.0) for pair, us in new_us_by_pair.items()):
         return written
-    kept_us = {pair: us for pair, us in old_us.items() if pair in new_us and not _differs(us, new_us[pair], 0.5)}
-    return Latencies({**new_us, **kept_us}, fresh.error_us_by_pair, fresh.unreachable_pairs)
+    kept_us_by_pair = {
+        pair: us
+        for pair, us in old_us_by_pair.items()
+        if pair in new_us_by_pair and not _differs(us, new_us_by_pair[pair], 0.5)
+    }
+    return Latencies({**new_us_by_pair, **kept_us_by_pair}, fresh.error_us_by_pair, fresh.unreachable_pairs)
 
 
 def _differs(written_us: float, new_us: float, hysteresis_share: float) -> bool:
@@ -146,21 +152,21 @@ def round_up_error(value_us: float) -> int:
     return -(-whole // step) * step
 
 
-def infer_latencies_us(zones: Sequence[str], measured_us: Mapping[ZonePair, float]) -> dict[ZonePair, float]:
-    """Latencies of directed pairs that are missing from ``measured_us`` and have a path over other zones, by the shortest path.
+def infer_latencies_us(zones: Sequence[str], measured_us_by_pair: Mapping[ZonePair, float]) -> dict[ZonePair, float]:
+    """Latencies of directed pairs that are missing from ``measured_us_by_pair`` and have a path over other zones, by the shortest path.
 
     The direct path may be slower or faster, so callers mark these latencies as inferred. The algorithm is Dijkstra's without a heap, which
     is faster for dense graphs.
     """
-    edges_us = [[measured_us.get((a, b), math.inf) for b in zones] for a in zones]
-    inferred: dict[ZonePair, float] = {}
+    edges_us = [[measured_us_by_pair.get((a, b), math.inf) for b in zones] for a in zones]
+    inferred_us_by_pair: dict[ZonePair, float] = {}
     for i, origin in enumerate(zones):
         missing_indices = [j for j, us in enumerate(edges_us[i]) if j != i and us == math.inf]
         if not missing_indices:
             continue
         paths_us = _shortest_paths_us(i, edges_us)
-        inferred |= {(origin, zones[j]): paths_us[j] for j in missing_indices if paths_us[j] < math.inf}
-    return inferred
+        inferred_us_by_pair |= {(origin, zones[j]): paths_us[j] for j in missing_indices if paths_us[j] < math.inf}
+    return inferred_us_by_pair
 
 
 def _shortest_paths_us(start: int, edges_us: Sequence[Sequence[float]]) -> list[float]:

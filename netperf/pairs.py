@@ -130,7 +130,7 @@ class _PairKey(msgspec.Struct, frozen=True, order=True):
 
 
 class _PairNodes(msgspec.Struct, frozen=True):
-    """The nodes of a `_PairKey` in ``zone_a`` and ``zone_b`` (None until they are chosen), and the rotation."""
+    """The nodes of a pair in ``zone_a`` and ``zone_b`` of its key (None until they are chosen), and the number of the rotation."""
 
     node_a: str | None
     node_b: str | None
@@ -138,44 +138,43 @@ class _PairNodes(msgspec.Struct, frozen=True):
 
 
 def plan_probes(
-    nodes: Iterable[ProbeNode], options: PlanOptions, previous: Mapping[str, ZonePlan] | None, now_s: float
+    nodes: Iterable[ProbeNode], options: PlanOptions, previous_plans: Mapping[str, ZonePlan], now_s: float
 ) -> ProbePlan:
     """Plan the probes of all zones.
 
     Args:
         nodes: every node of the cluster.
         options: options of the plan.
-        previous: the current plans by origin zone, as decoded from their objects; None or empty to start over.
+        previous_plans: the current plans by origin zone, as decoded from their objects; empty to start over.
         now_s: wall clock, seconds since 1970; decides rotations and new epochs.
     """
     peers_by_zone, refusals = select_probe_nodes(nodes)
-    before = previous or {}
     zones = sorted(peers_by_zone)
     keys = _list_pair_keys(peers_by_zone, options)
-    chosen = _choose_nodes(keys, peers_by_zone, _read_previous_nodes(before), options, now_s)
-    old_slots = {_link_of(p): p.slot for plan in before.values() for p in plan.probes if p.pair_index == 0}
-    slot_by_link, slot_count = assign_slots(order_pairs(zones), old_slots)
+    nodes_by_key = _choose_nodes(keys, peers_by_zone, _read_nodes(previous_plans), options, now_s)
+    slot_by_link, slot_count = assign_slots(order_pairs(zones), _read_slots(previous_plans))
     interval_s = max(options.interval_s, slot_count * options.slot_s)
-    probes: dict[str, list[Probe]] = {zone: [] for zone in zones}
+    probes_by_zone: dict[str, list[Probe]] = {zone: [] for zone in zones}
     for key in keys:
         slot = slot_by_link[key.zone_a, key.zone_b] if key.pair_index == 0 else 0
-        probe = _build_probe(key, chosen[key], peers_by_zone, slot)
-        probes[probe.origin.zone].append(probe)
-    shards = assign_shards(zones, RESULTS_NAME, {z: p.results_name for z, p in before.items()})
+        probe = _build_probe(key, nodes_by_key[key], peers_by_zone, slot)
+        probes_by_zone[probe.origin.zone].append(probe)
+    results_name_by_zone = {zone: plan.results_name for zone, plan in previous_plans.items()}
+    shard_by_zone = assign_shards(zones, RESULTS_NAME, results_name_by_zone)
     plans = [
         ZonePlan(
             zone=zone,
             epoch=0,
             interval_s=interval_s,
             slot_count=slot_count,
-            results_name=shards[zone],
+            results_name=shard_by_zone[zone],
             settings=options.settings,
-            probes=_sort_and_drop_repeated(probes[zone]),
+            probes=_sort_and_drop_repeated(probes_by_zone[zone]),
         )
         for zone in zones
     ]
     return ProbePlan(
-        plan_by_zone={plan.zone: _with_epoch(plan, before.get(plan.zone), now_s) for plan in plans},
+        plan_by_zone={plan.zone: _with_epoch(plan, previous_plans.get(plan.zone), now_s) for plan in plans},
         refusals=refusals,
         link_count=sum(key.pair_index == 0 for key in keys),
         interval_s=interval_s,
@@ -239,54 +238,47 @@ def _link_of(probe: Probe) -> ZoneLink:
     return link_between(probe.origin.zone, probe.destination.zone)
 
 
-def _starts_at_a(key: _PairKey) -> bool:
+def _is_zone_a_origin(key: _PairKey) -> bool:
     """Whether the first zone is the origin: chosen by a hash of both zones, and alternating by pair index."""
     return (_hash(f"{key.zone_a}\0{key.zone_b}\x000") + key.pair_index) % 2 == 0
 
 
-def _read_previous_nodes(previous: Mapping[str, ZonePlan]) -> dict[_PairKey, _PairNodes]:
-    nodes: dict[_PairKey, _PairNodes] = {}
-    for plan in previous.values():
+def _read_slots(plans: Mapping[str, ZonePlan]) -> dict[ZoneLink, int]:
+    return {_link_of(p): p.slot for plan in plans.values() for p in plan.probes if p.pair_index == 0}
+
+
+def _read_nodes(plans: Mapping[str, ZonePlan]) -> dict[_PairKey, _PairNodes]:
+    nodes_by_key: dict[_PairKey, _PairNodes] = {}
+    for plan in plans.values():
         for probe in plan.probes:
             key = _PairKey(*_link_of(probe), probe.pair_index)
-            a, b = (probe.origin, probe.destination) if _starts_at_a(key) else (probe.destination, probe.origin)
-            nodes[key] = _PairNodes(a.node, b.node, probe.rotation)
-    return nodes
+            node_a, node_b = probe.nodes if _is_zone_a_origin(key) else probe.nodes[::-1]
+            nodes_by_key[key] = _PairNodes(node_a, node_b, probe.rotation)
+    return nodes_by_key
 
 
 def _choose_nodes(
     keys: Sequence[_PairKey],
     peers_by_zone: Mapping[str, Mapping[str, Peer]],
-    before: Mapping[_PairKey, _PairNodes],
+    previous_nodes_by_key: Mapping[_PairKey, _PairNodes],
     options: PlanOptions,
     now_s: float,
 ) -> dict[_PairKey, _PairNodes]:
     """Choose the nodes of each pair: the previous ones until the rotation if possible, then others for the rest."""
     chooser = _NodeChooser(keys, peers_by_zone)
-    chosen: dict[_PairKey, _PairNodes] = {}
+    nodes_by_key: dict[_PairKey, _PairNodes] = {}
     for key in keys:
-        old = before.get(key)
-        rotation = _current_rotation(key, options, now_s)
-        if old is None or old.rotation != rotation:
-            chosen[key] = _PairNodes(None, None, rotation)
-            continue
-        a = chooser.keep(key.zone_a, old.node_a)
-        chosen[key] = _PairNodes(a, chooser.keep(key.zone_b, old.node_b), rotation)
-    for key, nodes in chosen.items():
-        if nodes.node_a is not None and nodes.node_b is not None:
-            continue
-        # Different nodes, because all latencies of one reporter count as one.
-        siblings = [
-            _PairKey(key.zone_a, key.zone_b, index) for index in range(options.node_pairs) if index != key.pair_index
-        ]
-        others = {k.pair_index: chosen[k] for k in siblings if k in chosen}
-        same_direction = [other for index, other in others.items() if (index - key.pair_index) % 2 == 0]
-        avoided_a, strictly_avoided_a = {o.node_a for o in others.values()}, {o.node_a for o in same_direction}
-        avoided_b, strictly_avoided_b = {o.node_b for o in others.values()}, {o.node_b for o in same_direction}
-        a = nodes.node_a or chooser.pick(key, key.zone_a, nodes.rotation, avoided_a, strictly_avoided_a)
-        b = nodes.node_b or chooser.pick(key, key.zone_b, nodes.rotation, avoided_b, strictly_avoided_b)
-        chosen[key] = _PairNodes(a, b, nodes.rotation)
-    return chosen
+        rotation, node_a, node_b = _current_rotation(key, options, now_s), None, None
+        previous = previous_nodes_by_key.get(key)
+        if previous is not None and previous.rotation == rotation:
+            node_a, node_b = chooser.keep(key.zone_a, previous.node_a), chooser.keep(key.zone_b, previous.node_b)
+        nodes_by_key[key] = _PairNodes(node_a, node_b, rotation)
+    for key, nodes in nodes_by_key.items():
+        if nodes.node_a is None or nodes.node_b is None:
+            sibling_keys = [_PairKey(key.zone_a, key.zone_b, index) for index in range(options.node_pairs)]
+            siblings = {k.pair_index: nodes_by_key[k] for k in sibling_keys if k != key and k in nodes_by_key}
+            nodes_by_key[key] = chooser.pick_missing(key, nodes, siblings)
+    return nodes_by_key
 
 
 def _current_rotation(key: _PairKey, options: PlanOptions, now_s: float) -> int:
@@ -294,7 +286,7 @@ def _current_rotation(key: _PairKey, options: PlanOptions, now_s: float) -> int:
 
     All pairs of one origin zone and one pair index rotate together. They are in one object, so that a rotation causes a single write.
     """
-    origin_zone = key.zone_a if _starts_at_a(key) else key.zone_b
+    origin_zone = key.zone_a if _is_zone_a_origin(key) else key.zone_b
     phase = _hash(f"rotation\0{origin_zone}") / 2**64
     return math.floor((now_s / ROTATION_S + phase + key.pair_index) / options.node_pairs)
 
@@ -304,21 +296,42 @@ class _NodeChooser:
 
     def __init__(self, keys: Sequence[_PairKey], peers_by_zone: Mapping[str, Mapping[str, Peer]]) -> None:
         pair_counts = Counter(zone for key in keys for zone in (key.zone_a, key.zone_b))
-        self._share = {zone: math.ceil(pair_counts[zone] / len(nodes)) for zone, nodes in peers_by_zone.items()}
-        self._hashes = {zone: {name: _hash(name) for name in nodes} for zone, nodes in peers_by_zone.items()}
-        self._load: dict[str, int] = defaultdict(int)
+        self._share_by_zone = {zone: math.ceil(pair_counts[zone] / len(nodes)) for zone, nodes in peers_by_zone.items()}
+        self._hash_by_node_by_zone = {
+            zone: {name: _hash(name) for name in nodes} for zone, nodes in peers_by_zone.items()
+        }
+        self._load_by_node: dict[str, int] = defaultdict(int)
 
     def keep(self, zone: str, node: str | None) -> str | None:
         """Count and return the node if it may keep the pair: it is usable and has less than twice its share. Else return None.
 
         With a lower limit, a new zone would change pairs of other zones. Rotation evens out the loads.
         """
-        if node is None or node not in self._hashes[zone] or self._load[node] >= 2 * self._share[zone]:
+        if (
+            node is None
+            or node not in self._hash_by_node_by_zone[zone]
+            or self._load_by_node[node] >= 2 * self._share_by_zone[zone]
+        ):
             return None
-        self._load[node] += 1
+        self._load_by_node[node] += 1
         return node
 
-    def pick(
+    def pick_missing(self, key: _PairKey, nodes: _PairNodes, siblings: Mapping[int, _PairNodes]) -> _PairNodes:
+        """Pick and count the nodes that are None.
+
+        Nodes of ``siblings``, the pairs between the same zones by pair index, are avoided, because all latencies of one reporter count as
+        one: first those of all siblings, else those of siblings in the same direction.
+        """
+        same_direction = [other for index, other in siblings.items() if (index - key.pair_index) % 2 == 0]
+        node_a = nodes.node_a or self._pick(
+            key, key.zone_a, nodes.rotation, {s.node_a for s in siblings.values()}, {s.node_a for s in same_direction}
+        )
+        node_b = nodes.node_b or self._pick(
+            key, key.zone_b, nodes.rotation, {s.node_b for s in siblings.values()}, {s.node_b for s in same_direction}
+        )
+        return _PairNodes(node_a, node_b, nodes.rotation)
+
+    def _pick(
         self, key: _PairKey, zone: str, rotation: int, avoided: Set[str | None], strictly_avoided: Set[str | None]
     ) -> str:
         """Choose and count the node with the highest hash, if possible among the nodes below their share.
@@ -326,21 +339,23 @@ class _NodeChooser:
         The node is not in ``avoided`` if possible, or at least not in ``strictly_avoided``.
         """
         seed = _hash(f"{key.zone_a}\0{key.zone_b}\0{key.pair_index}\0{rotation}")
-        hashes = self._hashes[zone]
+        hash_by_node = self._hash_by_node_by_zone[zone]
         allowed_nodes = (
-            [name for name in hashes if name not in avoided]
-            or [name for name in hashes if name not in strictly_avoided]
-            or list(hashes)
+            [name for name in hash_by_node if name not in avoided]
+            or [name for name in hash_by_node if name not in strictly_avoided]
+            or list(hash_by_node)
         )
-        candidates = [name for name in allowed_nodes if self._load[name] < self._share[zone]] or allowed_nodes
-        node = max(candidates, key=lambda name: (_mix(hashes[name] ^ seed), name))
-        self._load[node] += 1
+        candidates = [
+            name for name in allowed_nodes if self._load_by_node[name] < self._share_by_zone[zone]
+        ] or allowed_nodes
+        node = max(candidates, key=lambda name: (_mix(hash_by_node[name] ^ seed), name))
+        self._load_by_node[node] += 1
         return node
 
 
 def _build_probe(key: _PairKey, nodes: _PairNodes, peers_by_zone: Mapping[str, Mapping[str, Peer]], slot: int) -> Probe:
     a, b = peers_by_zone[key.zone_a][nodes.node_a or ""], peers_by_zone[key.zone_b][nodes.node_b or ""]
-    origin, destination = (a, b) if _starts_at_a(key) else (b, a)
+    origin, destination = (a, b) if _is_zone_a_origin(key) else (b, a)
     return Probe(origin=origin, destination=destination, slot=slot, pair_index=key.pair_index, rotation=nodes.rotation)
 
 

@@ -22,6 +22,7 @@ from netperf.sample import Count, Label, NodeLocation, NodeName, Test
 PLAN_KEY = "plan.json"
 
 MAX_NODE_PAIRS = 9
+"""Highest `netperf.pairs.PlanOptions.node_pairs`."""
 
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Zone = Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
@@ -73,8 +74,8 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         test: the netperf test.
-        extra_tests: tests that replace the usual test in every tenth round, in turn; the rounds differ between pairs.
-        rounds_per_extra_test: rounds from one extra test to the next; other numbers than 10 are for tests.
+        extra_tests: tests that replace the usual test in some rounds, in turn; the rounds differ between pairs.
+        rounds_per_extra_test: rounds from one extra test to the next; the setting is only changed in tests.
         duration_s: length of a run; netperf busy-loops, so use 1 to 2 s.
         control_port: netserver's control port.
         data_port: netserver's data port.
@@ -145,46 +146,6 @@ class _WirePlan(_PlanHeader, frozen=True, kw_only=True):
 _decode_wire_plan = msgspec.json.Decoder(_WirePlan).decode
 
 
-def _to_wire(plan: ZonePlan) -> _WirePlan:
-    nodes = sorted({peer for probe in plan.probes for peer in (probe.origin, probe.destination)})
-    index = {peer: i for i, peer in enumerate(nodes)}
-    return _WirePlan(
-        **plan.header_fields,
-        nodes=tuple((peer.node, peer.address, peer.zone, peer.region) for peer in nodes),
-        probes=tuple((index[p.origin], index[p.destination], p.slot, p.pair_index, p.rotation) for p in plan.probes),
-    )
-
-
-class DecodedPlan(msgspec.Struct, frozen=True):
-    """A plan without its invalid probes, and a refusal of each invalid probe by its index in the object."""
-
-    plan: ZonePlan
-    refusals: tuple[Refusal, ...] = ()
-
-
-def _from_wire(wire: _WirePlan) -> DecodedPlan:
-    peers = [Peer(*node) for node in wire.nodes]
-    probes: list[Probe] = []
-    refusals: list[Refusal] = []
-    for index, (origin, destination, slot, pair_index, rotation) in enumerate(wire.probes):
-        if max(origin, destination) >= len(peers):
-            refusals.append(_refuse_probe(index, "unknown-node", f"there are {len(peers)} nodes in the plan"))
-            continue
-        probe = Probe(
-            origin=peers[origin], destination=peers[destination], slot=slot, pair_index=pair_index, rotation=rotation
-        )
-        problem = _find_probe_problem(probe, wire)
-        if problem is None:
-            probes.append(probe)
-        else:
-            refusals.append(_refuse_probe(index, *problem))
-    return DecodedPlan(ZonePlan(**wire.header_fields, probes=tuple(probes)), tuple(refusals))
-
-
-def _refuse_probe(index: int, reason: str, detail: str) -> Refusal:
-    return make_refusal(f"probes[{index}]", reason, detail)
-
-
 def plan_object_name(zone: str) -> str:
     """The name of the ConfigMap with a zone's plan: ``netaware-plan-<slug>-<hash>``.
 
@@ -204,6 +165,26 @@ def encode_plan(plan: ZonePlan) -> dict[str, str]:
     data = {PLAN_KEY: msgspec.json.encode(_to_wire(plan)).decode()}
     check_size(plan_object_name(plan.zone), data, "fewer probes per zone")
     return data
+
+
+def _to_wire(plan: ZonePlan) -> _WirePlan:
+    peers = sorted({peer for probe in plan.probes for peer in (probe.origin, probe.destination)})
+    index_by_peer = {peer: i for i, peer in enumerate(peers)}
+    return _WirePlan(
+        **plan.header_fields,
+        nodes=tuple((peer.node, peer.address, peer.zone, peer.region) for peer in peers),
+        probes=tuple(
+            (index_by_peer[p.origin], index_by_peer[p.destination], p.slot, p.pair_index, p.rotation)
+            for p in plan.probes
+        ),
+    )
+
+
+class DecodedPlan(msgspec.Struct, frozen=True):
+    """A plan without its invalid probes, and a refusal of each invalid probe by its index in the object."""
+
+    plan: ZonePlan
+    refusals: tuple[Refusal, ...] = ()
 
 
 def decode_plan(
@@ -234,6 +215,29 @@ def decode_plan(
     if current is not None and plan.zone == current.zone and plan.epoch < current.epoch:
         raise PlanRefusedError("past-epoch", f"epoch {plan.epoch} is before {current.epoch}, the current one")
     return decoded
+
+
+def _from_wire(wire: _WirePlan) -> DecodedPlan:
+    peers = [Peer(*node) for node in wire.nodes]
+    probes: list[Probe] = []
+    refusals: list[Refusal] = []
+    for index, (origin, destination, slot, pair_index, rotation) in enumerate(wire.probes):
+        if max(origin, destination) >= len(peers):
+            refusals.append(_refuse_probe(index, "unknown-node", f"there are {len(peers)} nodes in the plan"))
+            continue
+        probe = Probe(
+            origin=peers[origin], destination=peers[destination], slot=slot, pair_index=pair_index, rotation=rotation
+        )
+        problem = _find_probe_problem(probe, wire)
+        if problem is None:
+            probes.append(probe)
+        else:
+            refusals.append(_refuse_probe(index, *problem))
+    return DecodedPlan(ZonePlan(**wire.header_fields, probes=tuple(probes)), tuple(refusals))
+
+
+def _refuse_probe(index: int, reason: str, detail: str) -> Refusal:
+    return make_refusal(f"probes[{index}]", reason, detail)
 
 
 def _find_probe_problem(probe: Probe, plan: _PlanHeader) -> tuple[str, str] | None:

@@ -27,9 +27,9 @@ from netperf.upstream_keys import (
     NodePair,
     UpstreamValue,
     UpstreamValues,
-    add_value,
-    combine_values,
-    decode_value,
+    add_upstream_value,
+    combine_upstream_values,
+    decode_upstream_value,
     upstream_key,
 )
 
@@ -108,15 +108,15 @@ def encode_failure(failure: Failure, test: Test) -> dict[str, str | None]:
 
 def find_last_sequence(data: Mapping[str, str], node: str, now_s: float) -> int:
     """The highest plausible sequence of a node's entries in a results ConfigMap; 0 if the node has none. Never raises."""
-    last = 0
+    last_sequence = 0
     for key, value in data.items():
         result_key = parse_key(key)
         if result_key is None or result_key.origin != node:
             continue
         result = _decode_value(key, result_key, value)
         if not isinstance(result, Refusal) and result.sequence <= _max_plausible_sequence(now_s):
-            last = max(last, result.sequence)
-    return last
+            last_sequence = max(last_sequence, result.sequence)
+    return last_sequence
 
 
 def _max_plausible_sequence(now_s: float) -> float:
@@ -172,11 +172,11 @@ def list_sample_keys(plan: ZonePlan, probe: Probe) -> list[str]:
     return [sample_key(probe.origin.location, probe.destination.location, test) for test in tests]
 
 
-def find_keys_to_remove(data: Mapping[str, str], planned: Container[str]) -> set[str]:
+def find_keys_to_remove(data: Mapping[str, str], planned_keys: Container[str]) -> set[str]:
     """Keys for the controller to remove: keys with our prefix that are malformed or in no plan, or whose value is refused.
 
     The upstream keys of an unplanned pair are removed too if the pair has a key of our format, because an agent then wrote them.
-    ``planned`` has `list_planned_keys` of all current plans.
+    ``planned_keys`` has `list_planned_keys` of all current plans.
     """
     obsolete_keys: set[str] = set()
     for key, value in data.items():
@@ -184,7 +184,7 @@ def find_keys_to_remove(data: Mapping[str, str], planned: Container[str]) -> set
         if result_key is None:
             if key.startswith(KEY_PREFIX):
                 obsolete_keys.add(key)
-        elif key not in planned:
+        elif key not in planned_keys:
             upstream_keys = (upstream_key(result_key.origin, result_key.destination, p) for p in PERCENTILES)
             obsolete_keys |= {key, *(k for k in upstream_keys if k is not None and k in data)}
         elif isinstance(_decode_value(key, result_key, value), Refusal):
@@ -214,7 +214,7 @@ def _round_measurement(measurement: Measurement) -> Measurement:
 def decode_results(
     data: Mapping[str, str],
     locations: Mapping[str, NodeLocation],
-    planned: Collection[str] | None = None,
+    planned_keys: Collection[str] | None = None,
     *,
     now_s: float = math.inf,
 ) -> Results:
@@ -224,7 +224,7 @@ def decode_results(
         data: keys and values, by any writer.
         locations: the cluster's nodes by name. Samples and failures of nodes that are gone (``unknown-node``) or are in another zone now
             (``moved-node``) are refused.
-        planned: `list_planned_keys`. Other keys of our format, and upstream's keys of other pairs in zones that agents measure, are
+        planned_keys: `list_planned_keys`. Other keys of our format, and upstream's keys of other pairs in zones that agents measure, are
             refused (``unplanned``). None if the plan is unknown.
         now_s: wall clock, seconds since 1970; an implausibly high sequence counts as 0, so that it hides no later result.
     """
@@ -233,11 +233,11 @@ def decode_results(
     refusals: list[Refusal] = []
     values_by_nodes: dict[NodePair, UpstreamValues] = {}
     for key, value in data.items():
-        outcome = _decode_key(key, value, locations, planned)
+        outcome = _decode_key(key, value, locations, planned_keys)
         if isinstance(outcome, Refusal):
             refusals.append(outcome)
         elif isinstance(outcome, UpstreamValue):
-            add_value(values_by_nodes, outcome)
+            add_upstream_value(values_by_nodes, outcome)
         elif outcome is not None:
             # A year more than in `find_last_sequence`, because the writer's clock may be ahead and its sequence grows.
             if outcome.sequence > _max_plausible_sequence(now_s) + YEAR_S:
@@ -247,7 +247,7 @@ def decode_results(
             else:
                 failures[key] = outcome
     newest_sequences = _find_newest_sequences(samples.values())
-    refusals += _add_upstream_samples(values_by_nodes, locations, planned or (), newest_sequences, samples)
+    refusals += _add_upstream_samples(values_by_nodes, locations, planned_keys or (), newest_sequences, samples)
     return Results(
         samples=samples,
         failures={
@@ -271,20 +271,20 @@ def _find_newest_sequences(samples: Iterable[Sample]) -> dict[NodePair, int]:
 
 
 def _decode_key(
-    key: str, value: str, locations: Mapping[str, NodeLocation], planned: Container[str] | None
+    key: str, value: str, locations: Mapping[str, NodeLocation], planned_keys: Container[str] | None
 ) -> Sample | Failure | UpstreamValue | Refusal | None:
     """Decode a key of our or upstream's format; None if the key has another format."""
     if len(key) > MAX_KEY_LENGTH or not _KEY_PATTERN.fullmatch(key):
         return make_refusal(key, "illegal-key", f"at most {MAX_KEY_LENGTH} of [-._a-zA-Z0-9]")
     if key.startswith(KEY_PREFIX):
-        return _decode_our_key(key, value, locations, planned)
-    return decode_value(key, value, locations)
+        return _decode_our_key(key, value, locations, planned_keys)
+    return decode_upstream_value(key, value, locations)
 
 
 def _add_upstream_samples(
     values_by_nodes: Mapping[NodePair, UpstreamValues],
     locations: Mapping[str, NodeLocation],
-    planned: Collection[str],
+    planned_keys: Collection[str],
     measured_pairs: Container[NodePair],
     samples: dict[str, Sample],
 ) -> list[Refusal]:
@@ -293,26 +293,26 @@ def _add_upstream_samples(
     The numbers of ``measured_pairs``, which have a sample in our format, are ignored, because our agent wrote them too.
     """
     refusals: list[Refusal] = []
-    unplanned = _find_unplanned_pairs(values_by_nodes, locations, planned)
+    unplanned = _find_unplanned_pairs(values_by_nodes, locations, planned_keys)
     for (origin, destination), values in values_by_nodes.items():
         if (origin, destination) in unplanned:
             detail = f"no plan has the pair {origin}, {destination}"
             refusals += [make_refusal(key, "unplanned", detail, origin) for key, *_ in values.values()]
         elif (origin, destination) not in measured_pairs:
-            key, sample = combine_values(locations[origin], locations[destination], values)
+            key, sample = combine_upstream_values(locations[origin], locations[destination], values)
             samples[key] = sample
     return refusals
 
 
 def _decode_our_key(
-    key: str, value: str, locations: Mapping[str, NodeLocation], planned: Container[str] | None
+    key: str, value: str, locations: Mapping[str, NodeLocation], planned_keys: Container[str] | None
 ) -> Sample | Failure | Refusal:
     """Decode one of our keys, if it is planned and its nodes exist."""
     result_key = parse_key(key)
     if result_key is None:
         return make_refusal(key, "bad-key", f"write {KEY_PREFIX}<origin>_<destination>_<test>")
     writer = result_key.origin
-    if planned is not None and key not in planned:
+    if planned_keys is not None and key not in planned_keys:
         return make_refusal(key, "unplanned", f"no plan has the pair {writer}, {result_key.destination}", writer)
     result = _decode_value(key, result_key, value)
     for location in () if isinstance(result, Refusal) else (result.origin, result.destination):
@@ -364,13 +364,13 @@ def _find_sample_problem(sample: Sample, test: Test) -> tuple[str, str] | None:
 
 
 def _find_unplanned_pairs(
-    pairs: Iterable[NodePair], locations: Mapping[str, NodeLocation], planned: Collection[str]
+    pairs: Iterable[NodePair], locations: Mapping[str, NodeLocation], planned_keys: Collection[str]
 ) -> set[NodePair]:
     """The unplanned pairs with a node in a zone that agents measure; other components may measure elsewhere."""
-    unplanned = {pair for pair in pairs if not any(str(ResultKey(*pair, test)) in planned for test in TESTS)}
+    unplanned = {pair for pair in pairs if not any(str(ResultKey(*pair, test)) in planned_keys for test in TESTS)}
     if not unplanned:
         return set()
-    planned_nodes = {node for key in planned for node in (parse_key(key) or ())[:2]}
+    planned_nodes = {node for key in planned_keys for node in (parse_key(key) or ())[:2]}
     measured_zones = {locations[node].zone for node in planned_nodes if node in locations}
     return {pair for pair in unplanned if any(locations[node].zone in measured_zones for node in pair)}
 

@@ -60,12 +60,12 @@ def replace_newest_sample(
     smoothed: SmoothedLatency, value_us: float, expected_us: float | None = None
 ) -> SmoothedLatency:
     """The smoothed latency with its newest sample replaced, also if that is a pending outlier. Arguments as in `add_sample`."""
-    earlier: SmoothedLatency | None = None
+    without_newest: SmoothedLatency | None = None
     if smoothed.pending_us is not None:
-        earlier = msgspec.structs.replace(smoothed, pending_us=None)
+        without_newest = msgspec.structs.replace(smoothed, pending_us=None)
     elif len(smoothed.recent_us) > 1:
-        earlier = _smooth_window(smoothed.recent_us[:-1], smoothed.count - 1)
-    return add_sample(earlier, value_us, expected_us)
+        without_newest = _smooth_window(smoothed.recent_us[:-1], smoothed.count - 1)
+    return add_sample(without_newest, value_us, expected_us)
 
 
 def _is_outlier(value_us: float, smoothed: SmoothedLatency) -> bool:

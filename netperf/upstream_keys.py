@@ -41,7 +41,9 @@ def upstream_key(origin_node: str, destination_node: str, percentile: Percentile
     return key if len(key) <= MAX_KEY_LENGTH else None
 
 
-def decode_value(key: str, value: str, locations: Mapping[str, NodeLocation]) -> UpstreamValue | Refusal | None:
+def decode_upstream_value(
+    key: str, value: str, locations: Mapping[str, NodeLocation]
+) -> UpstreamValue | Refusal | None:
     """Decode a key in upstream's format; a refusal if key or value is invalid, None if the key has another format."""
     match = _KEY_PATTERN.fullmatch(key)
     if match is None:
@@ -62,7 +64,7 @@ def decode_value(key: str, value: str, locations: Mapping[str, NodeLocation]) ->
     return UpstreamValue(key, existing_pairs[0], percentile, value_us, match["unit"])
 
 
-def add_value(values_by_nodes: dict[NodePair, UpstreamValues], value: UpstreamValue) -> None:
+def add_upstream_value(values_by_nodes: dict[NodePair, UpstreamValues], value: UpstreamValue) -> None:
     """Add a number, unless the percentile of its nodes has one in microseconds, which are more precise."""
     values = values_by_nodes.setdefault(value.nodes, {})
     previous = values.get(value.percentile)
@@ -70,13 +72,9 @@ def add_value(values_by_nodes: dict[NodePair, UpstreamValues], value: UpstreamVa
         values[value.percentile] = value
 
 
-def _split_nodes(text: str) -> list[NodePair]:
-    """All ways to split ``<node>.destination.<node>``, because names may contain ``.destination.``."""
-    parts = text.split(".destination.")
-    return [(".destination.".join(parts[:i]), ".destination.".join(parts[i:])) for i in range(1, len(parts))]
-
-
-def combine_values(origin: NodeLocation, destination: NodeLocation, values: UpstreamValues) -> tuple[str, Sample]:
+def combine_upstream_values(
+    origin: NodeLocation, destination: NodeLocation, values: UpstreamValues
+) -> tuple[str, Sample]:
     """The numbers of a pair as one sample of prober ``external``, with the last of its keys in bytewise order."""
     us = {percentile: value.value_us for percentile, value in values.items()}
     measurement = Measurement(
@@ -84,3 +82,9 @@ def combine_values(origin: NodeLocation, destination: NodeLocation, values: Upst
     )
     key = max(value.key for value in values.values())
     return key, Sample(origin=origin, destination=destination, measurement=measurement)
+
+
+def _split_nodes(text: str) -> list[NodePair]:
+    """All ways to split ``<node>.destination.<node>``, because names may contain ``.destination.``."""
+    parts = text.split(".destination.")
+    return [(".destination.".join(parts[:i]), ".destination.".join(parts[i:])) for i in range(1, len(parts))]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 MAGIC = b"NAE2"
 _TAG_BYTES = 16
@@ -17,6 +17,10 @@ _NUMBERS = struct.Struct("!8sQQ")
 DATAGRAM_BYTES = len(MAGIC) + _NUMBERS.size + _TAG_BYTES
 MAX_ENCODED_DELAY_NS = 60 * 10**9
 """Longer responder delays are encoded as this one."""
+
+
+Side = Literal[b"client", b"server"]
+"""Sender of a datagram: ``client`` sends requests, ``server`` answers. It is part of the tag, so that a request is no valid answer."""
 
 
 class Datagram(NamedTuple):
@@ -32,14 +36,14 @@ def derive_key(passphrase: bytes) -> bytes:
     return hmac.digest(passphrase, b"netaware echo key", hashlib.sha256)
 
 
-def encode_datagram(key: bytes, side: bytes, datagram: Datagram) -> bytes:
-    """The bytes of a request (side ``client``) or an answer (side ``server``)."""
+def encode_datagram(key: bytes, side: Side, datagram: Datagram) -> bytes:
+    """The bytes of a request or an answer."""
     responder_delay_ns = min(max(datagram.responder_delay_ns, 0), MAX_ENCODED_DELAY_NS)
     body = MAGIC + _NUMBERS.pack(datagram.session, datagram.number, responder_delay_ns)
     return body + hmac.digest(key, b"udp " + side + b"\0" + body, hashlib.sha256)[:_TAG_BYTES]
 
 
-def decode_datagram(key: bytes, side: bytes, data: bytes) -> Datagram | None:
+def decode_datagram(key: bytes, side: Side, data: bytes) -> Datagram | None:
     """The decoded datagram; None if ``data`` was not encoded with this key by that side."""
     if len(data) != DATAGRAM_BYTES or not data.startswith(MAGIC):
         return None

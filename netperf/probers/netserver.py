@@ -28,11 +28,11 @@ log = logs.get("netperf.netserver")
 REQUEST_BYTES, PASSPHRASE_OFFSET = 656, 8
 """Size of ``struct netperf_request`` of netperf 2.7.0 (netlib.h), and offset of the text in a PASSPHRASE request."""
 MAX_PENDING_CONNECTIONS = 64
-"""Maximum of unauthenticated connections. A further connection replaces the oldest one of the peer with the most connections."""
+"""Maximum number of unauthenticated connections. A further connection replaces the oldest one of the peer with the most connections."""
 REQUEST_TIMEOUT_S = 5.0
 """Time for a peer to send its first request, and for ``netserver -V`` to end."""
 MAX_RUNS = 8
-"""Maximum of runs at a time; a plan allows one, but clocks may differ."""
+"""Maximum number of runs at a time; a plan allows one, but clocks may differ."""
 MAX_RUN_S = 120.0
 """Time after which a run is stopped; a plan allows 60 s."""
 

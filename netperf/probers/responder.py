@@ -13,7 +13,7 @@ from netperf.probers.timestamps import MAX_BATCH, now_ns, open_udp, receive
 log = logs.get("netperf.responder")
 
 MAX_LOGGED_HOSTS = 100
-"""Maximum of senders that are logged, because addresses of senders can be forged."""
+"""Maximum number of senders that are logged, because addresses of senders can be forged."""
 
 
 class DatagramResponder:

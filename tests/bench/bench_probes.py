@@ -18,14 +18,14 @@ def measure() -> Figures:
     """All figures, by name."""
     figures: Figures = {}
     for zones, nodes_per_zone in SIZES:
-        plan = plan_probes(_nodes(zones, nodes_per_zone), PlanOptions(), None, NOW_S)
+        plan = plan_probes(_nodes(zones, nodes_per_zone), PlanOptions(), {}, NOW_S)
         # Only node pairs with this index are measured with netperf; the others exchange datagrams all the time.
         probes = sum(probe.pair_index == 0 for zone in plan.plan_by_zone.values() for probe in zone.probes)
         figures[f"probes per round, {zones} zones x {nodes_per_zone} nodes"] = figure(
             probes, "probes", zones * (zones - 1) // 2
         )
     nodes = _nodes(*SIZES[-1])
-    plan = plan_probes(nodes, PlanOptions(), None, NOW_S)
+    plan = plan_probes(nodes, PlanOptions(), {}, NOW_S)
     removed = plan.plan_by_zone["zone-000"].probes[0].origin.node
     remaining = [node for node in nodes if node.name != removed]
     changed = plan_probes(remaining, PlanOptions(), plan.plan_by_zone, NOW_S)
@@ -37,7 +37,7 @@ def measure() -> Figures:
     largest = max(len(encode_plan(zone)[PLAN_KEY]) for zone in plan.plan_by_zone.values())
     return figures | {
         "plan, 100 zones x 100 nodes, fresh": figure(
-            _median_ms(lambda: plan_probes(nodes, PlanOptions(), None, NOW_S)), "ms"
+            _median_ms(lambda: plan_probes(nodes, PlanOptions(), {}, NOW_S)), "ms"
         ),
         "plan, 100 zones x 100 nodes, one node dies": figure(
             _median_ms(lambda: plan_probes(remaining, PlanOptions(), plan.plan_by_zone, NOW_S)), "ms"

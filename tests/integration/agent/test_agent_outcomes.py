@@ -301,21 +301,21 @@ async def test_an_invalid_plan_is_refused_by_name_and_the_current_one_stays(prob
     await probing_node.write(probing_node.plan(zones))
     async with probing_node.agent(netperf=None) as agent:
 
-        async def plan_probes() -> float:
+        async def count_plan_probes() -> float:
             return sum((await series(agent, "netaware_probe_plan_probes")).values())
 
         async def is_active() -> bool:
-            return await plan_probes() == 2
+            return await count_plan_probes() == 2
 
         await eventually(is_active)
         for bad, reason in ((past, "past-epoch"), (past[:-20], "bad-json")):
             await probing_node.write(bad)
             await eventually(counted(agent, "netaware_probe_plan_refusals", (reason,)))
-            assert await plan_probes() == 2
+            assert await count_plan_probes() == 2
         probing_node.epoch = 6
         changed = probing_node.plan({**zones, "named": "peer.example.com"})
         unknown = msgspec.structs.replace(changed.probes[0], origin=Peer("no-such-node", HOME, probing_node.zone))
         await probing_node.write(msgspec.structs.replace(changed, probes=(unknown, *changed.probes[1:])))
         # The probe to a name is refused; that of an unknown node is not a probe of this agent.
         await eventually(counted(agent, "netaware_probe_plan_refusals", ("bad-address",)))
-        assert await plan_probes() == 1
+        assert await count_plan_probes() == 1

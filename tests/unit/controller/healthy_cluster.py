@@ -152,7 +152,7 @@ def make_snapshot(zones: int, per_zone: int = 2) -> ClusterSnapshot:
         )
         for n in nodes
     ]
-    plans = tuple(plan_probes(probe_nodes, PlanOptions(node_pairs=1), None, NOW_S).plan_by_zone.values())
+    plans = tuple(plan_probes(probe_nodes, PlanOptions(node_pairs=1), {}, NOW_S).plan_by_zone.values())
     samples = make_samples(nodes, plans)
     regions = {n.metadata.label(ZONE_LABEL): n.metadata.label(REGION_LABEL) for n in nodes}
     state = update_state(samples, {}, CostPolicy(), NOW_S, NOW_S)

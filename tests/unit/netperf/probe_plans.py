@@ -21,4 +21,4 @@ def make_nodes(sizes: Iterable[int]) -> list[ProbeNode]:
 
 def make_plan(sizes: Iterable[int], **options: Any) -> ProbePlan:
     """The first plan of zones with these numbers of nodes."""
-    return plan_probes(make_nodes(sizes), PlanOptions(**options), None, NOW_S)
+    return plan_probes(make_nodes(sizes), PlanOptions(**options), {}, NOW_S)

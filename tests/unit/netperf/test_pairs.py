@@ -44,7 +44,7 @@ def test_every_pair_of_zones_is_probed_once_for_any_number_of_nodes(sizes: list[
 
 @given(sizes, options)
 def test_no_zone_and_so_no_node_takes_part_in_two_probes_of_a_slot(sizes: list[int], options: PlanOptions) -> None:
-    plan = plan_probes(make_nodes(sizes), options, None, NOW_S)
+    plan = plan_probes(make_nodes(sizes), options, {}, NOW_S)
     seen: set[tuple[int, str]] = set()
     for probe in netperf_probes(plan):
         for zone in {probe.origin.zone, probe.destination.zone}:
@@ -56,7 +56,7 @@ def test_no_zone_and_so_no_node_takes_part_in_two_probes_of_a_slot(sizes: list[i
 @given(sizes, st.data())
 def test_a_dead_node_changes_only_its_own_probes(sizes: list[int], data: st.DataObject) -> None:
     nodes = make_nodes(sizes)
-    before = plan_probes(nodes, PlanOptions(), None, NOW_S)
+    before = plan_probes(nodes, PlanOptions(), {}, NOW_S)
     # Some nodes die earlier, because the plan must be stable also after earlier changes.
     alive = list(nodes)
     for _ in range(data.draw(st.integers(0, 3))):
@@ -81,7 +81,7 @@ def test_a_dead_node_changes_only_its_own_probes(sizes: list[int], data: st.Data
 
 @given(sizes, options)
 def test_planning_again_changes_nothing(sizes: list[int], options: PlanOptions) -> None:
-    before = plan_probes(make_nodes(sizes), options, None, NOW_S)
+    before = plan_probes(make_nodes(sizes), options, {}, NOW_S)
     assert (
         plan_probes(reversed(make_nodes(sizes)), options, before.plan_by_zone, NOW_S).plan_by_zone
         == before.plan_by_zone
@@ -108,7 +108,7 @@ def test_a_node_with_many_pairs_loses_some_when_its_zone_grows() -> None:
 def test_one_pair_index_rotates_at_a_time_and_a_zones_plan_is_written_once_an_hour() -> None:
     options = PlanOptions()
     nodes = make_nodes([8] * 10)
-    plan = plan_probes(nodes, options, None, NOW_S)
+    plan = plan_probes(nodes, options, {}, NOW_S)
     written: Counter[str] = Counter()
     start = node_pairs_by_link(plan)
     for step in range(1, 61):
@@ -166,14 +166,14 @@ def test_unusable_nodes_and_zones_are_left_out_with_a_reason(fields: dict[str, o
     base: dict[str, object] = {"name": "odd", "address": "10.0.0.9", "zone": "z000"}
     odd = ProbeNode(**{**base, **fields})  # type: ignore[arg-type]
     lonely = ProbeNode(name="lonely", address="10.9.9.9", zone="dark", is_ready=False)
-    plan = plan_probes([*make_nodes([1, 1]), odd, lonely], PlanOptions(), None, NOW_S)
+    plan = plan_probes([*make_nodes([1, 1]), odd, lonely], PlanOptions(), {}, NOW_S)
     refusals = [("lonely", "not-ready"), ("odd", reason), ("dark", "zone-without-probers")]
     assert [(r.key, r.reason) for r in plan.refusals] == refusals
     assert all("odd" not in (p.origin.node, p.destination.node) for p in netperf_probes(plan))
 
 
 def test_an_empty_cluster_and_a_single_zone_have_a_plan_without_probes() -> None:
-    assert plan_probes([], PlanOptions(), None, NOW_S).plan_by_zone == {}
+    assert plan_probes([], PlanOptions(), {}, NOW_S).plan_by_zone == {}
     alone = make_plan([3])
     assert netperf_probes(alone) == []
     assert list(alone.plan_by_zone) == ["z000"]
@@ -192,7 +192,7 @@ def test_a_hundred_zones_fit_far_below_a_mebibyte_per_object() -> None:
         for z in range(100)
         for i in range(2)
     ]
-    plan = plan_probes(nodes, PlanOptions(), None, NOW_S)
+    plan = plan_probes(nodes, PlanOptions(), {}, NOW_S)
     assert len(plan.plan_by_zone) == 100
     assert max(len(encode_plan(zone)[PLAN_KEY]) for zone in plan.plan_by_zone.values()) < 2**19
 

@@ -256,7 +256,7 @@ def test_a_mebibyte_of_invalid_keys_is_counted_and_a_valid_key_is_decoded() -> N
 def test_keys_of_unplanned_pairs_are_removed_and_keys_of_other_components_stay() -> None:
     others = [location for location in LOCATIONS.values() if location.node != "a2"]
     nodes = [ProbeNode(name=at.node, address=f"10.0.0.{i}", zone=at.zone) for i, at in enumerate(others)]
-    plans = plan_probes(nodes, PlanOptions(), None, NOW_S).plan_by_zone.values()
+    plans = plan_probes(nodes, PlanOptions(), {}, NOW_S).plan_by_zone.values()
     gone = sample(origin="a2")
     foreign = "netperf.p90.latency.milliseconds.origin.c1.destination.a2"
     data = {**written(sample(), gone, upstream=("p90",)), foreign: "5", "theirs": "x", "netaware.v1.broken": "{"}
