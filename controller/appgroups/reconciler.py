@@ -5,7 +5,8 @@ from __future__ import annotations
 import collections
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import NamedTuple, TypeVar, get_args
+from functools import partial
+from typing import NamedTuple, get_args
 
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -21,7 +22,7 @@ from controller.appgroups.status import (
     compute_group_state,
     consent_condition,
 )
-from controller.cluster.cluster_cache import ClusterCache
+from controller.cluster.cluster_cache import ClusterCache, call_unless
 from controller.cluster.costs import CostIndex, Location, are_costs_unchanged, location_of
 from controller.cluster.crds import APPGROUPS, AppGroup
 from controller.cluster.membership import Membership, is_consent_unchanged, is_spec_unchanged
@@ -34,8 +35,6 @@ from kubekit.errors import ApiError
 from kubekit.events import EventRecorder
 from kubekit.wire import Condition, Node
 from kubekit.workqueue import WorkQueue
-
-T = TypeVar("T")
 
 DEBOUNCE_S = 0.3
 """Delay of a reconciliation after a change, because pods and costs change in bursts."""
@@ -92,20 +91,10 @@ class AppGroupController:
         cache.app_groups.subscribe(self._on_group_change)
         cache.group_pods.subscribe(self._on_pod_change)
         cache.nodes.subscribe(self._on_node_change)
-        cache.namespaces.subscribe(self._enqueue_all_unless(is_consent_unchanged))
-        cache.topologies.subscribe(self._enqueue_all_unless(are_costs_unchanged))
-        cache.services.subscribe(self._enqueue_all_unless(is_routing_unchanged))
-
-    def _enqueue_all_unless(
-        self, is_unchanged: Callable[[T | None, T | None], bool]
-    ) -> Callable[[str, T | None, T | None], None]:
-        """A handler that queues all groups, unless a change does not affect them."""
-
-        def on_change(_: str, old: T | None, new: T | None) -> None:
-            if not is_unchanged(old, new):
-                self.enqueue(ALL)
-
-        return on_change
+        enqueue_all = partial(self.enqueue, ALL)
+        cache.namespaces.subscribe(call_unless(is_consent_unchanged, enqueue_all))
+        cache.topologies.subscribe(call_unless(are_costs_unchanged, enqueue_all))
+        cache.services.subscribe(call_unless(is_routing_unchanged, enqueue_all))
 
     def enqueue(self, key: str) -> None:
         """Queue a group, or `ALL`."""
@@ -114,7 +103,7 @@ class AppGroupController:
     def _on_group_change(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
         self.enqueue(key)
         if not is_spec_unchanged(old, new):
-            # Pods may now belong to another group of this name.
+            # A pod names its group without a namespace, so it may now belong to another group of this name.
             for other in self._membership.group_keys_named(key.rpartition("/")[2]):
                 self.enqueue(other)
 
@@ -191,11 +180,8 @@ class AppGroupMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Metrics of all groups."""
-        pods = GaugeMetricFamily(
-            "netaware_appgroup_pods",
-            "Pods of a group, by state: wanted, running, placed.",
-            labels=["appgroup", "state"],
-        )
+        pods_help = "Pods of a group, by state: wanted, running, placed."
+        pods = GaugeMetricFamily("netaware_appgroup_pods", pods_help, labels=["appgroup", "state"])
         dependencies = GaugeMetricFamily(
             "netaware_appgroup_dependencies",
             "Dependencies of a group, by verdict: met, violated, unknown, idle (one end has no placed pod).",

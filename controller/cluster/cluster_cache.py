@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES, SERVICES, AppGroup, NetworkTopology
 from controller.cluster.pod_info import PodInfo, PodReader
@@ -15,11 +15,22 @@ from controller.cluster.volumes import CLAIMS, CLASSES, VOLUMES, PersistentVolum
 from kubekit.client import Client
 from kubekit.reflector import Reflector
 from kubekit.selectors import parse_selector
-from kubekit.stores import FilteredStore, Store
+from kubekit.stores import FilteredStore, Handler, Store
 from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, ConfigMap, Node, Object
 from netperf.contract import AGENT_POD_SELECTOR, PLAN_LABEL, PLAN_SELECTOR
 
+T = TypeVar("T")
 AGENT_SELECTOR = parse_selector(AGENT_POD_SELECTOR)
+
+
+def call_unless(is_unchanged: Callable[[T | None, T | None], bool], action: Callable[[], None]) -> Handler[T]:
+    """A handler for stores that calls ``action`` after a change, unless ``is_unchanged`` is true for the old and the new object."""
+
+    def on_change(_: str, old: T | None, new: T | None) -> None:
+        if not is_unchanged(old, new):
+            action()
+
+    return on_change
 
 
 class ClusterCache:

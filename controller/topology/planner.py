@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -73,24 +74,13 @@ class ProbePlanner:
         self._plans: dict[str, ZonePlan] = {}
         self.zone_count = 0
         self._expected_until: dict[str, float] | None = None
-        self._zone_pairs_gauge = Gauge(
-            "netaware_probe_plan_zone_pairs", "Pairs of zones that the probe plan measures.", registry=registry
-        )
-        self._interval_gauge = Gauge(
-            "netaware_probe_plan_interval_seconds", "Length of a probing round.", registry=registry
-        )
-        self._left_out_gauge = Gauge(
-            "netaware_probe_plan_left_out",
-            "Nodes and zones that take no part in probing.",
-            ["reason"],
-            registry=registry,
-        )
-        self._writes = Counter(
-            "netaware_probe_plan_writes",
-            "Changes: plan-written, plan-deleted, plan-too-large, results-created, results-keys-removed.",
-            ["result"],
-            registry=registry,
-        )
+        gauge = partial(Gauge, registry=registry)
+        self._zone_pairs_gauge = gauge("netaware_probe_plan_zone_pairs", "Pairs of zones that the probe plan measures.")
+        self._interval_gauge = gauge("netaware_probe_plan_interval_seconds", "Length of a probing round.")
+        left_out = "Nodes and zones that take no part in probing."
+        self._left_out_gauge = gauge("netaware_probe_plan_left_out", left_out, ["reason"])
+        changes = "Changes: plan-written, plan-deleted, plan-too-large, results-created, results-keys-removed."
+        self._writes = Counter("netaware_probe_plan_writes", changes, ["result"], registry=registry)
         cache.nodes.subscribe(self._on_node_change)
         cache.agent_pods.subscribe(self._schedule_plan)
         cache.plans.subscribe(self._schedule_plan)
@@ -197,9 +187,8 @@ class ProbePlanner:
         for reason in sorted(set(reasons)):
             self._left_out_gauge.labels(reason).set(reasons.count(reason))
         shown = ", ".join(f"{refusal.key} ({refusal.reason})" for refusal in plan.refusals[:MAX_NAMES_SHOWN])
-        log.log_change(
-            "left-out", shown, "nodes or zones take no part in probing", level="info", count=len(reasons), first=shown
-        )
+        message = "nodes or zones take no part in probing"
+        log.log_change("left-out", shown, message, level="info", count=len(reasons), first=shown)
 
     async def _remove_obsolete_results(self) -> None:
         """Remove keys that are refused or not planned, so that objects do not grow without limit."""
@@ -237,9 +226,8 @@ def _decode_plans(plan_objects: Mapping[str, ConfigMap]) -> dict[str, ZonePlan]:
         try:
             plan = decode_plan(plan_object.data).plan
         except PlanRefusedError as error:
-            log.log_change(
-                name, error.reason, "the probe plan is unreadable and is written again", object=name, error=error
-            )
+            message = "the probe plan is unreadable and is written again"
+            log.log_change(name, error.reason, message, object=name, error=error)
             continue
         if plan_object_name(plan.zone) == name:
             plans[plan.zone] = plan

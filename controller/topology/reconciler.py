@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry
 
-from controller.cluster.cluster_cache import ClusterCache
-from controller.cluster.crds import FIELD_MANAGER, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
+from controller.cluster.cluster_cache import ClusterCache, call_unless
+from controller.cluster.crds import FIELD_MANAGER, NETWORK_TOPOLOGIES, NetworkTopology
 from controller.cluster.membership import Membership, is_consent_unchanged, is_spec_unchanged
 from controller.cluster.pods import Pod
 from controller.cluster.statuses import StatusWriter, delay_after_failed_write
@@ -32,7 +32,7 @@ from kubekit.fence import boot_clock
 from kubekit.patches import Operation
 from kubekit.runtime import supervise
 from kubekit.waiting import CooperativeYield
-from kubekit.wire import CONFIGMAPS, Condition, ConfigMap, Node, Object
+from kubekit.wire import CONFIGMAPS, Condition, ConfigMap
 from kubekit.workqueue import WorkQueue
 from netperf.cost_state import CostState
 from netperf.latencies import ZonePair
@@ -82,35 +82,22 @@ class TopologyController:
         self._keys_with_new_weight: set[str] = set()
         self._cached_zone_map: ZoneMap | None = None
         self._cached_allocations: Mapping[ZonePair, int] | None = None
-        self._node_change_count = self._placement_change_count = 0
+        self._location_change_count = self._placement_change_count = 0
         self._membership = membership
         cache.topologies.subscribe(lambda key, _old, _new: self._enqueue(key))
-        cache.nodes.subscribe(self._on_node_change)
+        cache.nodes.subscribe(call_unless(is_location_unchanged, self._on_location_change))
         cache.results.subscribe(self._on_results_change)
-        cache.app_groups.subscribe(self._on_group_change)
-        cache.namespaces.subscribe(self._on_namespace_change)
-        cache.group_pods.subscribe(self._on_pod_change)
+        cache.app_groups.subscribe(call_unless(is_spec_unchanged, self._on_placement_change))
+        cache.namespaces.subscribe(call_unless(is_consent_unchanged, self._on_placement_change))
+        cache.group_pods.subscribe(call_unless(_is_placement_unchanged, self._on_placement_change))
 
     def _enqueue(self, key: str) -> None:
         self._queue.add_after(key, max(MIN_DEBOUNCE_S, self.planner.interval_s / DEBOUNCES_PER_ROUND))
 
-    def _on_node_change(self, _key: str, old: Node | None, new: Node | None) -> None:
-        if not is_location_unchanged(old, new):
-            self._cached_zone_map = None
-            self._node_change_count += 1
-            self._on_placement_change()
-
-    def _on_pod_change(self, _key: str, old: Pod | None, new: Pod | None) -> None:
-        if old is None or new is None or _placement_of(old) != _placement_of(new):
-            self._on_placement_change()
-
-    def _on_group_change(self, _key: str, old: AppGroup | None, new: AppGroup | None) -> None:
-        if not is_spec_unchanged(old, new):
-            self._on_placement_change()
-
-    def _on_namespace_change(self, _key: str, old: Object | None, new: Object | None) -> None:
-        if not is_consent_unchanged(old, new):
-            self._on_placement_change()
+    def _on_location_change(self) -> None:
+        self._cached_zone_map = None
+        self._location_change_count += 1
+        self._on_placement_change()
 
     def _on_placement_change(self) -> None:
         self._cached_allocations = None
@@ -191,9 +178,9 @@ class TopologyController:
         """Zones and locations of nodes; computed in a thread if nodes have changed, else cached."""
         if self._cached_zone_map is not None:
             return self._cached_zone_map
-        change_count = self._node_change_count
+        change_count = self._location_change_count
         zone_map = await asyncio.to_thread(build_zone_map, tuple(self._cache.nodes))
-        if change_count == self._node_change_count:
+        if change_count == self._location_change_count:
             self._cached_zone_map = zone_map
         return zone_map
 
@@ -269,6 +256,9 @@ class TopologyController:
         self._keys_with_new_weight.discard(key)
 
 
-def _placement_of(pod: Pod) -> tuple[object, ...]:
-    """The fields of a pod that allocations depend on."""
-    return pod.is_bound, pod.spec.node_name, pod.metadata.labels
+def _is_placement_unchanged(old: Pod | None, new: Pod | None) -> bool:
+    """Whether two versions of a pod are equal in the fields that allocations depend on."""
+    if old is None or new is None:
+        return False
+    is_location_equal = (old.is_bound, old.spec.node_name) == (new.is_bound, new.spec.node_name)
+    return is_location_equal and old.metadata.labels == new.metadata.labels

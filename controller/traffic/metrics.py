@@ -30,29 +30,17 @@ class TrafficMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The metric families; without samples if there is no comparison."""
-        drift = GaugeMetricFamily(
-            "netaware_appgroup_traffic_drift",
-            "Dependencies that differ from traffic: new, gone, grown beyond ten times minBandwidth.",
-            labels=("namespace", "appgroup", "kind"),
+        drift_help = "Dependencies that differ from traffic: new, gone, grown beyond ten times minBandwidth."
+        drift = _gauge("netaware_appgroup_traffic_drift", drift_help, "namespace", "appgroup", "kind")
+        rates_help = "Traffic of the group's calls; crossing: true between zones, else false."
+        rates = _gauge("netaware_appgroup_traffic_bytes_per_second", rates_help, "namespace", "appgroup", "crossing")
+        prices_help = "Price of the traffic of the group's calls in a month of 730 hours."
+        prices = _gauge("netaware_appgroup_traffic_price_per_month", prices_help, "namespace", "appgroup", "currency")
+        zone_pairs_help = "Requests and responses of calls, by the zones of caller and callee."
+        zone_pairs = _gauge(
+            "netaware_zone_pair_traffic_bytes_per_second", zone_pairs_help, "client_zone", "server_zone"
         )
-        rates = GaugeMetricFamily(
-            "netaware_appgroup_traffic_bytes_per_second",
-            "Traffic of the group's calls; crossing: true between zones, else false.",
-            labels=("namespace", "appgroup", "crossing"),
-        )
-        prices = GaugeMetricFamily(
-            "netaware_appgroup_traffic_price_per_month",
-            "Price of the traffic of the group's calls in a month of 730 hours.",
-            labels=("namespace", "appgroup", "currency"),
-        )
-        zone_pairs = GaugeMetricFamily(
-            "netaware_zone_pair_traffic_bytes_per_second",
-            "Requests and responses of calls, by the zones of caller and callee.",
-            labels=("client_zone", "server_zone"),
-        )
-        read_at = GaugeMetricFamily(
-            "netaware_traffic_read_timestamp_seconds", "When traffic was last read from Prometheus."
-        )
+        read_at = _gauge("netaware_traffic_read_timestamp_seconds", "When traffic was last read from Prometheus.")
         comparison = self.comparison  # Metrics are collected in a thread, and the leadership may end meanwhile.
         if comparison is not None:
             read_at.add_metric((), self.read_at_s)
@@ -64,6 +52,10 @@ class TrafficMetrics(Collector):
             for pair in comparison.bill.zone_pairs:
                 zone_pairs.add_metric((pair.client_zone, pair.server_zone), pair.bytes_per_s)
         yield from (drift, rates, prices, zone_pairs, read_at)
+
+
+def _gauge(name: str, help_text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, help_text, labels=labels)
 
 
 def _add_drift(family: GaugeMetricFamily, comparison: Comparison) -> None:

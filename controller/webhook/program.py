@@ -46,51 +46,49 @@ async def run_webhook(certificate_dir: Path, *, listen: str) -> None:
         return web.Response(body=body, content_type="application/json")
 
     server.app.router.add_post(WEBHOOK_PATH, handle_review)
-    await supervise({"http": server.serve(), "certificate": _reload_certificate(tls, certificate_dir)})
+    await supervise({"http": server.serve(), "certificate": _watch_certificate(tls, certificate_dir)})
 
 
-def _load_certificate(folder: Path) -> ssl.SSLContext:
+def _load_certificate(certificate_dir: Path) -> ssl.SSLContext:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        tls.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+        tls.load_cert_chain(certificate_dir / "tls.crt", certificate_dir / "tls.key")
     except (OSError, ssl.SSLError) as error:
         fix = "create them with: python -m controller webhook-certificate | kubectl apply --server-side -f -"
-        raise ConfigError("--certificate-dir", f"{folder}: cannot read tls.crt and tls.key: {error}", fix) from error
+        raise ConfigError(
+            "--certificate-dir", f"{certificate_dir}: cannot read tls.crt and tls.key: {error}", fix
+        ) from error
     return tls
 
 
-async def _reload_certificate(tls: ssl.SSLContext, folder: Path) -> None:
+async def _watch_certificate(tls: ssl.SSLContext, certificate_dir: Path) -> None:
     """Load certificate and key when tls.crt changes; later handshakes use them. If loading fails, the previous ones stay."""
-    # Into a new context: if certificate and key do not match yet, loading leaves a context without a key.
+    # Loads them into a new context: if certificate and key do not match yet, the context is left without a key.
     current_tls = tls
 
     def use_current_tls(connection: ssl.SSLObject, _name: str, _context: ssl.SSLContext) -> None:
         connection.context = current_tls
 
     tls.sni_callback = use_current_tls
-    loaded_at = _modified_at(folder)
+    loaded_at = _modified_at(certificate_dir)
     while True:
         await asyncio.sleep(CERTIFICATE_CHECK_INTERVAL_S)
-        modified_at = _modified_at(folder)
+        modified_at = _modified_at(certificate_dir)
         if modified_at == loaded_at:
             continue
         try:
-            current_tls = _load_certificate(folder)
+            current_tls = _load_certificate(certificate_dir)
         except ConfigError as error:
-            log.log_change(
-                "certificate",
-                str(error),
-                "cannot load the new certificate, so the previous certificate stays",
-                error=error,
-            )
+            message = "cannot load the new certificate, so the previous certificate stays"
+            log.log_change("certificate", str(error), message, error=error)
             continue
         loaded_at = modified_at
         log.log_change("certificate", "", "the certificate was replaced")
 
 
-def _modified_at(folder: Path) -> float:
+def _modified_at(certificate_dir: Path) -> float:
     try:
-        return (folder / "tls.crt").stat().st_mtime
+        return (certificate_dir / "tls.crt").stat().st_mtime
     except OSError:
         return 0.0
