@@ -44,11 +44,9 @@ from kubekit.config import ClusterConfig
 from kubekit.errors import ApiError, ConfigError
 from kubekit.responses import RawPage
 from kubekit.wire import Condition
-from netperf.results import encode_samples
-from netperf.sample import Sample
 from tests.unit.controller.healthy_cluster import HOME, make_pod, make_snapshot
 from tests.unit.controller.test_convert_field_spellings import PROPOSAL_GROUP
-from tests.unit.controller.test_views_of_a_cluster import read_pod_info
+from tests.unit.controller.test_views_of_a_cluster import read_pod_info, read_samples, replace_samples
 from tests.unit.kubekit.simulated_api import connected
 
 
@@ -70,7 +68,7 @@ class EmptyClient(Client):
 
 
 class SnapshotSession(Session):
-    """A session whose snapshot is made up."""
+    """A session with a given snapshot."""
 
     snapshot: ClusterSnapshot
 
@@ -83,32 +81,31 @@ def make_healthy_snapshot() -> ClusterSnapshot:
     """Six zones, and pods with limits and verdicts."""
     snapshot = make_snapshot(6)
     nodes = [node.metadata.name for node in snapshot.nodes]
-    limited = {"kubernetes.io/ingress-bandwidth": "10M", "kubernetes.io/egress-bandwidth": "1G"}
+    limits = {"kubernetes.io/ingress-bandwidth": "10M", "kubernetes.io/egress-bandwidth": "1G"}
     pods = [
-        make_pod("frontend-1", node=nodes[0], annotations=limited, request="8G"),
-        make_pod("frontend-2", node=nodes[0], annotations=limited, request="4G"),
+        make_pod("frontend-1", node=nodes[0], annotations=limits, request="8G"),
+        make_pod("frontend-2", node=nodes[0], annotations=limits, request="4G"),
         make_pod("cache-1", node=nodes[3], annotations={"kubernetes.io/egress-bandwidth": "10M"}),
         make_pod("typo", node=nodes[4], annotations={"kubernetes.io/egress-bandwidth": "ten"}),
-        make_pod("waits", request="1G"),
+        make_pod("pending", request="1G"),
     ]
-    good = {"ingress": "enforced", "egress": "enforced"}
-    verdicts = {"default/frontend-1": good, "default/frontend-2": {**good, "egress": "no-limit"}}
-    return msgspec.structs.replace(snapshot, bandwidth_pods=tuple(map(read_pod_info, pods)), verdicts_by_pod=verdicts)
+    verdicts_by_pod = {
+        "default/frontend-1": {"ingress": "enforced", "egress": "enforced"},
+        "default/frontend-2": {"ingress": "enforced", "egress": "no-limit"},
+    }
+    pod_infos = tuple(map(read_pod_info, pods))
+    return msgspec.structs.replace(snapshot, bandwidth_pods=pod_infos, verdicts_by_pod=verdicts_by_pod)
 
 
 def make_unhealthy_snapshot() -> ClusterSnapshot:
     """The healthy cluster without one agent, with old samples, and with a pair that was never measured."""
     snapshot = make_healthy_snapshot()
-    name = f"{HOME}/netperf-metrics"
-    samples = [msgspec.json.decode(text, type=Sample) for text in snapshot.results[name].values()]
-    old = [msgspec.structs.replace(sample, taken_at=sample.taken_at - 20_000) for sample in samples[:4]]
-    texts = encode_samples([*old, *samples[5:]])
-    bare = msgspec.structs.replace(
-        snapshot.nodes[2], metadata=msgspec.structs.replace(snapshot.nodes[2].metadata, annotations={})
-    )
-    nodes = (*snapshot.nodes[:2], bare, *snapshot.nodes[3:])
-    data = {key: text for key, text in texts.items() if text is not None}
-    return msgspec.structs.replace(snapshot, nodes=nodes, results={name: data})
+    samples = read_samples(snapshot)
+    old_samples = [msgspec.structs.replace(sample, taken_at=sample.taken_at - 20_000) for sample in samples[:4]]
+    node = snapshot.nodes[2]
+    node = msgspec.structs.replace(node, metadata=msgspec.structs.replace(node.metadata, annotations={}))
+    snapshot = msgspec.structs.replace(snapshot, nodes=(*snapshot.nodes[:2], node, *snapshot.nodes[3:]))
+    return replace_samples(snapshot, [*old_samples, *samples[5:]])
 
 
 def parse_command(*argv: str) -> tuple[Command, argparse.Namespace]:
@@ -158,9 +155,9 @@ async def test_screens_fit_the_terminal_and_wide_matrices_are_drawn_in_blocks(
     assert max(map(len, "\n".join((*screens, matrix)).splitlines())) <= columns
     assert matrix.count("from \\ to") == blocks
     network = build_network(snapshot)
-    one_digit = [msgspec.structs.replace(pair, cost=7, basis="given", quality_flags=()) for pair in network.pairs]
-    view = CostsView(read_at=0.0, network=msgspec.structs.replace(network, pairs=tuple(one_digit)))
-    assert re.search(r"^40 us-west-40 ", print_answer(view, "costs"), re.MULTILINE), "a name that is not folded"
+    narrow_pairs = [msgspec.structs.replace(pair, cost=7, basis="given", quality_flags=()) for pair in network.pairs]
+    view = CostsView(read_at=0.0, network=msgspec.structs.replace(network, pairs=tuple(narrow_pairs)))
+    assert re.search(r"^40 us-west-40 ", print_answer(view, "costs"), re.MULTILINE), "the name is not folded"
 
 
 @pytest.mark.parametrize("name", SCREENS)
@@ -209,8 +206,8 @@ async def test_quality_flags_are_shown_except_for_costs_without_a_sample(
     view = CostsView(read_at=0.0, network=network)
     assert all(cell in print_answer(view, "costs") for cell in ("7*", "7x", "7!"))
     assert print_answer(view, "costs", "--percentile", "p50").count("1!") == 3
-    good = msgspec.structs.replace(pairs["a", "b"], quality_flags=())
-    latency = LatencyView(read_at=0.0, forward=good, reverse=pairs["b", "a"])
+    trusted_pair = msgspec.structs.replace(pairs["a", "b"], quality_flags=())
+    latency = LatencyView(read_at=0.0, forward=trusted_pair, reverse=pairs["b", "a"])
     assert "not trusted: throttled" in print_answer(latency, "latency", "a", "b")
 
 
@@ -248,14 +245,13 @@ async def test_graph_shows_every_condition_that_does_not_hold() -> None:
 
 def test_explain_counts_the_candidates_that_it_does_not_show() -> None:
     """The candidate of the pod's own node is shown, wherever it is in the order."""
-    numbers = {"nodes": 1, "satisfied": 0, "violated": 0, "cost": 0, "score": 100}
-    flags = {"passes": True, "isTarget": False, "hasPod": False}
-    line = msgspec.convert({"region": "r", "zone": "z", "node": "", "peerCosts": [], **numbers, **flags}, Candidate)
-    candidates = (*[line] * (MAX_CANDIDATES_SHOWN + 2), msgspec.structs.replace(line, has_pod=True))
+    fields = {"region": "r", "zone": "z", "node": "", "peerCosts": [], "nodes": 1, "satisfied": 0, "violated": 0}
+    fields |= {"cost": 0, "score": 100, "passes": True, "isTarget": False, "hasPod": False}
+    candidate = msgspec.convert(fields, Candidate)
+    candidates = (*[candidate] * (MAX_CANDIDATES_SHOWN + 2), msgspec.structs.replace(candidate, has_pod=True))
     explanation = Explanation("default/p", "", "", "", "", "", "", (), candidates, None, "")
-    assert "and 2 more" in print_answer(
-        ExplainView(0.0, explanation, PodDiagnosis("waiting", "it waits")), "explain", "pod", "p"
-    )
+    view = ExplainView(0.0, explanation, PodDiagnosis("waiting", "it waits"))
+    assert "and 2 more" in print_answer(view, "explain", "pod", "p")
 
 
 def test_notes_are_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
@@ -272,7 +268,7 @@ async def test_a_missing_zone_group_or_pod_name_is_an_error_that_names_it() -> N
         await print_command(make_healthy_snapshot(), "graph", "x", "-n", "default")
 
 
-async def test_a_command_fails_without_its_main_objects_and_notes_other_unreadable_ones() -> None:
+async def test_graph_fails_without_appgroups_but_costs_does_not() -> None:
     async with EmptyClient(ClusterConfig("http://offline.invalid")) as client:
         session = SnapshotSession(client, None, None, HOME, read_errors={"appgroups": "not allowed to list them"})
         session.snapshot = make_healthy_snapshot()
@@ -293,23 +289,23 @@ UNAVAILABLE = {
 
 async def test_controller_replicas_are_queried_concurrently_for_failed_checks() -> None:
     """No replica answers before two are queried; the client makes no more reads at a time."""
-    queried: set[str] = set()
-    both_queried = asyncio.Event()
-    answers = {
-        "old": lambda: web.Response(status=503, text="age: store of nodes is 130 s old (503)\n"),
-        "fine": lambda: web.Response(text="ok\n"),
-        "gone": lambda: web.json_response(UNAVAILABLE, status=503),
+    queried_paths: set[str] = set()
+    are_two_queried = asyncio.Event()
+    make_response_by_pod = {
+        "controller-old": lambda: web.Response(status=503, text="age: store of nodes is 130 s old (503)\n"),
+        "controller-ready": lambda: web.Response(text="ok\n"),
+        "controller-unreachable": lambda: web.json_response(UNAVAILABLE, status=503),
     }
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.path.endswith("/readyz"):
-            queried.add(request.path)
-            if len(queried) == 2:
-                both_queried.set()
-            await both_queried.wait()
-            return answers[request.path.removeprefix(f"{CONTROLLER_PODS}/controller-").removesuffix("/proxy/readyz")]()
-        names = answers if request.path == CONTROLLER_PODS else ()
-        return web.json_response({"metadata": {}, "items": [{"metadata": {"name": f"controller-{n}"}} for n in names]})
+            queried_paths.add(request.path)
+            if len(queried_paths) == 2:
+                are_two_queried.set()
+            await are_two_queried.wait()
+            return make_response_by_pod[request.path.split("/")[-3]]()
+        names = make_response_by_pod if request.path == CONTROLLER_PODS else ()
+        return web.json_response({"metadata": {}, "items": [{"metadata": {"name": name}} for name in names]})
 
     async with connected(answer) as client:
         session = Session(client, None, None, "netaware-system")
@@ -323,8 +319,8 @@ def test_convert_prints_accepted_spellings_and_lists_the_changes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "old.yaml"
-    made = "kind: Deployment\nmetadata: {name: cart, creationTimestamp: 2026-01-02T03:04:05Z}\n"
-    path.write_text(f"{PROPOSAL_GROUP}---\n{made}")
+    deployment_text = "kind: Deployment\nmetadata: {name: cart, creationTimestamp: 2026-01-02T03:04:05Z}\n"
+    path.write_text(f"{PROPOSAL_GROUP}---\n{deployment_text}")
     assert run(["convert", "-f", str(path)]) == 0
     out, errors = capsys.readouterr()
     group, deployment = yaml.safe_load_all(out)
@@ -344,10 +340,10 @@ def write_kubeconfig(folder: Path, server: str) -> str:
 def test_wrong_usage_exits_with_2_and_an_unreachable_cluster_with_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for words in (["costs", "--percentile", "p42"], ["money", "--window", "30s"]):
-        with pytest.raises(SystemExit) as wrong:
-            run(words)
-        assert wrong.value.code == 2
+    for argv in (["costs", "--percentile", "p42"], ["money", "--window", "30s"]):
+        with pytest.raises(SystemExit) as caught:
+            run(argv)
+        assert caught.value.code == 2
     assert run(["status", "--kubeconfig", str(tmp_path / "none")]) == 2
     assert str(tmp_path / "none") in capsys.readouterr().err
     path = write_kubeconfig(tmp_path, "http://127.0.0.1:9")
@@ -361,12 +357,12 @@ def test_wrong_usage_exits_with_2_and_an_unreachable_cluster_with_1(
 
 def test_help_imports_no_command_and_status_no_planner() -> None:
     script = "import sys; from controller.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\nprint(*sys.modules)"
-    for line, spared in (
+    for code, unneeded_modules in (
         (script, {"rich", "numpy", "aiohttp", "kubernetes", "controller.cli.status"}),
         ("import sys, controller.cli.status; print(*sys.modules)", {"numpy", "kubernetes"}),
     ):
-        done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
-        assert not spared & set(done.stdout.split())
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert not unneeded_modules & set(result.stdout.split())
 
 
 def test_every_example_of_the_help_is_valid_usage() -> None:
@@ -379,7 +375,6 @@ def test_every_example_of_the_help_is_valid_usage() -> None:
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit, match=r"^0$"):
         run(["--version"])
-    assert ended.value.code == 0
     assert capsys.readouterr().out == f"kubectl-netaware {version('netaware')}\n"

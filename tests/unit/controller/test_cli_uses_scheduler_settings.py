@@ -36,6 +36,7 @@ scheduler:
 )
 COSTS = topology(weight("Mine", 7), weight("UserDefined", 2), name="ours", namespace=HOME)
 OTHER = topology(weight("UserDefined", 3))
+NODES_WITH_4_CPUS = [{**body, "status": {"allocatable": {"cpu": "4", "pods": "110"}}} for body in NODES]
 
 
 async def run_command(session: Session, *argv: str) -> Any:
@@ -44,9 +45,9 @@ async def run_command(session: Session, *argv: str) -> Any:
 
 
 def write_group_file(folder: Any, *objects: Any) -> str:
-    """A file of an AppGroup and other objects."""
+    """Write an AppGroup and other objects to a file; returns its path."""
     file = folder / "group.json"
-    file.write_text(json.dumps([{**each, "apiVersion": each.get("apiVersion") or APPGROUPS} for each in objects]))
+    file.write_text(json.dumps([{**body, "apiVersion": body.get("apiVersion") or APPGROUPS} for body in objects]))
     return str(file)
 
 
@@ -80,19 +81,17 @@ async def test_all_commands_use_the_networktopology_and_weights_of_the_scheduler
     objects = (*NODES, COSTS, OTHER, group(most=5), pod("a", "n1"), pod("b", "n2"))
     file = write_group_file(tmp_path, group(most=5))
     session = session_of(CUSTOM_CONFIG, *objects)
-    shown = await run_command(session, "costs")
-    assert (shown.network.is_unused, session.notes) == (False, [])
-    (view,) = await run_command(session, "graph")
-    simulated = await run_command(session, "simulate", "-f", file)
-    explained = await run_command(session, "explain", "pod", "a-n1")
-    assert (shown.network.topology, shown.network.weight_name) == (f"{HOME}/ours", "Mine")
-    assert [(edge.cost, edge.verdict) for edge in view.dependencies] == [(7, "violated")]
-    assert (simulated.topology, simulated.weight_name) == (f"{HOME}/ours", "Mine")
-    assert (explained.explanation.topology, explained.explanation.weight_name) == (f"{HOME}/ours", "Mine")
+    network = (await run_command(session, "costs")).network
+    assert (network.is_unused, session.notes) == (False, [])
+    (group_view,) = await run_command(session, "graph")
+    assert [(edge.cost, edge.verdict) for edge in group_view.dependencies] == [(7, "violated")]
+    simulation = await run_command(session, "simulate", "-f", file)
+    explanation = (await run_command(session, "explain", "pod", "a-n1")).explanation
+    for answer in (network, simulation, explanation):
+        assert (answer.topology, answer.weight_name) == (f"{HOME}/ours", "Mine")
 
 
 def make_pod_spec(cpu: str) -> Json:
-    """A pod's spec."""
     return {"containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}
 
 
@@ -128,59 +127,57 @@ async def test_malformed_or_too_large_groups_are_usage_errors(objects: list[Json
 
 
 async def test_simulate_ignores_resources_of_the_groups_own_pods_in_any_namespace(tmp_path: Any) -> None:
-    nodes = [{**each, "status": {"allocatable": {"cpu": "4", "pods": "110"}}} for each in NODES]
     app_group = group("default")
     file = write_group_file(tmp_path, app_group, *(make_deployment(name, replicas=1, cpu="3") for name in "ab"))
-    bound = [pod(name, on, namespace="shop") for name, on in (("a", "n1"), ("b", "n2"))]
-    pods = [{**each, "spec": {**each["spec"], **make_pod_spec("3")}} for each in bound]
-    session = session_of(HEAD, *nodes, app_group, *pods)
+    pods = [pod(name, on, namespace="shop") for name, on in (("a", "n1"), ("b", "n2"))]
+    for body in pods:
+        body["spec"] |= make_pod_spec("3")
+    session = session_of(HEAD, *NODES_WITH_4_CPUS, app_group, *pods)
     session.namespace = "default"
-    simulated = await run_command(session, "simulate", "-f", file)
-    assert simulated.network_aware.unplaced == simulated.default_scheduler.unplaced == 0
+    simulation = await run_command(session, "simulate", "-f", file)
+    assert simulation.network_aware.unplaced == simulation.default_scheduler.unplaced == 0
 
 
 async def test_simulate_uses_the_spread_annotation_and_the_services_traffic_distribution(tmp_path: Any) -> None:
-    nodes = [{**each, "status": {"allocatable": {"cpu": "4", "pods": "110"}}} for each in NODES]
     app_group = group("default")
     app_group["metadata"]["annotations"] = {"netaware.io/spread": "zone"}
     file = write_group_file(tmp_path, app_group, *(make_deployment(name, replicas=2) for name in "ab"))
     spec = {"selector": {"app": "b"}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferClose"}
     service = {"kind": "Service", "metadata": {"name": "b", "namespace": "default"}, "spec": spec}
-    session = session_of(HEAD, *nodes, service, topology(weight("UserDefined", 7)))
-    simulated = await run_command(session, "simulate", "-f", file)
-    zones = simulated.network_aware.zones_by_workload
-    assert sorted(zones["a"]) == sorted(zones["b"]) == ["z1", "z2"]
-    assert simulated.network_aware.violations == 0, "each caller has a replica in its own zone, which answers it"
+    session = session_of(HEAD, *NODES_WITH_4_CPUS, service, topology(weight("UserDefined", 7)))
+    plan = (await run_command(session, "simulate", "-f", file)).network_aware
+    assert sorted(plan.zones_by_workload["a"]) == sorted(plan.zones_by_workload["b"]) == ["z1", "z2"]
+    assert plan.violations == 0, "each caller has a replica in its own zone, which answers it"
 
 
-CONFIGS = {"plain": HEAD, "parity": HEAD + "scheduler: {parity: upstream}\n"}
-UNUSED_TOPOLOGIES = (
+OTHER_TOPOLOGIES = (
     topology(weight("UserDefined", 7), name="other", namespace="a"),
     topology(name="another", namespace="b"),
 )
+PARITY = HEAD + "scheduler: {parity: upstream}\n"
 
 
 @pytest.mark.parametrize(
     ("config", "topologies"),
     [
-        ("plain", (topology(weight("Mine", 7)),)),
-        ("plain", UNUSED_TOPOLOGIES),
-        ("parity", (topology(weight("NetperfCosts", 7), namespace=HOME),)),
+        pytest.param(HEAD, (topology(weight("Mine", 7)),), id="another weight"),
+        pytest.param(HEAD, OTHER_TOPOLOGIES, id="other names"),
+        pytest.param(PARITY, (topology(weight("NetperfCosts", 7), namespace=HOME),), id="parity"),
     ],
 )
 async def test_plans_use_only_the_schedulers_costs_and_views_mark_unused_ones(
     config: str, topologies: tuple[dict[str, Any], ...], tmp_path: Any
 ) -> None:
     file = write_group_file(tmp_path, group())
-    session = session_of(CONFIGS[config], *NODES, *topologies)
-    used = build_state(await session.read_snapshot()).costs("x")
-    simulated = await run_command(session, "simulate", "-f", file)
+    session = session_of(config, *NODES, *topologies)
+    costs = build_state(await session.read_snapshot()).costs("x")
+    simulation = await run_command(session, "simulate", "-f", file)
     session.notes.clear()
-    shown = await run_command(session, "costs")
-    assert used.weight_name == ""
-    assert (simulated.topology or "", simulated.weight_name or "") == (used.topology_key, used.weight_name)
-    assert shown.network.weight_name is not None
-    assert shown.network.is_unused
+    network = (await run_command(session, "costs")).network
+    assert costs.weight_name == ""
+    assert (simulation.topology or "", simulation.weight_name or "") == (costs.topology_key, costs.weight_name)
+    assert network.weight_name is not None
+    assert network.is_unused
     assert any("the scheduler does not use" in note for note in session.notes)
 
 
@@ -188,35 +185,36 @@ WORKLOADS = [f"w{number}" for number in range(8)]
 LOCATIONS = {f"n{number}": Location("west", f"z{number}") for number in range(3)}
 
 
-def make_workload_objects(name: str, number: int, *, labelled: bool) -> list[Json]:
+def make_workload_objects(name: str, number: int, *, is_labelled: bool) -> list[Json]:
     """A Deployment with its Service and two pods, each in another zone."""
-    labels = {"app": name, **({APPGROUP_LABEL: "shop", WORKLOAD_LABEL: name} if labelled else {})}
+    labels = {"app": name, **({APPGROUP_LABEL: "shop", WORKLOAD_LABEL: name} if is_labelled else {})}
     owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": f"{name}-5d9f", "uid": name, "controller": True}
-    own: Json = {"labels": {**labels, "pod-template-hash": "5d9f"}, "ownerReferences": [owner]}
-    pods = [
-        {
-            **make_manifest(
-                "Pod", f"{name}-5d9f-{i}", {**make_pod_spec("100m"), "nodeName": f"n{(number + i) % 3}"}, **own
-            ),
-            "status": {},
-        }
-        for i in (1, 2)
-    ]
-    service = {"selector": {"app": name}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferSameZone"}
-    return [make_controller("Deployment", name, labels, 2), make_manifest("Service", name, service), *pods]
+    metadata: Json = {"labels": {**labels, "pod-template-hash": "5d9f"}, "ownerReferences": [owner]}
+    pods = []
+    for i in (1, 2):
+        spec = {**make_pod_spec("100m"), "nodeName": f"n{(number + i) % 3}"}
+        pods.append({**make_manifest("Pod", f"{name}-5d9f-{i}", spec, **metadata), "status": {}})
+    service_spec = {"selector": {"app": name}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferSameZone"}
+    return [make_controller("Deployment", name, labels, 2), make_manifest("Service", name, service_spec), *pods]
 
 
-async def compare_with_plan(cpu: str, *more: Json, labelled: bool = False) -> tuple[Proposal, PlacementComparison]:
-    """The proposal of w0, which calls the seven others, on three nodes of three zones; and its comparison with the present."""
+async def compare_with_plan(
+    cpu: str, *more_objects: Json, is_labelled: bool = False
+) -> tuple[Proposal, PlacementComparison]:
+    """The proposed group of w0, which calls all others, on three nodes in three zones, and its comparison with a plan."""
     status = {"allocatable": {"cpu": cpu, "memory": "8Gi", "pods": "110"}}
     nodes = [{**node(name, zone), "status": status} for name, (_, zone) in LOCATIONS.items()]
-    objects = [each for i, name in enumerate(WORKLOADS) for each in make_workload_objects(name, i, labelled=labelled)]
-    ends = [WorkloadId("shop", name, "Deployment") for name in WORKLOADS]
-    calls = [ObservedDependency(ends[0], end, bytes_per_s=1000.0, peak_bytes_per_s=1000.0) for end in ends[1:]]
-    first = {"workload": {"kind": "Deployment", "name": "w0", "selector": "w0"}}
-    spread: Json = {"annotations": {"netaware.io/spread": "zone"}}
-    app_group = make_manifest("AppGroup", "shop", {"numMembers": 1, "workloads": [first]}, **spread)
-    session = session_of(HEAD, *nodes, *more, *objects, app_group)
+    objects = [
+        body
+        for number, name in enumerate(WORKLOADS)
+        for body in make_workload_objects(name, number, is_labelled=is_labelled)
+    ]
+    caller, *callees = (WorkloadId("shop", name, "Deployment") for name in WORKLOADS)
+    calls = (ObservedDependency(caller, callee, bytes_per_s=1000.0, peak_bytes_per_s=1000.0) for callee in callees)
+    workload = {"workload": {"kind": "Deployment", "name": "w0", "selector": "w0"}}
+    annotations = {"netaware.io/spread": "zone"}
+    app_group = make_manifest("AppGroup", "shop", {"numMembers": 1, "workloads": [workload]}, annotations=annotations)
+    session = session_of(HEAD, *nodes, *more_objects, *objects, app_group)
     workloads = Workloads.from_objects(await session.list_unfinished_pods(), LOCATIONS)
     snapshot, graph = await session.read_snapshot(groups=True), TrafficGraph(tuple(calls), ())
     (proposal,) = propose(graph, workloads, snapshot.groups, "shop", CostTable())
@@ -225,18 +223,17 @@ async def compare_with_plan(cpu: str, *more: Json, labelled: bool = False) -> tu
 
 async def test_propose_compares_the_placement_with_one_plan_of_the_whole_group() -> None:
     proposal, comparison = await compare_with_plan("16")
-    labelled, same = await compare_with_plan("16", labelled=True)
-    assert (len(proposal.patches), len(labelled.patches)) == (len(WORKLOADS), 0)
-    assert same == comparison
+    proposal_with_labels, comparison_with_labels = await compare_with_plan("16", is_labelled=True)
+    assert (len(proposal.patches), len(proposal_with_labels.patches)) == (len(WORKLOADS), 0)
+    assert comparison_with_labels == comparison
     current, planned = comparison.current, comparison.planned
     assert planned.latency_us < current.latency_us
     assert planned.zones_by_workload.keys() == current.zones_by_workload.keys() == set(planned.nodes_by_workload)
     assert {len(set(zones)) for zones in planned.zones_by_workload.values()} == {2}
     assert (current.unplaced, planned.unplaced) == (0, 0)
-    twin = make_controller("StatefulSet", "w1", {"app": "w1"}, 7)
-    assert (await compare_with_plan("16", twin))[1] == comparison, (
-        "a StatefulSet with a Deployment's name is another workload"
-    )
+    stateful_set = make_controller("StatefulSet", "w1", {"app": "w1"}, 7)
+    _, comparison_with_stateful_set = await compare_with_plan("16", stateful_set)
+    assert comparison_with_stateful_set == comparison, "a StatefulSet with a Deployment's name is another workload"
 
 
 async def test_propose_counts_pods_that_a_plan_cannot_place() -> None:
