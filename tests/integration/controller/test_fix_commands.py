@@ -19,7 +19,8 @@ from kubekit.wire import DEPLOYMENTS, PODS, Object, Resource
 from lab.controlplane import ControlPlane
 from netperf.contract import AGENT, CONTROLLER
 from tests.integration.conftest import MakeNode
-from tests.unit.controller.situations import GATE, SITUATIONS
+from tests.unit.controller.cluster_facts import GATE
+from tests.unit.controller.situations import SITUATIONS
 
 ROOT = Path(__file__).parents[3]
 DAEMON_SETS = Resource("apps", "v1", "daemonsets", "DaemonSet")

@@ -25,8 +25,8 @@ from kubekit.client import Client
 from kubekit.responses import RawPage
 from kubekit.wire import CONFIGMAPS, PODS, ConfigMap, Resource
 from netperf.contract import AGENT_ANNOTATION, BANDWIDTH_RESOURCE, REGION_LABEL, ZONE_LABEL
+from tests.unit.controller.cluster_facts import NOW_S
 from tests.unit.controller.components import HEAD, HOME, Components, FakeClient
-from tests.unit.controller.situations import NOW_S
 
 PAYLOAD = "x$(touch pwned)`touch pwned`; touch pwned '; touch pwned; ' \x1b]0;pwned\x07\x9b2J\u202e"
 FORGED = "fix: touch forged"

@@ -1,4 +1,4 @@
-"""Findings of made-up facts: the first cause of each broken situation, its fix, and what is not a finding."""
+"""Findings of given facts: the root cause of each broken situation, its fix, and situations without findings."""
 
 from __future__ import annotations
 
@@ -13,32 +13,24 @@ import pytest
 import yaml
 
 from agent.probing.results_writer import GATHER_S
-from controller.cluster.crds import APPGROUP_LABEL
-from controller.cluster.pods import PLACEMENT_LABEL, PlacementMode, Pod, PodSpec, Toleration
+from controller.cluster.pods import PodSpec, Toleration
 from controller.diagnosis.cluster_views import AgentView
 from controller.diagnosis.control_plane import LeaseStatus, ProgramPod, ProgramPodObject, build_program_pods
 from controller.diagnosis.diagnose import diagnose
-from controller.diagnosis.facts import Facts, NodeFact, build_facts
+from controller.diagnosis.facts import Facts, NodeFact
 from controller.diagnosis.findings import MAX_AFFECTED, NO_LEADER_CODES, has_leader
-from controller.diagnosis.pod_diagnosis import diagnose_pod
-from controller.diagnosis.snapshot import ClusterSnapshot
-from controller.scheduler.config import SchedulerConfig
-from kubekit.wire import Condition, Object, ObjectMeta, Taint, format_time
+from kubekit.wire import Condition, Taint, format_time
 from netperf.contract import AGENT_POD_SELECTOR, NAME_LABEL
 from netperf.results import refresh_interval_s
-from tests.unit.controller.situations import (
+from tests.unit.controller.cluster_facts import (
     CORDONED,
-    GATE,
+    GATED,
     NOW_S,
-    OTHER_GATE,
     OWNER,
     READY,
     SCHEDULER,
     SILENT,
-    SITUATIONS,
     TAINTED,
-    TOLERANT,
-    Situation,
     agents,
     condition,
     facts,
@@ -52,6 +44,7 @@ from tests.unit.controller.situations import (
     unschedulable,
     with_unready,
 )
+from tests.unit.controller.situations import SITUATIONS, Situation
 
 ROOT = Path(__file__).parents[3]
 READING_VERBS = {"get", "describe", "logs", "netaware", "status"}
@@ -75,26 +68,25 @@ def test_the_first_finding_is_the_root_cause_and_has_a_fix(situation: Situation)
 
 def test_a_rollout_undo_names_its_revision() -> None:
     crashing = ProgramPod("scheduler", "a", "n1", "Running", reason="CrashLoopBackOff", template_hash="bad")
-    fresh = ProgramPod("scheduler", "b", "n2", "Pending", reason="ContainerCreating", template_hash="good")
-    both = diagnose(facts(control_plane=status(pods=(*READY[:2], fresh, crashing))))[0].fix
-    (undo,) = [line for line in both if " rollout undo " in line]
+    starting = ProgramPod("scheduler", "b", "n2", "Pending", reason="ContainerCreating", template_hash="good")
+    fix = diagnose(facts(control_plane=status(pods=(*READY[:2], starting, crashing))))[0].fix
+    (undo,) = [line for line in fix if " rollout undo " in line]
     assert "--to-revision=$(" in undo
     assert "pod-template-hash notin (bad)" in undo
     unready = ProgramPod("scheduler", "c", "n2", "Running", template_hash="bad")
-    unready_first = diagnose(facts(control_plane=status(pods=(*READY[:2], unready, crashing))))[0].fix
-    assert undo in unready_first
-    alone = diagnose(facts(control_plane=status(pods=(*READY[:2], fresh))))[0].fix
-    assert [line for line in alone if " undo " in line or " restart " in line] == []
-    assert "rollout status deployment/netaware-scheduler" in alone[1]
+    assert undo in diagnose(facts(control_plane=status(pods=(*READY[:2], unready, crashing))))[0].fix
+    fix_of_starting = diagnose(facts(control_plane=status(pods=(*READY[:2], starting))))[0].fix
+    assert [line for line in fix_of_starting if " undo " in line or " restart " in line] == []
+    assert "rollout status deployment/netaware-scheduler" in fix_of_starting[1]
 
 
 def test_a_terminated_container_is_a_crash() -> None:
     """Between two starts a crashing container is terminated, and not waiting; a restart would only repeat the crash."""
-    ended = {"name": "kube-scheduler", "ready": False, "state": {"terminated": {"reason": "Error", "exitCode": 1}}}
+    container = {"name": "kube-scheduler", "ready": False, "state": {"terminated": {"reason": "Error", "exitCode": 1}}}
     body = {
         "metadata": {"name": "s", "labels": {NAME_LABEL: "netaware-scheduler"}},
         "spec": {"nodeName": "n1"},
-        "status": {"phase": "Running", "containerStatuses": [ended]},
+        "status": {"phase": "Running", "containerStatuses": [container]},
     }
     program_pods = build_program_pods([msgspec.convert(body, ProgramPodObject)])
     finding = diagnose(facts(control_plane=status(pods=(*READY[:1], *(program_pods or ())))))[0]
@@ -103,65 +95,66 @@ def test_a_terminated_container_is_a_crash() -> None:
 
 
 def test_the_fix_tolerates_a_users_taint_but_not_a_taint_of_kubernetes() -> None:
-    reason = unschedulable("0/4 nodes are available: 4 node(s) had untolerated taint(s).")
+    scheduled = unschedulable("0/4 nodes are available: 4 node(s) had untolerated taint(s).")
     tolerations = [
         Toleration(key="node.kubernetes.io/not-ready", operator="Exists", effect="NoExecute"),
         Toleration(key="spot", operator="Exists"),
     ]
-    fields: dict[str, Any] = {"scheduled": reason, "spec": PodSpec(tolerations=tolerations)}
-    stuck = pod(owner=OWNER, **fields)
-    line = diagnose(facts(nodes=TAINTED, pods=(stuck,)))[0].fix[-1]
+    fields: dict[str, Any] = {"scheduled": scheduled, "spec": PodSpec(tolerations=tolerations)}
+    owned_pod, bare_pod = pod(owner=OWNER, **fields), pod(**fields)
+    line = diagnose(facts(nodes=TAINTED, pods=(owned_pod,)))[0].fix[-1]
     assert line.startswith("kubectl -n web patch deployment front --type=json -p '")
     (change,) = json.loads(line.partition(" -p ")[2].strip("'"))
     assert change["value"] == [
         {"key": "spot", "operator": "Exists"},
         {"key": "gpu", "operator": "Equal", "value": "only", "effect": "NoSchedule"},
     ]
-    bare = diagnose(facts(nodes=TAINTED, pods=(pod(**fields),)))[0]
-    assert bare.fix[-1] == "add a toleration of gpu to the pod template"
+    assert diagnose(facts(nodes=TAINTED, pods=(bare_pod,)))[0].fix[-1] == "add a toleration of gpu to the pod template"
     pressure = Taint("node.kubernetes.io/disk-pressure", "NoSchedule", "")
     nodes = {f"n{i}": NodeFact({}, (pressure,), "z") for i in range(4)}
-    assert "toler" not in diagnose(facts(nodes=nodes, pods=(stuck,)))[0].fix[-1]
+    assert "toler" not in diagnose(facts(nodes=nodes, pods=(owned_pod,)))[0].fix[-1]
 
 
 def test_few_failed_agents_are_restarted_one_by_one_and_many_by_the_daemonset() -> None:
-    few = diagnose(facts(agents=agents(n1=SILENT, n3=SILENT)))[0].fix
-    assert [line for line in few if " delete pods " in line] == [
+    fix = diagnose(facts(agents=agents(n1=SILENT, n3=SILENT)))[0].fix
+    assert [line for line in fix if " delete pods " in line] == [
         f"kubectl -n netaware-system delete pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={node}"
         for node in ("n1", "n3")
     ]
-    many = tuple(AgentView(node=f"m{i}", zone="z9", state="down", reason="gone") for i in range(9))
-    assert diagnose(facts(agents=(*agents(), *many)))[0].fix[-1].endswith("rollout restart daemonset/netaware-agent")
+    agents_down = tuple(AgentView(node=f"m{i}", zone="z9", state="down", reason="gone") for i in range(9))
+    assert (
+        diagnose(facts(agents=(*agents(), *agents_down)))[0]
+        .fix[-1]
+        .endswith("rollout restart daemonset/netaware-agent")
+    )
 
 
 def test_terminating_pods_and_pods_that_a_rollout_replaces_are_no_finding() -> None:
     old: dict[str, Any] = {"node": "n1", "owner": OWNER, "workload": "renamed", "created_s": NOW_S - 900}
-    fresh = pod("new", owner=OWNER, created_s=NOW_S - 5)
-    assert diagnose(facts(pods=(pod("old", **old), fresh))) == ()
+    new: dict[str, Any] = {"owner": OWNER, "created_s": NOW_S - 5}
+    assert diagnose(facts(pods=(pod("old", **old), pod("new", **new)))) == ()
     assert diagnose(facts(pods=(pod("gone", is_terminating=True, **old), pod("over", phase="Succeeded", **old)))) == ()
-    (finding,) = diagnose(
-        facts(pods=(pod("old", **old), pod("new", owner=OWNER, created_s=NOW_S - 5, workload="renamed")))
-    )
+    (finding,) = diagnose(facts(pods=(pod("old", **old), pod("new", workload="renamed", **new))))
     assert (finding.code, len(finding.affects)) == ("unknown-workload", 2)
-    bare = diagnose(facts(pods=(pod("bare", node="n1", workload="wrong"), pod("right", node="n1"))))
-    assert [(f.code, f.affects, "edit" in f.fix[-1]) for f in bare] == [("unknown-workload", ("web/bare",), False)]
+    (finding,) = diagnose(facts(pods=(pod("bare", node="n1", workload="wrong"), pod("right", node="n1"))))
+    assert (finding.code, finding.affects, "edit" in finding.fix[-1]) == ("unknown-workload", ("web/bare",), False)
 
 
 def test_each_alert_of_a_finding_exists_and_has_its_section_in_the_runbook() -> None:
     rules = yaml.safe_load((ROOT / "manifests" / "prometheus" / "alerts.rules.yaml").read_text())
     alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
     sections = set(re.findall(r"^### (\w+)$", (ROOT / "docs" / "runbook.md").read_text(), re.MULTILINE))
-    named = {f.alert for situation in SITUATIONS for f in diagnose(situation.facts)} - {""}
-    assert named <= alerts & sections
+    alerts_of_findings = {f.alert for situation in SITUATIONS for f in diagnose(situation.facts)} - {""}
+    assert alerts_of_findings <= alerts & sections
 
 
 @pytest.mark.parametrize("interval_s", [6.0, 8.0, 60.0, 85.0, 120.0, 600.0])
 def test_an_agent_that_does_not_repeat_unchanged_samples_is_working(interval_s: float) -> None:
     """In a quiet network with one pair of zones, the newest sample becomes as old as the writer allows."""
-    written_s = 1.5 * GATHER_S
-    oldest_s = math.ceil((refresh_interval_s(interval_s) + written_s) / interval_s) * interval_s + written_s
-    working = agents(**{node: {"newest_at": NOW_S - oldest_s} for node in ("n0", "n1", "n2", "n3")})
-    assert diagnose(facts(agents=working, network=network(interval_s))) == ()
+    write_delay_s = 1.5 * GATHER_S
+    max_age_s = math.ceil((refresh_interval_s(interval_s) + write_delay_s) / interval_s) * interval_s + write_delay_s
+    working_agents = agents(**{node: {"newest_at": NOW_S - max_age_s} for node in ("n0", "n1", "n2", "n3")})
+    assert diagnose(facts(agents=working_agents, network=network(interval_s))) == ()
 
 
 @pytest.mark.parametrize(
@@ -179,7 +172,7 @@ def test_the_cause_of_a_missing_leader_is_the_state_of_the_lease(lease: LeaseSta
     assert finding.since == (lease.renewed_at_s if lease is not None else None)
 
 
-def test_codes_of_findings_without_a_leader() -> None:
+def test_exactly_the_no_leader_codes_mean_that_no_controller_leads() -> None:
     codes = {
         situation.code
         for situation in SITUATIONS
@@ -188,53 +181,7 @@ def test_codes_of_findings_without_a_leader() -> None:
     assert codes == NO_LEADER_CODES
 
 
-GATED = Condition("PodScheduled", "False", "SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates")
 UNSCHEDULABLE = unschedulable("0/4 nodes are available: 4 Insufficient cpu.")
-REFUSED = unschedulable(
-    "0/1 nodes are available: 1 Node n0 does not meet several network requirements from Workload dependencies: "
-    "Satisfied: 0 Violated: 1."
-)
-
-
-@pytest.mark.parametrize(
-    ("fields", "kind", "words"),
-    [
-        ({"gates": (GATE,), "nodes": TAINTED}, "gated", "tolerates the taints of none of 4 nodes"),
-        ({"gates": (GATE,), "nodes": TAINTED, "spec": TOLERANT}, "gated", "waits for the plan of AppGroup shop"),
-        ({"scheduler": "default-scheduler", "scheduler_names": ()}, "waiting", "has not tried to place it yet"),
-        ({"node": "n1"}, "placed", "it is on n1"),
-        (
-            {"node": "n1", "workload": "wrong"},
-            "placed",
-            "as if it belonged to no AppGroup: AppGroup shop has no workload",
-        ),
-        ({"node": "n1", "group": "", "workload": ""}, "placed", "it is on n1"),
-        ({"phase": "Failed"}, "finished", "Failed"),
-        ({"is_terminating": True, "gates": (GATE,)}, "terminating", "being deleted"),
-        ({"gates": (GATE,)}, "gated", "waits for the plan of AppGroup shop"),
-        ({"gates": (GATE,), "target": "n1"}, "planned", "planned onto n1"),
-        ({"gates": (GATE,), "workload": "wrong"}, "gated", "no workload with selector wrong; it has cart, front"),
-        ({"gates": (GATE,), "group": ""}, "gated", "no AppGroup label"),
-        ({"gates": (GATE,), "group": "nope"}, "gated", "there is no AppGroup nope"),
-        ({"gates": (OTHER_GATE,)}, "foreign-gate", f"{OTHER_GATE}, which another controller opens"),
-        (
-            {"gates": (GATE,), "target": "n0", "spec": PodSpec(node_selector={"zone": "z1"})},
-            "planned",
-            "nodeSelector zone=z1 allows 2 nodes of z1",
-        ),
-        ({"scheduled": UNSCHEDULABLE}, "unschedulable", "the nodes are full (0/4 nodes are available"),
-        ({"scheduled": REFUSED}, "refused", "dependencies would be violated"),
-        ({"scheduler": "default-scheduler"}, "other-scheduler", "does not call netaware's extender"),
-        ({"scheduler": "default-scheduler", "is_placed_by_affinity": True}, "waiting", "has not tried to place it yet"),
-        ({}, "waiting", "has not tried to place it yet"),
-        ({"scheduled": GATED}, "waiting", "has not tried to place it yet"),
-    ],
-)
-def test_the_diagnosis_of_a_pod_says_why_it_is_placed_or_waits(fields: dict[str, Any], kind: str, words: str) -> None:
-    of_cluster = {name: fields[name] for name in ("nodes", "scheduler_names") if name in fields}
-    of_pod = {name: fields[name] for name in fields.keys() - of_cluster}
-    diagnosis = diagnose_pod(pod(**of_pod), facts(**of_cluster))
-    assert (diagnosis.kind, words in diagnosis.summary) == (kind, True), diagnosis.summary
 
 
 @pytest.mark.parametrize(
@@ -243,37 +190,13 @@ def test_the_diagnosis_of_a_pod_says_why_it_is_placed_or_waits(fields: dict[str,
 def test_a_scheduler_that_works_through_a_queue_is_not_missing(ago_s: float, scheduler: str, findings: int) -> None:
     """If the gates of a thousand pods open together, the last pods wait for half a minute."""
     bound = Condition("PodScheduled", "True", last_transition_time=format_time(NOW_S - ago_s))
-    others = pod("done", node="n1", phase="Running", scheduled=bound, scheduler=scheduler)
-    waits = pod(created_s=NOW_S - 300)
-    codes = [finding.code for finding in diagnose(facts(pods=(others, waits)))]
-    assert codes.count("no-scheduler") == findings
-    late = [f.code for f in diagnose(facts(pods=(others, pod(created_s=NOW_S - 700))))]
-    assert "no-scheduler" in late
+    bound_pod = pod("bound", node="n1", phase="Running", scheduled=bound, scheduler=scheduler)
 
+    def find_codes(age_s: float) -> list[str]:
+        return [finding.code for finding in diagnose(facts(pods=(bound_pod, pod(created_s=NOW_S - age_s))))]
 
-@pytest.mark.parametrize(
-    ("labels", "namespace_labels", "placement", "is_placed_by_affinity"),
-    [
-        ({}, {}, "extender", False),
-        ({}, {}, "affinity", True),
-        ({}, {PLACEMENT_LABEL: "affinity"}, "extender", True),
-        ({PLACEMENT_LABEL: "affinity"}, {}, "extender", True),
-        ({PLACEMENT_LABEL: "extender"}, {PLACEMENT_LABEL: "affinity"}, "affinity", False),
-    ],
-)
-def test_the_placement_mode_comes_from_pod_namespace_or_configuration(
-    labels: dict[str, str], namespace_labels: dict[str, str], placement: PlacementMode, *, is_placed_by_affinity: bool
-) -> None:
-    body = {"metadata": {"name": "p", "namespace": "web", "labels": {APPGROUP_LABEL: "shop", **labels}}}
-    namespace = Object(metadata=ObjectMeta(name="web", labels=namespace_labels))
-    snapshot = ClusterSnapshot(
-        now_s=NOW_S,
-        pods=(msgspec.convert(body, Pod),),
-        namespaces=(namespace,),
-        scheduler=SchedulerConfig(placement=placement),
-    )
-    (fact,) = build_facts(snapshot).pods
-    assert fact.is_placed_by_affinity is is_placed_by_affinity
+    assert find_codes(300).count("no-scheduler") == findings
+    assert "no-scheduler" in find_codes(700)
 
 
 COSTS_NOT_MET = condition("CostsMet", "False", "CostsExceeded", "front to cart costs 40, at most 5 (z0 to z1)")
@@ -307,67 +230,78 @@ def facts_of(message: str) -> Facts:
     return facts(pods=(pod(scheduled=unschedulable(message)),))
 
 
-@pytest.mark.parametrize(
-    ("now", "codes"),
-    [
-        (facts(pods=(pod(node="n1", phase="Running"), pod("new", created_s=NOW_S - 2))), []),
-        (
-            facts(control_plane=status(pods=None, lease=None, is_lease_conclusive=False)),
-            [],
-        ),  # Objects that cannot be read are not absent.
-        (facts(agents=agents(n3={"state": "excluded", "newest_at": None})), []),
-        (facts(pods=(pod(node="n1"), BY_AFFINITY)), []),
-        # An overlay without a scheduler misses none until a pod names it.
-        (facts(control_plane=no_pods("scheduler", "extender")), []),
-        (facts(control_plane=no_pods("scheduler"), pods=(pod(created_s=NOW_S - 300),)), ["scheduler-down"]),
-        # The leader publishes a path as unreachable, or the results have failed probes.
-        (facts(network=network(unreachable=(("z0", "z1"),))), ["zones-unreachable"]),
-        # There may be more zones than a finding lists.
-        (facts(agents=MANY_SILENT, network=network(absent=(("z38", "z39"),))), ["no-agents"]),
-        # An outlier is reported after the next probe of its pair.
-        (outlier_facts(470.0), []),
-        (outlier_facts(490.0), ["topology-NodesContradicted"]),
-        # The first rounds after an installation, or with a new zone.
-        (unmeasured_facts(170.0), []),
-        (unmeasured_facts(190.0), ["pairs-unmeasured"]),
-        # Gated pods wait for the pods without a node of the same group, of which there may be more than a finding lists.
-        (facts(pods=(*MANY_UNSCHEDULABLE, *gated_pods(workload="cart"))), ["no-node-capacity"]),
-        (facts(pods=gated_pods(created_s=NOW_S - 700), max_gate_wait_s=1200.0), []),
-        (
-            facts(pods=(*QUEUED, pod("other", node="n1", scheduler="another")), scheduler_names=()),
-            ["no-scheduler"],
+CODES_BY_CASE: dict[str, tuple[Facts, list[str]]] = {
+    "a running pod and a new one": (facts(pods=(pod(node="n1", phase="Running"), pod("new", created_s=NOW_S - 2))), []),
+    "objects that cannot be read are not absent": (
+        facts(control_plane=status(pods=None, lease=None, is_lease_conclusive=False)),
+        [],
+    ),
+    "an excluded node": (facts(agents=agents(n3={"state": "excluded", "newest_at": None})), []),
+    "a pod placed by affinity with another scheduler": (facts(pods=(pod(node="n1"), BY_AFFINITY)), []),
+    "an overlay without a scheduler": (facts(control_plane=no_pods("scheduler", "extender")), []),
+    "a pod that names the missing scheduler": (
+        facts(control_plane=no_pods("scheduler"), pods=(pod(created_s=NOW_S - 300),)),
+        ["scheduler-down"],
+    ),
+    "an unreachable pair by its results": (facts(network=network(unreachable=(("z0", "z1"),))), ["zones-unreachable"]),
+    "more zones without agents than a finding lists": (
+        facts(agents=MANY_SILENT, network=network(absent=(("z38", "z39"),))),
+        ["no-agents"],
+    ),
+    "an outlier before the next probe of its pair": (outlier_facts(470.0), []),
+    "an outlier after the next probe of its pair": (outlier_facts(490.0), ["topology-NodesContradicted"]),
+    "an absent pair in the first rounds": (unmeasured_facts(170.0), []),
+    "an absent pair after the first rounds": (unmeasured_facts(190.0), ["pairs-unmeasured"]),
+    "gated pods behind more unschedulable pods than a finding lists": (
+        facts(pods=(*MANY_UNSCHEDULABLE, *gated_pods(workload="cart"))),
+        ["no-node-capacity"],
+    ),
+    "pods gated for less than maxWaitS": (facts(pods=gated_pods(created_s=NOW_S - 700), max_gate_wait_s=1200.0), []),
+    "untried pods if all schedulers call the extender": (
+        facts(pods=(*QUEUED, pod("other", node="n1", scheduler="another")), scheduler_names=()),
+        ["no-scheduler"],
+    ),
+    "a number of any length in a message": (
+        facts_of(f"0/4 nodes are available: {'9' * 5000} Insufficient cpu."),
+        ["no-node-capacity"],
+    ),
+    "an untried pod within the time of an attempt": (facts(pods=(pod(created_s=NOW_S - 19),)), []),
+    "an untried pod after the time of an attempt": (facts(pods=(pod(created_s=NOW_S - 21),)), ["no-scheduler"]),
+    "a pod whose gate has opened": (facts(pods=(pod(scheduled=GATED, created_s=NOW_S - 2),)), []),
+    "a pod that is not tried after its gate has opened": (
+        facts(pods=(pod(scheduled=GATED, created_s=NOW_S - 300),)),
+        ["no-scheduler"],
+    ),
+    "violated costs between zones without agents": (
+        facts(groups=(group([COSTS_NOT_MET]),), agents=agents(n1=SILENT, n3=SILENT)),
+        ["zone-without-agent"],
+    ),
+    "violated costs between other zones": (
+        facts(groups=(group([FAR_COSTS_NOT_MET]),), agents=agents(n1=SILENT, n3=SILENT)),
+        ["zone-without-agent", "costs-violated"],
+    ),
+    **{
+        words: (facts_of(f"0/4 nodes are available: 1 Insufficient memory, 3 node(s) {words}."), ["no-node-volume"])
+        for words in VOLUME_REASONS
+    },
+    "the pod's own selector counts last": (
+        facts_of(
+            "0/8 nodes are available: 2 Node n0 does not meet several network requirements from Workload "
+            "dependencies: Satisfied: 0 Violated: 1, 6 node(s) didn't match Pod's node affinity/selector."
         ),
-        # The number in a pod's status may be of any length.
-        (facts_of(f"0/4 nodes are available: {'9' * 5000} Insufficient cpu."), ["no-node-capacity"]),
-        (facts(pods=(pod(created_s=NOW_S - 19),)), []),
-        (facts(pods=(pod(created_s=NOW_S - 21),)), ["no-scheduler"]),
-        # The condition stays until the scheduler's first attempt.
-        (facts(pods=(pod(scheduled=GATED, created_s=NOW_S - 2),)), []),
-        (facts(pods=(pod(scheduled=GATED, created_s=NOW_S - 300),)), ["no-scheduler"]),
-        (facts(groups=(group([COSTS_NOT_MET]),), agents=agents(n1=SILENT, n3=SILENT)), ["zone-without-agent"]),
-        (
-            facts(groups=(group([FAR_COSTS_NOT_MET]),), agents=agents(n1=SILENT, n3=SILENT)),
-            ["zone-without-agent", "costs-violated"],
-        ),
-        *(
-            (facts_of(f"0/4 nodes are available: 1 Insufficient memory, 3 node(s) {words}."), ["no-node-volume"])
-            for words in VOLUME_REASONS
-        ),
-        (
-            facts_of(
-                "0/8 nodes are available: 2 Node n0 does not meet several network requirements from Workload "
-                "dependencies: Satisfied: 0 Violated: 1, 6 node(s) didn't match Pod's node affinity/selector."
-            ),
-            ["no-node-max-cost"],
-        ),
-    ],
-)
-def test_only_these_findings_follow_from_the_facts(now: Facts, codes: list[str]) -> None:
-    assert [finding.code for finding in diagnose(now)] == codes
+        ["no-node-max-cost"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CODES_BY_CASE)
+def test_only_these_findings_follow_from_the_facts(case: str) -> None:
+    cluster, codes = CODES_BY_CASE[case]
+    assert [finding.code for finding in diagnose(cluster)] == codes
 
 
 @pytest.mark.parametrize(
-    ("now", "line"),
+    ("cluster", "line"),
     [
         (facts(pods=gated_pods(created_s=NOW_S - 700)), """'[{"op":"remove","path":"/spec/schedulingGates"}]'"""),
         (facts(control_plane=no_pods("scheduler"), pods=(pod(),)), "scale deployment/netaware-scheduler --replicas=2"),
@@ -408,12 +342,5 @@ def test_only_these_findings_follow_from_the_facts(now: Facts, codes: list[str])
         (facts(control_plane=status(failed_checks=("a: store of nodes is 403 s old (500)",))), "to the API server"),
     ],
 )
-def test_the_last_line_of_a_fix_names_the_object_or_field_to_change(now: Facts, line: str) -> None:
-    assert diagnose(now)[0].fix[-1].endswith(line)
-
-
-def test_a_gated_pod_waits_until_the_configured_time_but_without_a_leader_forever() -> None:
-    gated, broken = pod(gates=(GATE,)), facts(control_plane=status(lease=LeaseStatus("a", NOW_S - 60)))
-    led = diagnose_pod(gated, facts(max_gate_wait_s=300.0))
-    assert (led.since, led.until) == (NOW_S - 60, NOW_S + 240)
-    assert diagnose_pod(gated, broken, has_leader=has_leader(diagnose(broken))).until is None
+def test_the_last_line_of_a_fix_names_the_object_or_field_to_change(cluster: Facts, line: str) -> None:
+    assert diagnose(cluster)[0].fix[-1].endswith(line)

@@ -13,55 +13,56 @@ from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding, PodFinding, ZoneFinding
 from kubekit.events import MAX_NOTE_BYTES
 from kubekit.wire import NODES, PODS
-from tests.unit.controller.situations import SITUATIONS, Situation, facts, stuck_facts
+from tests.unit.controller.cluster_facts import facts, stuck_facts
+from tests.unit.controller.situations import SITUATIONS, Situation
 
 HEALTHY = facts()
 STUCK = stuck_facts("0/4 nodes are available: 4 Insufficient cpu.")
 
 
-def events_after(*diagnosed: Facts) -> list[list[FindingEvent]]:
-    """The events after each of several diagnoses."""
+def select_events(*clusters: Facts) -> list[list[FindingEvent]]:
+    """The events after a diagnosis of each of ``clusters``, one after the other."""
     event_filter = FindingEventFilter()
-    return [event_filter.select_events(diagnose(now), now) for now in diagnosed]
+    return [event_filter.select_events(diagnose(cluster), cluster) for cluster in clusters]
 
 
 def test_a_finding_of_two_diagnoses_has_one_event_until_it_returns() -> None:
-    counts = [len(events) for events in events_after(STUCK, STUCK, STUCK, HEALTHY, STUCK, STUCK)]
+    counts = [len(events) for events in select_events(STUCK, STUCK, STUCK, HEALTHY, STUCK, STUCK)]
     assert counts == [0, 2, 0, 0, 0, 2], "the pod without a node, and the one that waits behind it"
 
 
 def test_the_event_is_on_the_pod_and_ends_with_the_fix() -> None:
-    first = events_after(STUCK, STUCK)[1][0]
-    assert (first.object_key, first.reason) == ((PODS, "web/front-1"), "NoNodeCapacity")
-    assert "nodes are full" in first.note
-    assert first.note.endswith("Fix: add nodes, or lower the requests in the pod template")
+    event = select_events(STUCK, STUCK)[1][0]
+    assert (event.object_key, event.reason) == ((PODS, "web/front-1"), "NoNodeCapacity")
+    assert "nodes are full" in event.note
+    assert event.note.endswith("Fix: add nodes, or lower the requests in the pod template")
 
 
 def test_each_of_many_findings_about_one_object_gets_an_event() -> None:
     """Unreachable zones are events of the NetworkTopology."""
 
-    def cuts(number: int) -> list[Finding]:
-        pairs = [("z0", f"z{i:02}") for i in range(number)]
+    def make_findings(path_count: int) -> list[Finding]:
+        pairs = [("z0", f"z{i:02}") for i in range(path_count)]
         paths = [ZoneFinding("zones-unreachable", "warning", f"{a} and {b} are cut", affects=(a, b)) for a, b in pairs]
         return [*paths, PodFinding("unknown-workload", "warning", "a pod is lost", affects=("web/front-1",))]
 
-    now, events = facts(topology_conditions={"netaware-system/nt-default": ()}), FindingEventFilter()
-    batches = [events.select_events(cuts(number), now) for number in (30, 30, 30, 30, 31, 31)]
+    cluster, event_filter = facts(topology_conditions={"netaware-system/nt-default": ()}), FindingEventFilter()
+    batches = [event_filter.select_events(make_findings(count), cluster) for count in (30, 30, 30, 30, 31, 31)]
     assert [len(batch) for batch in batches] == [0, MAX_EVENTS_AT_ONCE, 11, 0, 0, 1]
     assert batches[2][-1].reason == "UnknownWorkload"
 
 
 def test_a_command_in_an_event_is_never_cut() -> None:
     """The API server accepts 1,024 bytes, and half a command may do something else than the whole command."""
-    now, delete = STUCK, "kubectl delete pods -l a=b --field-selector status.phase=Failed"
-    for cause, last in (("→" * 2000, delete), ("short", f"{delete} {'x' * 2000}")):
-        finding = PodFinding("unknown-workload", "warning", "what", (cause,), affects=("web/front-1",), fix=(last,))
-        events = FindingEventFilter()
-        events.select_events([finding], now)
-        (event,) = events.select_events([finding], now)
+    command = "kubectl delete pods -l a=b --field-selector status.phase=Failed"
+    for cause, fix in (("→" * 2000, command), ("short", f"{command} {'x' * 2000}")):
+        finding = PodFinding("unknown-workload", "warning", "what", (cause,), affects=("web/front-1",), fix=(fix,))
+        event_filter = FindingEventFilter()
+        event_filter.select_events([finding], STUCK)
+        (event,) = event_filter.select_events([finding], STUCK)
         assert len(event.note.encode()) <= MAX_NOTE_BYTES
-        assert event.note.endswith(f"Fix: {last}") == (len(last) < 100)
-        assert "Fix:" not in event.note or event.note.endswith(last)
+        assert event.note.endswith(f"Fix: {fix}") == (len(fix) < 100)
+        assert "Fix:" not in event.note or event.note.endswith(fix)
 
 
 def test_info_findings_and_those_of_conditions_have_no_event() -> None:
@@ -69,18 +70,16 @@ def test_info_findings_and_those_of_conditions_have_no_event() -> None:
     for situation in SITUATIONS:
         codes = {finding.code for finding in diagnose(situation.facts)}
         if codes <= {"dependency-cycle"} or situation.code.startswith(("spec-", "topology-")):
-            assert events_after(situation.facts, situation.facts) == [[], []], situation.code
+            assert select_events(situation.facts, situation.facts) == [[], []], situation.code
 
 
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.code)
 def test_each_event_is_about_an_existing_object(situation: Situation) -> None:
-    now = situation.facts
-    existing = {(PODS, pod.metadata.key) for pod in now.pods} | {
-        (APPGROUPS, group.metadata.key) for group in now.groups
-    }
-    existing |= {(NODES, agent.node) for agent in now.agents} | {
-        (NETWORK_TOPOLOGIES, key) for key in now.topology_conditions
-    }
-    for event in events_after(now, now)[1]:
-        assert event.object_key in existing
+    cluster = situation.facts
+    existing_objects = {(PODS, pod.metadata.key) for pod in cluster.pods}
+    existing_objects |= {(APPGROUPS, group.metadata.key) for group in cluster.groups}
+    existing_objects |= {(NODES, agent.node) for agent in cluster.agents}
+    existing_objects |= {(NETWORK_TOPOLOGIES, key) for key in cluster.topology_conditions}
+    for event in select_events(cluster, cluster)[1]:
+        assert event.object_key in existing_objects
         assert re.fullmatch(r"([A-Z][a-z]*)+", event.reason), event.reason

@@ -30,6 +30,7 @@ from controller.page.server import _compute_page_data
 from kubekit import logs
 from kubekit.errors import KubekitError
 from kubekit.text import NAME_PLACEHOLDER, format_command
+from tests.unit.controller.cluster_facts import NOW_S
 from tests.unit.controller.hostile_objects import (
     FORGED,
     NUMBERS,
@@ -40,7 +41,7 @@ from tests.unit.controller.hostile_objects import (
     make_objects,
     read_hostile_traffic,
 )
-from tests.unit.controller.situations import NOW_S, SITUATIONS
+from tests.unit.controller.situations import SITUATIONS
 from tests.unit.controller.test_cli_output import parse_command, write_kubeconfig
 
 LARGE_ANSWERS = ("status", "diagnose", "graph")
