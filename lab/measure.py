@@ -27,6 +27,7 @@ from netperf.sample import Measurement
 PASSPHRASE_VARIABLE = "NETAWARE_LAB_PASSPHRASE"
 PORT = 22865
 """Another port than that of the agents' netserver (12865), which may run in the same namespace."""
+NETPERF_DURATION_S, ATTEMPTS = 1.0, 50
 DATAGRAM_DURATION_S = 10.0
 """Long enough for a p90 from at most four datagrams a second."""
 
@@ -37,10 +38,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("verb", choices=("serve", "probe"))
     parser.add_argument("address", help="address to serve on, or to probe")
     parser.add_argument("--prober", choices=("netperf", "datagrams"), default="netperf")
-    parser.add_argument("--duration-s", type=float, default=1.0)
-    parser.add_argument(
-        "--attempts", type=int, default=3, help="number of tries of a probe, because a link may lose packets"
-    )
     return parser
 
 
@@ -55,18 +52,18 @@ async def serve_probes(address: str, prober: str, passphrase: bytes) -> None:
     await Netserver(netserver, address, PORT, passphrase).run()
 
 
-async def probe_and_print(args: argparse.Namespace, passphrase: bytes) -> None:
-    """Measure once and print the measurement as JSON."""
-    prober = NetperfProber(find_binary("netperf") or "netperf", passphrase)
-    settings = ProbeSettings(duration_s=args.duration_s, control_port=PORT, data_port=PORT + 1)
-    for attempt in range(args.attempts):
+async def probe_and_print(address: str, prober: str, passphrase: bytes) -> None:
+    """Measure once and print the measurement as JSON; try up to `ATTEMPTS` times, because a link may lose packets."""
+    netperf = NetperfProber(find_binary("netperf") or "netperf", passphrase)
+    settings = ProbeSettings(duration_s=NETPERF_DURATION_S, control_port=PORT, data_port=PORT + 1)
+    for attempt in range(ATTEMPTS):
         try:
-            if args.prober == "datagrams":
-                measurement = await measure_with_datagrams(args.address, passphrase)
+            if prober == "datagrams":
+                measurement = await measure_with_datagrams(address, passphrase)
             else:
-                measurement = await prober.probe(args.address, settings)
+                measurement = await netperf.probe(address, settings)
         except ProbeFailedError:
-            if attempt == args.attempts - 1:
+            if attempt == ATTEMPTS - 1:
                 raise
             await asyncio.sleep(0.2)
         else:
@@ -94,13 +91,8 @@ def main() -> int:
     args = build_parser().parse_args()
     logs.configure(level="warning")
     passphrase = os.environ[PASSPHRASE_VARIABLE].encode()
-    return run_program(
-        lambda: (
-            serve_probes(args.address, args.prober, passphrase)
-            if args.verb == "serve"
-            else probe_and_print(args, passphrase)
-        )
-    )
+    run = serve_probes if args.verb == "serve" else probe_and_print
+    return run_program(lambda: run(args.address, args.prober, passphrase))
 
 
 if __name__ == "__main__":

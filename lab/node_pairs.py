@@ -14,7 +14,7 @@ from lab.installation import Installation
 from lab.programs import build_pythonpath_env, run_command
 from netperf.sample import Measurement
 
-_PROBE_S, _DEADLINE_S = 1.0, 120.0
+_TIMEOUT_S = 120.0
 # A netperf test occupies a core at each end.
 _MAX_CONCURRENT = 2
 
@@ -23,7 +23,7 @@ async def measure_node_pairs(
     installation: Installation, pairs: Iterable[tuple[str, str]]
 ) -> dict[tuple[str, str], float]:
     """Return (origin, destination) -> median round trip, µs. Raises BootError if a probe fails."""
-    lab, prober = installation.lab, ["--prober", installation.prober]
+    lab, prober_option = installation.lab, ["--prober", installation.prober]
     env = {**installation.environment, measure.PASSPHRASE_VARIABLE: installation.passphrase, **build_pythonpath_env()}
     origins_by_destination: dict[str, list[str]] = {}
     for origin, destination in sorted(pairs):
@@ -32,16 +32,10 @@ async def measure_node_pairs(
     semaphore = asyncio.Semaphore(_MAX_CONCURRENT)
 
     async def probe(origin: str, destination: str) -> float:
-        argv = [
-            *namespaces.build_enter_command(lab.network_of(origin).netns),
-            sys.executable,
-            "-m",
-            "lab.measure",
-            "probe",
-        ]
-        argv += [lab.network_of(destination).address, *prober, f"--duration-s={_PROBE_S}", "--attempts=50"]
+        argv = [*namespaces.build_enter_command(lab.network_of(origin).netns), sys.executable, "-m", "lab.measure"]
+        argv += ["probe", lab.network_of(destination).address, *prober_option]
         description = f"measuring {origin} to {destination}"
-        output = await run_command(argv, description, _DEADLINE_S, env=env)
+        output = await run_command(argv, description, _TIMEOUT_S, env=env)
         median = msgspec.json.decode(output, type=Measurement).percentile_us("p50")
         if median is None:
             raise BootError(f"{description}: too few samples")
@@ -50,7 +44,7 @@ async def measure_node_pairs(
     async def probe_all_to(destination: str) -> None:
         """Probe a destination from one origin after the other, because all probes use the same data port."""
         async with semaphore:
-            argv = [sys.executable, "-m", "lab.measure", "serve", lab.network_of(destination).address, *prober]
+            argv = [sys.executable, "-m", "lab.measure", "serve", lab.network_of(destination).address, *prober_option]
             name, netns = f"measure-{destination}", lab.network_of(destination).netns
             server = lab.programs.start(name, argv, netns=netns, env=env, is_essential=False)
             try:

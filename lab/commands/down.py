@@ -51,17 +51,19 @@ def run(args: argparse.Namespace) -> int:
 def _stop_process(paths: LabPaths, pid: int) -> None:
     """Send SIGTERM, and SIGKILL after 45 s, and wait until the process has released the lab's lock."""
     _send_signal(pid, signal.SIGTERM)
+    if _is_ended_in_time(paths):
+        return
+    print(f"lab {paths.name} did not end within {_STOP_TIMEOUT_S:.0f} s; killing it", file=sys.stderr)
+    _send_signal(pid, signal.SIGKILL)
+    if not _is_ended_in_time(paths):
+        raise LabError(f"process {pid} of lab {paths.name} did not end after SIGKILL")
+
+
+def _is_ended_in_time(paths: LabPaths) -> bool:
     deadline = time.monotonic() + _STOP_TIMEOUT_S
-    while find_running_pid(paths) is not None:
-        if time.monotonic() > deadline:
-            print(f"lab {paths.name} did not end within {_STOP_TIMEOUT_S:.0f} s; killing it", file=sys.stderr)
-            _send_signal(pid, signal.SIGKILL)
-            break
+    while (is_running := find_running_pid(paths) is not None) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-    while find_running_pid(paths) is not None:
-        if time.monotonic() > deadline + _STOP_TIMEOUT_S:
-            raise LabError(f"process {pid} of lab {paths.name} did not end after SIGKILL")
-        time.sleep(_POLL_S)
+    return not is_running
 
 
 def _send_signal(pid: int, signal_number: signal.Signals) -> None:
