@@ -100,60 +100,63 @@ def read_events(lines: Iterable[bytes]) -> list[AuditEvent]:
 
 
 class LeaseHolder(msgspec.Struct, frozen=True):
-    """A replica that holds the Lease from a revision on; ``renewed_unseen`` if the log lacks the line in which it acquired the Lease."""
+    """A write of the Lease, by the replica that holds it from this revision on. If it is released, ``pod`` and ``identity`` are empty."""
 
     revision: int
     pod: str
     identity: str
-    renewed_unseen: bool
+    is_renewal: bool
 
 
-def lease_holders(events: Iterable[AuditEvent]) -> list[LeaseHolder]:
-    """Holders of the Lease, by revision."""
+def list_lease_holders(events: Iterable[AuditEvent]) -> list[LeaseHolder]:
+    """Writes of the Lease, by revision."""
     holders: list[LeaseHolder] = []
     writes = [e for e in events if e.object_ref.resource == "leases" and e.object_ref.name == LEASE and e.succeeded]
     for event in sorted((e for e in writes if e.revision is not None), key=lambda e: e.revision or 0):
         spec = event.response_object.get("spec") or {}
         identity = spec.get("holderIdentity") or ""
-        unseen = bool(identity) and spec.get("renewTime") != spec.get("acquireTime")
-        pod = event.pod if identity else ""
-        holders.append(LeaseHolder(event.revision or 0, pod, identity, unseen))
+        is_renewal = bool(identity) and spec.get("renewTime") != spec.get("acquireTime")
+        holders.append(LeaseHolder(event.revision or 0, event.pod if identity else "", identity, is_renewal))
     return holders
 
 
-def unfenced_writes(events: list[AuditEvent]) -> list[str]:
+def find_unfenced_writes(events: list[AuditEvent]) -> list[str]:
     """Violations by replicas of the controller that wrote without holding the Lease.
 
     The response to a write that changes nothing carries the revision of the last change. Such a write is recognized because etcd had
     reached that revision before the request.
     """
-    holders = lease_holders(events)
+    holders = list_lease_holders(events)
     revisions = [h.revision for h in holders]
     violations = []
     writes = [e for e in events if e.succeeded and e.revision is not None]
-    ended = sorted((e.ended_s, e.revision or 0) for e in writes)
-    times, reached = [ended_s for ended_s, _ in ended], list(accumulate((revision for _, revision in ended), max))
-    ours = [e for e in writes if e.user.username == CONTROLLER_USER and e.object_ref.resource not in _NOT_FENCED]
-    for event in sorted(ours, key=lambda e: e.revision or 0):
+    writes.sort(key=lambda e: e.ended_s)
+    end_times_s, reached_revisions = (
+        [e.ended_s for e in writes],
+        list(accumulate((e.revision or 0 for e in writes), max)),
+    )
+    fenced = [e for e in writes if e.user.username == CONTROLLER_USER and e.object_ref.resource not in _NOT_FENCED]
+    for event in sorted(fenced, key=lambda e: e.revision or 0):
         revision, ref = event.revision or 0, event.object_ref
-        before = bisect_left(times, event.requested_s)
-        if before and revision <= reached[before - 1]:
+        ended_before = bisect_left(end_times_s, event.requested_s)
+        if ended_before and revision <= reached_revisions[ended_before - 1]:
             continue  # The write changed nothing.
         allowed = _allowed_writers(holders, bisect_left(revisions, revision))
         if allowed is not None and event.pod not in allowed:
-            holder = " or ".join(sorted(allowed)) or "nobody"
+            holder = " or ".join(sorted(allowed)) or "no replica"
             written = f"{ref.resource} {ref.namespace}/{ref.name} at revision {revision}"
-            violations.append(f"deposed: {event.pod} wrote {written}, held by {holder}")
+            violations.append(f"former leader: {event.pod} wrote {written}, held by {holder}")
     return violations
 
 
 def _allowed_writers(holders: list[LeaseHolder], index: int) -> set[str] | None:
-    """Pods that may write before the holder at this index and after the holder before it; None if the log does not tell."""
+    """Pods that may write between the writes of the Lease at ``index - 1`` and ``index``; None if the log does not tell."""
     if index == 0:
         return None
-    before = holders[index - 1]
-    writers = {before.pod} - {""}
-    if index < len(holders) and holders[index].renewed_unseen and holders[index].identity != before.identity:
+    holder = holders[index - 1]
+    writers = {holder.pod} - {""}
+    # A renewal by another replica: the line in which it acquired the Lease is lost.
+    if index < len(holders) and holders[index].is_renewal and holders[index].identity != holder.identity:
         writers.add(holders[index].pod)
     # A lost line may follow the last one of the log.
     return None if index == len(holders) and not writers else writers
@@ -173,25 +176,25 @@ class GatedPod(msgspec.Struct):
     ended_s: float | None = None
 
 
-def gated_pods(events: Iterable[AuditEvent]) -> list[GatedPod]:
+def list_gated_pods(events: Iterable[AuditEvent]) -> list[GatedPod]:
     """All pods that were created with a gate."""
     by_uid: dict[str, GatedPod] = {}
-    newest: dict[str, GatedPod] = {}
+    newest_by_name: dict[str, GatedPod] = {}
     writes = [e for e in events if e.object_ref.resource == "pods" and e.succeeded]
     for event in sorted(writes, key=lambda e: e.ended_s):
         ref, meta = event.object_ref, _part(event.response_object, "metadata")
         name, uid = f"{ref.namespace}/{meta.get('name') or ref.name}", str(meta.get("uid", ""))
         if event.verb == "create" and not ref.subresource:
             pod = GatedPod(name, event.ended_s, None if _is_gated(event.response_object) else event.ended_s)
-            by_uid[uid] = newest[name] = pod
+            by_uid[uid] = newest_by_name[name] = pod
         elif event.verb == "deletecollection":
             # A namespace ends: its unbound pods are deleted by this one request.
             items = event.response_object.get("items") if isinstance(event.response_object, dict) else None
             for uid in (str(_part(item, "metadata").get("uid", "")) for item in items or ()):
                 if uid in by_uid:
                     by_uid[uid].ended_s = by_uid[uid].ended_s or event.ended_s
-        elif _ends_gate(event) and (found := by_uid.get(uid) or newest.get(f"{ref.namespace}/{ref.name}")):
-            found.ended_s = found.ended_s or event.ended_s
+        elif _ends_gate(event) and (gated := by_uid.get(uid) or newest_by_name.get(f"{ref.namespace}/{ref.name}")):
+            gated.ended_s = gated.ended_s or event.ended_s
     return list(by_uid.values())
 
 
@@ -213,7 +216,9 @@ def _is_gated(pod: Any) -> bool:
     return bool(_part(pod, "spec").get("schedulingGates"))
 
 
-def gated_too_long(events: list[AuditEvent], limit_s: float, outages: Sequence[tuple[float, float]] = ()) -> list[str]:
+def find_pods_gated_too_long(
+    events: list[AuditEvent], limit_s: float, outages: Sequence[tuple[float, float]] = ()
+) -> list[str]:
     """Violations by pods that were gated for longer than the limit.
 
     Args:
@@ -223,7 +228,7 @@ def gated_too_long(events: list[AuditEvent], limit_s: float, outages: Sequence[t
     """
     log_end_s = max((e.ended_s for e in events if e.stage_timestamp), default=0.0)
     violations = []
-    for pod in gated_pods(events):
+    for pod in list_gated_pods(events):
         end_s = log_end_s if pod.ended_s is None else pod.ended_s
         gated_s = end_s - pod.created_s
         outage_s = sum(max(0.0, min(end_s, to_s) - max(pod.created_s, from_s)) for from_s, to_s in outages)

@@ -46,7 +46,7 @@ class HealthMonitor:
     Args:
         client: has the administrator's rights and a short timeout.
         urls: URL of each program.
-        count_pending: returns how many faults are not reverted yet.
+        count_pending_reverts: returns how many faults are not reverted yet.
 
     Attributes:
         problems: why the lab is not healthy now; empty if it is.
@@ -54,8 +54,8 @@ class HealthMonitor:
         outages: begin and end of times in which no gate could be opened.
     """
 
-    def __init__(self, client: Client, urls: dict[str, str], count_pending: Callable[[], int]) -> None:
-        self._client, self._urls, self._count_pending = client, urls, count_pending
+    def __init__(self, client: Client, urls: dict[str, str], count_pending_reverts: Callable[[], int]) -> None:
+        self._client, self._urls, self._count_pending_reverts = client, urls, count_pending_reverts
         self._fault_at: float | None = None
         self._allowed_outage_s = 0.0
         self._healthy_since: float | None = None
@@ -77,52 +77,56 @@ class HealthMonitor:
         """Check until cancelled."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S)) as session:
             while True:
-                began = time.monotonic()
-                if self._count_pending():
-                    self._fault_at = began if self._fault_at is not None else None
+                started = time.monotonic()
+                if self._count_pending_reverts():
+                    self._fault_at = started if self._fault_at is not None else None
                 self.problems = await self._find_problems(session)
                 # Gates are opened without agents and the extender.
                 if any(not problem.startswith(("agent-", "extender")) for problem in self.problems):
-                    self.outages.append((time.time() - _POLL_S - (time.monotonic() - began), time.time()))
+                    self.outages.append((time.time() - _POLL_S - (time.monotonic() - started), time.time()))
                 if self.problems:
                     self._healthy_since = None
-                elif self._fault_at is None or self._fault_at <= began:
-                    self._on_healthy(began)
+                elif self._fault_at is None or self._fault_at <= started:
+                    self._on_healthy(started)
                 await asyncio.sleep(_POLL_S)
 
     def _on_healthy(self, now: float) -> None:
         self._healthy_since = self._healthy_since or now
-        if self._fault_at is not None and not self._count_pending():
-            took_s = max(0.0, now - self._fault_at)
-            self.recoveries.append((took_s, self._allowed_outage_s))
-            log.info("healthy %.1f s after the last fault", took_s)
+        if self._fault_at is not None and not self._count_pending_reverts():
+            duration_s = max(0.0, now - self._fault_at)
+            self.recoveries.append((duration_s, self._allowed_outage_s))
+            log.info("healthy %.1f s after the last fault", duration_s)
             self._fault_at, self._allowed_outage_s = None, 0.0
 
     async def _find_problems(self, session: aiohttp.ClientSession) -> list[str]:
-        async def check_ready(name: str, url: str) -> str:
+        async def find_readiness_problem(name: str, url: str) -> str:
             try:
-                async with session.get(f"{url}/readyz") as answer:
-                    return "" if answer.status == 200 else f"{name}: {answer.status} {(await answer.text())[:200]}"
+                async with session.get(f"{url}/readyz") as response:
+                    text = await response.text()
+                    return "" if response.status == 200 else f"{name}: {response.status} {text[:200]}"
             except (aiohttp.ClientError, TimeoutError) as error:
                 return f"{name}: {type(error).__name__}"
 
-        found = await asyncio.gather(self._check_lease(), *(check_ready(*item) for item in self._urls.items()))
-        return [problem for problem in found if problem]
+        problems = await asyncio.gather(
+            self._find_lease_problem(), *map(find_readiness_problem, self._urls, self._urls.values())
+        )
+        return [problem for problem in problems if problem]
 
-    async def _check_lease(self) -> str:
+    async def _find_lease_problem(self) -> str:
         try:
             lease = await self._client.get(LEASES, CONTROLLER, Lease, namespace=NETAWARE_NAMESPACE)
         except KubekitError as error:
             return f"API server: {error}"
-        renewed = lease.spec.renew_time
-        if not lease.spec.holder_identity or renewed is None:
-            return "Lease: nobody holds it"
-        age_s = time.time() - datetime.fromisoformat(renewed).timestamp()
+        renewed_at = lease.spec.renew_time
+        if not lease.spec.holder_identity or renewed_at is None:
+            return "Lease: no replica holds it"
+        age_s = time.time() - datetime.fromisoformat(renewed_at).timestamp()
         is_expired = age_s > (lease.spec.lease_duration_seconds or 0)
         return f"Lease: not renewed for {age_s:.0f} s" if is_expired else ""
 
     async def read_costs(self) -> dict[tuple[str, str], int]:
         """Costs between zones."""
-        name, namespace = TOPOLOGY_NAME, NETAWARE_NAMESPACE
-        topology = await self._client.get(NETWORK_TOPOLOGIES, name, NetworkTopology, namespace=namespace)
+        topology = await self._client.get(
+            NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=NETAWARE_NAMESPACE
+        )
         return zone_costs_of(topology.weight(NETPERF_COSTS))

@@ -22,6 +22,7 @@ from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Node, Object, Resource
 from lab.cluster import Lab
 from lab.installation import list_result_configmaps
 from lab.programs import Program
+from lab.topology import zone_pair
 from netperf.contract import NETAWARE_NAMESPACE, PLAN_SELECTOR, RESULTS_NAME, ZONE_LABEL
 from tests.chaos.faults import CONTROL_PLANE, HELPERS, Fault
 from tests.support.etcd import create_client_context
@@ -75,7 +76,7 @@ class FaultInjector:
         }
 
     @property
-    def pending(self) -> int:
+    def pending_reverts(self) -> int:
         """Number of faults that are not reverted yet."""
         return len(self._reverts)
 
@@ -93,11 +94,10 @@ class FaultInjector:
             future.set_result(answered)
         log.info("fault %s %s for %.1f s %s", fault.kind, fault.target, fault.duration_s, error)
 
-    async def revert_all(self, patience_s: float) -> list[str]:
+    async def wait_for_reverts(self, timeout_s: float) -> list[str]:
         """Wait until all faults are reverted; returns a violation for each that is not in time."""
-        ends = time.monotonic() + patience_s
-        while self._reverts and time.monotonic() < ends:
-            await asyncio.wait(set(self._reverts), timeout=ends - time.monotonic())
+        if self._reverts:
+            await asyncio.wait(set(self._reverts), timeout=timeout_s)
         return [f"a fault is not reverted: {fault}" for fault in self._reverts.values()]
 
     async def cancel(self) -> None:
@@ -110,15 +110,15 @@ class FaultInjector:
                 for process in program.find_process_tree():
                     _send_signal(process.pid, signal.SIGCONT)
 
-    async def restart_dead(self) -> None:
+    async def restart_ended_programs(self) -> None:
         """Restart programs that ended, until cancelled."""
-        dead_since: dict[str, float] = {}
+        ended_at: dict[str, float] = {}
         while True:
             for program in self._lab.programs:
                 if program.poll() is None:
-                    dead_since.pop(program.name, None)
-                elif time.monotonic() - dead_since.setdefault(program.name, time.monotonic()) >= _RESTART_AFTER_S:
-                    del dead_since[program.name]
+                    ended_at.pop(program.name, None)
+                elif time.monotonic() - ended_at.setdefault(program.name, time.monotonic()) >= _RESTART_AFTER_S:
+                    del ended_at[program.name]
                     if program.name not in (*CONTROL_PLANE, *HELPERS) and program.poll() != -signal.SIGKILL:
                         self.crashes.append(f"crash: {program.name} ended by itself with code {program.poll()}")
                     log.info("restarts %s, which ended with %s", program.name, program.poll())
@@ -126,42 +126,40 @@ class FaultInjector:
                     await self._lab.programs.restart(program)
             await asyncio.sleep(_POLL_S)
 
-    def _program(self, name: str) -> Program | None:
+    def _find_running_program(self, name: str) -> Program | None:
         return next((p for p in self._lab.programs if p.name == name and p.poll() is None), None)
 
     async def _kill(self, fault: Fault) -> None:
-        if program := self._program(fault.target):
+        if program := self._find_running_program(fault.target):
             _send_signal(program.pid, signal.SIGKILL)
 
     async def _pause(self, fault: Fault) -> None:
-        if program := self._program(fault.target):
+        if program := self._find_running_program(fault.target):
             _send_signal(program.pid, signal.SIGSTOP)
             self._revert_later(fault, partial(_send_signal, program.pid, signal.SIGCONT))
 
     async def _change_link(self, fault: Fault) -> None:
-        one, other = fault.target.split("/")
-        usual = self._links[min(one, other), max(one, other)]
-        if fault.kind == "cut":
-            self._lab.wan.change_link(one, other, loss=1.0)
-        else:
-            self._lab.wan.change_link(one, other, rtt_us=usual.rtt_us * _LATENCY_FACTOR)
-        self._revert_later(fault, partial(self._lab.wan.set_link, one, other, usual))
+        zones = zone_pair(*fault.target.split("/"))
+        original = self._links[zones]
+        change = {"loss": 1.0} if fault.kind == "cut" else {"rtt_us": original.rtt_us * _LATENCY_FACTOR}
+        self._lab.wan.change_link(*zones, **change)
+        self._revert_later(fault, partial(self._lab.wan.set_link, *zones, original))
 
     async def _delete_results(self, _: Fault) -> None:
-        for found in await list_result_configmaps(self._client, RESULTS_NAME):
-            await self._client.delete(CONFIGMAPS, found.metadata.name, namespace=NETAWARE_NAMESPACE)
+        for results in await list_result_configmaps(self._client, RESULTS_NAME):
+            await self._client.delete(CONFIGMAPS, results.metadata.name, namespace=NETAWARE_NAMESPACE)
 
     async def _corrupt_results(self, _: Fault) -> None:
-        for found in await list_result_configmaps(self._client, RESULTS_NAME):
-            data, name = found.data or {}, found.metadata.name
+        for results in await list_result_configmaps(self._client, RESULTS_NAME):
+            data, name = results.data or {}, results.metadata.name
             keys = sorted(data)[: round(len(data) * _CORRUPTED_SHARE)]
             body = {"data": {key: data[key][: len(data[key]) // 2] for key in keys}}
             await self._client.patch(CONFIGMAPS, name, body, ConfigMap, namespace=NETAWARE_NAMESPACE)
 
     async def _delete_plans(self, _: Fault) -> None:
-        where = NETAWARE_NAMESPACE
-        for plan in await self._client.list(CONFIGMAPS, ConfigMap, namespace=where, label_selector=PLAN_SELECTOR):
-            await self._client.delete(CONFIGMAPS, plan.metadata.name, namespace=where)
+        namespace = NETAWARE_NAMESPACE
+        for plan in await self._client.list(CONFIGMAPS, ConfigMap, namespace=namespace, label_selector=PLAN_SELECTOR):
+            await self._client.delete(CONFIGMAPS, plan.metadata.name, namespace=namespace)
 
     async def _relabel(self, fault: Fault) -> None:
         node = self._lab.network_of(fault.target).node
@@ -177,7 +175,7 @@ class FaultInjector:
         """Forbid our programs to write a resource, by an admission policy."""
         name = f"{_POLICY_PREFIX}{fault.at_s:g}"
 
-        async def end() -> None:
+        async def allow() -> None:
             for resource in (BINDINGS, POLICIES):
                 try:
                     await self._client.delete(resource, name)
@@ -185,16 +183,16 @@ class FaultInjector:
                     if not error.is_not_found:
                         raise
 
-        self._revert_later(fault, end)
-        for resource, spec in zip((POLICIES, BINDINGS), _policy(name, fault.target), strict=True):
+        self._revert_later(fault, allow)
+        for resource, spec in zip((POLICIES, BINDINGS), _build_policy_and_binding(name, fault.target), strict=True):
             await self._client.create(resource, {"metadata": {"name": name}, "spec": spec}, Object)
 
     async def _fill_etcd(self, fault: Fault) -> None:
-        self._revert_later(fault, partial(self._alarm, "DEACTIVATE"))
-        await self._alarm("ACTIVATE")
+        self._revert_later(fault, partial(self._send_alarm, "DEACTIVATE"))
+        await self._send_alarm("ACTIVATE")
 
-    async def _alarm(self, action: str) -> None:
-        """Set the alarm that etcd raises when its quota is used up; meanwhile it refuses requests that need space."""
+    async def _send_alarm(self, action: str) -> None:
+        """Activate or deactivate the alarm that etcd raises when its quota is used up; until then it refuses requests that need space."""
         plane = self._lab.control_plane
         timeout = aiohttp.ClientTimeout(total=_ETCD_TIMEOUT_S)
         try:
@@ -205,7 +203,7 @@ class FaultInjector:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise UnreachableError(f"etcd: {error!r}") from error
 
-    async def _retry(self, revert: Callable[[], object]) -> None:
+    async def _retry_until_done(self, revert: Callable[[], object]) -> None:
         while True:
             try:
                 if inspect.isawaitable(result := revert()):
@@ -221,10 +219,10 @@ class FaultInjector:
             await asyncio.sleep(fault.duration_s)
             # A request that got no response may take effect until the API server gives it up, so it is reverted again then.
             answered = await self._was_answered[fault]
-            await self._retry(revert)
+            await self._retry_until_done(revert)
             if not answered:
                 await asyncio.sleep(LATE_WRITE_S)
-                await self._retry(revert)
+                await self._retry_until_done(revert)
             log.info("reverted %s %s", fault.kind, fault.target)
 
         task = asyncio.create_task(wait_and_revert())
@@ -232,8 +230,8 @@ class FaultInjector:
         task.add_done_callback(self._reverts.pop)
 
 
-def _policy(name: str, resource: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """A policy and its binding."""
+def _build_policy_and_binding(name: str, resource: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The specs of an admission policy that denies writes of a resource, and of its binding."""
     rule = {
         "apiGroups": ["*"],
         "apiVersions": ["*"],

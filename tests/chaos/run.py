@@ -35,7 +35,7 @@ from tests.support.scheduling import running
 
 SECOND_CONTROLLER = "controller-2"
 _POLICY = Path(__file__).parent / "audit-policy.yaml"
-_HEALTHY_DEADLINE_S, _QUIET_DEADLINE_S, _REVERT_S = 180.0, 240.0, 240.0
+_START_TIMEOUT_S, _RECOVERY_TIMEOUT_S, _REVERT_TIMEOUT_S = 180.0, 240.0, 240.0
 RECOVERY_LIMIT_S = 10.0
 # Short, so that costs expire and gates open by timeout within a run of minutes.
 GATE_S = 30.0
@@ -78,15 +78,15 @@ class ChaosRun:
         urls = {"controller": installation.controller_url, SECOND_CONTROLLER: second_url}
         urls |= {"extender": installation.extender_url}
         urls |= {agent_program_name(node): url for node, url in installation.agent_urls.items()}
-        self.health = HealthMonitor(probe, urls, lambda: self.injector.pending)
+        self.health = HealthMonitor(probe, urls, lambda: self.injector.pending_reverts)
         zones = tuple(self.lab.topology.zones) if self.lab.topology else ()
         self.pairs = len(zones) * (len(zones) - 1)
         self.targets = FaultTargets(tuple(urls), zones, tuple(installation.agent_urls))
 
-    async def wait_until_healthy(self, deadline_s: float) -> bool:
+    async def wait_until_healthy(self, timeout_s: float) -> bool:
         """Wait until the lab has been healthy for `STABLE_S` and every zone pair has a cost; returns whether it is in time."""
-        ends = time.monotonic() + deadline_s
-        while time.monotonic() < ends:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
             if self.health.healthy_s >= STABLE_S and await self.count_priced_pairs() == self.pairs:
                 return True
             await asyncio.sleep(0.5)
@@ -109,10 +109,10 @@ class ChaosRun:
                 self.health.on_fault(fault)
                 injecting.create_task(self.injector.inject(fault))
 
-    async def check_quiet(self) -> list[str]:
+    async def find_violations_after_faults(self) -> list[str]:
         """Violations of invariants that hold after all faults are reverted."""
         violations = []
-        if not await self.wait_until_healthy(_QUIET_DEADLINE_S):
+        if not await self.wait_until_healthy(_RECOVERY_TIMEOUT_S):
             priced = f"only {await self.count_priced_pairs()} of {self.pairs} pairs have a cost"
             violations.append(f"no recovery: {'; '.join(self.health.problems) or priced}")
         # The workload has stopped, so after this time every gate must be open.
@@ -124,9 +124,9 @@ class ChaosRun:
         except KubekitError as error:
             violations.append(f"no recovery: objects cannot be listed: {error}")
         violations += [
-            f"recovery: {took_s:.1f} s after an outage of at most {allowed_s:.0f} s"
-            for took_s, allowed_s in self.health.recoveries
-            if took_s > allowed_s + RECOVERY_LIMIT_S
+            f"recovery: {duration_s:.1f} s after an outage of at most {allowed_s:.0f} s"
+            for duration_s, allowed_s in self.health.recoveries
+            if duration_s > allowed_s + RECOVERY_LIMIT_S
         ]
         return violations
 
@@ -163,8 +163,8 @@ async def run_chaos(topology: Topology, *, name: str, seed: int, minutes: float,
 
 async def _run_faults(run: ChaosRun, seed: int, minutes: float, audit_log: Path) -> ChaosReport:
     faults = draw_faults(seed, minutes * 60, run.targets)
-    async with running({"health": run.health.run(), "restarts": run.injector.restart_dead()}):
-        if not await run.wait_until_healthy(_HEALTHY_DEADLINE_S):
+    async with running({"health": run.health.run(), "restarts": run.injector.restart_ended_programs()}):
+        if not await run.wait_until_healthy(_START_TIMEOUT_S):
             raise BootError(
                 f"not healthy before the first fault: {'; '.join(run.health.problems) or 'costs are missing'}"
             )
@@ -174,15 +174,19 @@ async def _run_faults(run: ChaosRun, seed: int, minutes: float, audit_log: Path)
             log.info("%s faults of seed %s in %g minutes", len(faults), seed, minutes)
             await run.inject_all(faults)
         log.info("waits for recovery")
-        violations = [*await run.injector.revert_all(_REVERT_S), *await run.check_quiet()]
+        violations = [
+            *await run.injector.wait_for_reverts(_REVERT_TIMEOUT_S),
+            *await run.find_violations_after_faults(),
+        ]
         violations += [*usage.find_leaks(before, usage.read_usage(run.lab)), *run.injector.crashes]
     violations += await asyncio.to_thread(_check_audit_log, run, audit_log)
-    took_s = sorted(round(took_s, 1) for took_s, _ in run.health.recoveries) or [0.0]
+    recoveries_s = sorted(round(duration_s, 1) for duration_s, _ in run.health.recoveries) or [0.0]
+    count = len(recoveries_s)
     return ChaosReport(
         seed=seed,
         faults=dict(sorted(Counter(fault.kind for fault in faults).items())),
         violations=violations,
-        recovery_s={"p50": took_s[len(took_s) // 2], "p99": took_s[int(len(took_s) * 0.99)], "max": took_s[-1]},
+        recovery_s={"p50": recoveries_s[count // 2], "p99": recoveries_s[int(count * 0.99)], "max": recoveries_s[-1]},
         restarts=run.injector.restarts,
     )
 
@@ -190,23 +194,23 @@ async def _run_faults(run: ChaosRun, seed: int, minutes: float, audit_log: Path)
 def _check_audit_log(run: ChaosRun, audit_log: Path) -> list[str]:
     with audit_log.open("rb") as file:
         events = audit.read_events(file)
-    too_long = audit.gated_too_long(events, GATE_S + _GATE_LEEWAY_S, run.health.outages)
-    return [*audit.unfenced_writes(events), *too_long]
+    gated_pods = audit.find_pods_gated_too_long(events, GATE_S + _GATE_LEEWAY_S, run.health.outages)
+    return [*audit.find_unfenced_writes(events), *gated_pods]
 
 
 async def _start_second_controller(client: Client, installation: Installation, url: str) -> None:
     """Start another replica of the manager, with the token of the Deployment's second pod."""
     lab = installation.lab
-    first = _bound_pod(lab.control_plane.kubeconfig_of("controller"))
+    first_pod_uid = _read_bound_pod_uid(lab.control_plane.kubeconfig_of("controller"))
     kubeconfig = await write_bound_kubeconfig(
-        client, lab.control_plane, CONTROLLER, SECOND_CONTROLLER, lambda pod: pod.metadata.uid != first
+        client, lab.control_plane, CONTROLLER, SECOND_CONTROLLER, lambda pod: pod.metadata.uid != first_pod_uid
     )
     start_central_program(
         lab.programs, SECOND_CONTROLLER, "manager", url, kubeconfig=kubeconfig, config=installation.config
     )
 
 
-def _bound_pod(kubeconfig: Path) -> str:
+def _read_bound_pod_uid(kubeconfig: Path) -> str:
     """Uid of the pod that a kubeconfig's token is bound to."""
     payload = str(yaml.safe_load(kubeconfig.read_text())["users"][0]["user"]["token"]).split(".")[1]
     claims = msgspec.json.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))

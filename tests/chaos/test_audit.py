@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.audit import POD_CLAIM, AuditEvent, gated_too_long, read_events, unfenced_writes
+from tests.chaos.audit import POD_CLAIM, find_pods_gated_too_long, find_unfenced_writes, read_events
 from tests.chaos.faults import WEIGHT_BY_KIND, FaultTargets, draw_faults
 from tests.chaos.usage import Usage, find_leaks
 
-WORLD = FaultTargets(("controller", "extender", "agent-n1"), ("z1", "z2", "z3"), ("n1", "n2"))
+TARGETS = FaultTargets(("controller", "extender", "agent-n1"), ("z1", "z2", "z3"), ("n1", "n2"))
 CONTROLLER = "system:serviceaccount:netaware-system:netaware-controller"
 LEASE = "netaware-controller"
 GATE = "netaware.io/topological-order"
-NOON_S = 1767268800.0
+NOON_S = 1767268800.0  # 1 January 2026
+GATE_LIMIT_S = 30.0
 
 
 def format_time(second: float) -> str:
@@ -29,10 +30,10 @@ def audit_line(second: float, verb: str, resource: str, name: str = "", **fields
     body = {
         "stage": "ResponseComplete",
         "verb": verb,
-        "user": {"username": fields.get("user", "somebody"), "extra": {POD_CLAIM: [fields.get("by", "n1")]}},
+        "user": {"username": fields.get("user", "other"), "extra": {POD_CLAIM: [fields.get("by", "n1")]}},
         "objectRef": {"resource": resource, "subresource": sub, "namespace": "shop", "name": name},
         "responseStatus": {"code": fields.get("code", 200)},
-        "requestReceivedTimestamp": format_time(fields.get("asked_at", second)),
+        "requestReceivedTimestamp": format_time(fields.get("requested_s", second)),
         "stageTimestamp": format_time(second),
         "responseObject": fields.get("answer"),
     }
@@ -73,40 +74,40 @@ def bound(second: float, uid: str) -> bytes:
     return audit_line(second, "create", "pods/binding", f"pod-{uid}")
 
 
-AB, BA, AWAY = (
-    [lease("a", 10), lease("b", 20)],
-    [lease("b", 20), lease("a", 10)],
-    audit_line(50, "create", "events", "e"),
-)
-GONE = audit_line(20, "deletecollection", "pods", answer={"kind": "PodList", "items": [pod("a", GATE)]})
-# Logs and the beginnings of their violations, by what they show.
-LOGS: dict[str, tuple[list[bytes], list[str]]] = {
-    "only the holder writes": ([*AB, fenced_write("a", 11), fenced_write("b", 21)], []),
-    "a deposed leader": (
-        [*AB, fenced_write("a", 22)],
-        ["deposed: a wrote configmaps shop/plan at revision 22, held by b"],
+B_FOLLOWS_A = [lease("a", 10), lease("b", 20)]
+LATER_LINE = audit_line(50, "create", "events", "e")
+POD_A_DELETED = audit_line(20, "deletecollection", "pods", answer={"kind": "PodList", "items": [pod("a", GATE)]})
+# Case -> its log, and the beginnings of its violations.
+CASES: dict[str, tuple[list[bytes], list[str]]] = {
+    "only the holder of the Lease writes": ([*B_FOLLOWS_A, fenced_write("a", 11), fenced_write("b", 21)], []),
+    "a former leader writes": (
+        [*B_FOLLOWS_A, fenced_write("a", 22)],
+        ["former leader: a wrote configmaps shop/plan at revision 22, held by b"],
     ),
-    "revisions order, not lines": ([fenced_write("a", 11), *BA], []),
-    "a released Lease": (
+    "lines are not in the order of revisions": ([fenced_write("a", 11), *reversed(B_FOLLOWS_A)], []),
+    "a replica writes after it released the Lease": (
         [lease("a", 10), lease("a", 12, holder=""), fenced_write("a", 13), lease("b", 20)],
-        ["deposed: a wrote configmaps shop/plan at revision 13, held by nobody"],
+        ["former leader: a wrote configmaps shop/plan at revision 13, held by no replica"],
     ),
     # The line in which b acquires the Lease is lost, the line of its renewal is not.
-    "a lost line": ([lease("a", 10), fenced_write("b", 15), lease("b", 20, renewed=2), b'{"stage": "Respon'], []),
-    "refused, or unchanged": (
-        [*AB, fenced_write("a", 11), fenced_write("a", 11, 9), fenced_write("a", 22, code=409)],
+    "the line of an acquisition is lost": (
+        [lease("a", 10), fenced_write("b", 15), lease("b", 20, renewed=2), b'{"stage": "Respon'],
         [],
     ),
-    "a slow answer": (
+    "a former leader's write is refused or changes nothing": (
+        [*B_FOLLOWS_A, fenced_write("a", 11), fenced_write("a", 11, 9), fenced_write("a", 22, code=409)],
+        [],
+    ),
+    "a response is slow": (
         [
             lease("a", 10),
             lease("b", 20, 10),
-            fenced_write("a", 22, 15, asked_at=11),
-            fenced_write("b", 25, 13, asked_at=12),
+            fenced_write("a", 22, 15, requested_s=11),
+            fenced_write("b", 25, 13, requested_s=12),
         ],
-        ["deposed: a wrote"],
+        ["former leader: a wrote"],
     ),
-    "a late line of an early revision": (
+    "the line of an early revision is late": (
         [
             lease("a", 10),
             fenced_write("a", 15, 2),
@@ -116,28 +117,31 @@ LOGS: dict[str, tuple[list[bytes], list[str]]] = {
         ],
         [],
     ),
-    "a gate that stays shut": ([created(0, "a"), AWAY], ["gated: pod shop/pod-a for 50 s"]),
-    "released in time": ([created(0, "a"), released(20, "a"), AWAY], []),
-    "a gate that is young": ([created(30, "a"), AWAY], []),
-    "deleted while gated": ([created(0, "a"), audit_line(20, "delete", "pods", "pod-a"), AWAY], []),
+    "a gate stays closed": ([created(0, "a"), LATER_LINE], ["gated: pod shop/pod-a for 50 s"]),
+    "a gate opens in time": ([created(0, "a"), released(20, "a"), LATER_LINE], []),
+    "a gate was closed for less than the limit": ([created(30, "a"), LATER_LINE], []),
+    "a gated pod is deleted": ([created(0, "a"), audit_line(20, "delete", "pods", "pod-a"), LATER_LINE], []),
     # The namespace controller deletes all unbound pods by one request.
-    "gone with its namespace": ([created(0, "a"), created(0, "b"), GONE, AWAY], ["gated: pod shop/pod-b"]),
-    "a lost line of a release": ([created(0, "a"), bound(5, "a"), audit_line(100, "create", "events", "e")], []),
+    "a gated pod is deleted with its namespace": (
+        [created(0, "a"), created(0, "b"), POD_A_DELETED, LATER_LINE],
+        ["gated: pod shop/pod-b"],
+    ),
+    "the line of a release is lost": ([created(0, "a"), bound(5, "a"), audit_line(100, "create", "events", "e")], []),
 }
 
 
 def find_violations(log: list[bytes], *outages: tuple[float, float]) -> list[str]:
-    events: list[AuditEvent] = read_events(log)
-    return [*unfenced_writes(events), *gated_too_long(events, 30.0, outages)]
+    events = read_events(log)
+    return [*find_unfenced_writes(events), *find_pods_gated_too_long(events, GATE_LIMIT_S, outages)]
 
 
-@pytest.mark.parametrize("name", LOGS)
-def test_log_has_these_violations(name: str) -> None:
-    log, expected = LOGS[name]
+@pytest.mark.parametrize("name", CASES)
+def test_a_log_shows_exactly_its_violations(name: str) -> None:
+    log, expected = CASES[name]
     assert [text[: len(start)] for text, start in zip(find_violations(log), expected, strict=True)] == expected
 
 
-def test_time_without_a_leader_does_not_count() -> None:
+def test_time_without_a_leader_does_not_count_as_gated() -> None:
     log = [created(0, "a"), released(50, "a")]
     assert find_violations(log, (NOON_S + 10, NOON_S + 31)) == []
     assert len(find_violations(log, (NOON_S - 100, NOON_S + 5))) == 1
@@ -156,7 +160,7 @@ def test_leaks_are_reported_and_expected_growth_is_not() -> None:
 
 
 def test_equal_seeds_draw_equal_faults_and_other_seeds_others() -> None:
-    one = draw_faults(7, 600, WORLD)
-    assert one == draw_faults(7, 600, WORLD) != draw_faults(8, 600, WORLD)
-    assert {fault.kind for fault in draw_faults(7, 6000, WORLD)} == set(WEIGHT_BY_KIND)
-    assert all(a.at_s < b.at_s < 600 for a, b in itertools.pairwise(one))
+    faults = draw_faults(7, 600, TARGETS)
+    assert faults == draw_faults(7, 600, TARGETS) != draw_faults(8, 600, TARGETS)
+    assert {fault.kind for fault in draw_faults(7, 6000, TARGETS)} == set(WEIGHT_BY_KIND)
+    assert all(a.at_s < b.at_s < 600 for a, b in itertools.pairwise(faults))

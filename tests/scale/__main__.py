@@ -31,7 +31,7 @@ def main() -> int:
     reports: list[ScaleReport] = []
 
     async def run() -> None:
-        reports.append(await run_scale(sizes, name=args.name, say=arguments.make_progress_printer()))
+        reports.append(await run_scale(sizes, name=args.name, print_progress=arguments.make_progress_printer()))
         arguments.print_json(reports[0])
 
     code = run_program(run)

@@ -31,9 +31,9 @@ GATHER_S = 2.0
 _NEAR_US, _FAR_US = 300.0, 150_000.0
 
 
-def latency_us(one: str, other: str) -> float:
+def latency_us(zone: str, other: str) -> float:
     """Latency between two zones, from 0.3 to 150 ms; symmetric."""
-    digest = hashlib.blake2b("\0".join(sorted((one, other))).encode(), digest_size=4).digest()
+    digest = hashlib.blake2b("\0".join(sorted((zone, other))).encode(), digest_size=4).digest()
     return _NEAR_US + int.from_bytes(digest, "big") / 2**32 * (_FAR_US - _NEAR_US)
 
 
@@ -89,23 +89,23 @@ class ZoneAgents:
 
     async def probe(self) -> None:
         """Write results of due probes until cancelled."""
-        done_s = time.time()
+        last_turn_s = time.time()
         while True:
             await asyncio.sleep(GATHER_S * self._rng.uniform(0.5, 1.5))
             now_s, plan = time.time(), self.plan
             if plan is not None and not self._is_unreachable(self.zone):
                 by_agent: dict[str, list[Probe]] = defaultdict(list)
                 for probe in plan.probes:
-                    if done_s < probe_start_s(plan, probe, int(now_s // plan.interval_s)) <= now_s:
+                    if last_turn_s < probe_start_s(plan, probe, int(now_s // plan.interval_s)) <= now_s:
                         by_agent[probe.origin.node].append(probe)
                 for probes in by_agent.values():
                     await self._write(plan, probes)
-            done_s = now_s
+            last_turn_s = now_s
 
     async def _write(self, plan: ZonePlan, probes: list[Probe]) -> None:
         now_s = time.time()
-        reached = [probe for probe in probes if not self._is_unreachable(probe.destination.zone)]
-        samples = [sample_of(probe, self._rng, now_s) for probe in reached]
+        reachable = [probe for probe in probes if not self._is_unreachable(probe.destination.zone)]
+        samples = [sample_of(probe, self._rng, now_s) for probe in reachable]
         # A busy API server may refuse; the next turn writes newer results.
         with suppress(KubekitError):
             patch = build_merge_patch(encode_samples(samples))

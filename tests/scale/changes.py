@@ -22,14 +22,14 @@ class ClusterChanges:
     Attributes:
         deployments: namespace and name of each Deployment that is rolled out.
         unreachable_zones: names of zones that have failed now.
-        done: number of changes by kind, ``rollouts`` and ``zone_failures``.
+        counts: number of changes by kind, ``rollouts`` and ``zone_failures``.
     """
 
     def __init__(self, client: Client, nodes_by_zone: Sequence[Sequence[str]]) -> None:
         self._client, self._nodes_by_zone = client, nodes_by_zone
         self.deployments: Sequence[tuple[str, str]] = ()
         self.unreachable_zones: set[str] = set()
-        self.done = {"rollouts": 0, "zone_failures": 0}
+        self.counts = {"rollouts": 0, "zone_failures": 0}
 
     async def roll_out(self) -> None:
         """Restart one Deployment after the other until cancelled."""
@@ -41,14 +41,14 @@ class ClusterChanges:
                 await self._client.patch(
                     DEPLOYMENTS, name, body, Object, patch_type=STRATEGIC_PATCH, namespace=namespace
                 )
-                self.done["rollouts"] += 1
+                self.counts["rollouts"] += 1
 
     async def fail_zone(self, zone: int, begins_s: float, lasts_s: float) -> None:
         """Let a zone fail for a while: its nodes are not Ready, and agents cannot reach it."""
         await asyncio.sleep(begins_s)
         self.unreachable_zones.add(zone_name(zone))
         await self._set_ready(self._nodes_by_zone[zone], "Unknown")
-        self.done["zone_failures"] += 1
+        self.counts["zone_failures"] += 1
         await asyncio.sleep(lasts_s)
         self.unreachable_zones.discard(zone_name(zone))
         await self._set_ready(self._nodes_by_zone[zone], "True")

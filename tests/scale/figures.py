@@ -23,7 +23,7 @@ _LOOP, _PLANS, _GATES = (
     "netaware_gate_wait_seconds",
 )
 FAMILIES = (_CALLS, _REQUESTS, _PUTS, _PAIRS, _LOOP, _PLANS, _GATES)
-_LONG = frozenset({"WATCH", "CONNECT", "WATCHLIST", "PROXY"})
+_LONG_RUNNING = frozenset({"WATCH", "CONNECT", "WATCHLIST", "PROXY"})
 
 Readings = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 """Samples by name and labels."""
@@ -55,7 +55,7 @@ class ScaleReport(msgspec.Struct, frozen=True):
         gate_wait_s: median and p99 of the time from a pod's creation to its release.
         plan_bytes_per_minute: of probe plans to all agents together.
         zone_pairs: number of pairs at the end, by basis of their cost.
-        done: number of changes by kind.
+        changes: number of changes by kind.
     """
 
     sizes: Sizes
@@ -72,7 +72,7 @@ class ScaleReport(msgspec.Struct, frozen=True):
     gate_wait_s: tuple[float | None, float | None]
     plan_bytes_per_minute: float
     zone_pairs: dict[str, float]
-    done: dict[str, int]
+    changes: dict[str, int]
 
 
 class MetricsSnapshot(msgspec.Struct, frozen=True):
@@ -84,30 +84,30 @@ class MetricsSnapshot(msgspec.Struct, frozen=True):
 
 def read_metrics(texts: Iterable[str]) -> Readings:
     """Samples of `FAMILIES`; an API server has a hundred thousand others."""
-    found: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    readings: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for text in texts:
         lines = "\n".join(line for line in text.splitlines() if line.startswith(FAMILIES))
         for family in text_string_to_metric_families(f"{lines}\n"):
             for sample in family.samples:
                 key = sample.name, tuple(sorted(sample.labels.items()))
-                found[key] = found.get(key, 0.0) + sample.value
-    return found
+                readings[key] = readings.get(key, 0.0) + sample.value
+    return readings
 
 
-def report(
+def compute_report(
     sizes: Sizes,
     before: MetricsSnapshot,
     after: MetricsSnapshot,
     *,
     usages: Sequence[ControllerUsage],
     plan_bytes: int,
-    done: Mapping[str, int],
+    changes: Mapping[str, int],
 ) -> ScaleReport:
-    """Compute the figures."""
+    """Compute the figures of the time between two snapshots."""
     first, last = usages[0], usages[-1]
     seconds = last.at_s - first.at_s
     increases = {key: value - before.readings.get(key, 0.0) for key, value in after.readings.items()}
-    calls = {name: quantile(buckets, 0.99) or 0.0 for name, buckets in _calls(increases).items()}
+    calls = {name: quantile(buckets, 0.99) or 0.0 for name, buckets in _group_calls(increases).items()}
 
     def median_and_p99(family: str) -> tuple[float | None, float | None]:
         buckets = [(labels, value) for labels, value in _samples_of(increases, f"{family}_bucket")]
@@ -130,7 +130,7 @@ def report(
         gate_wait_s=median_and_p99(_GATES),
         plan_bytes_per_minute=round(plan_bytes / seconds * 60),
         zone_pairs={labels["basis"]: value for labels, value in _samples_of(after.readings, _PAIRS)},
-        done=dict(done),
+        changes=dict(changes),
     )
 
 
@@ -138,17 +138,18 @@ Buckets = Sequence[tuple[Mapping[str, str], float]]
 
 
 def _samples_of(readings: Readings, name: str) -> Iterator[tuple[dict[str, str], float]]:
-    return ((dict(labels), value) for (found, labels), value in readings.items() if found == name)
+    return ((dict(labels), value) for (sample_name, labels), value in readings.items() if sample_name == name)
 
 
-def _calls(increases: Readings) -> dict[str, Buckets]:
+def _group_calls(increases: Readings) -> dict[str, Buckets]:
     """Buckets of calls by verb, and by scope for reads."""
-    found: dict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
+    buckets_by_call: dict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
     for labels, value in _samples_of(increases, f"{_CALLS}_bucket"):
-        if labels["verb"] not in _LONG and value:
-            reads = labels["verb"] in {"GET", "LIST"}
-            found[f"{labels['verb']} ({labels['scope']})" if reads else labels["verb"]].append((labels, value))
-    return dict(sorted(found.items()))
+        if labels["verb"] not in _LONG_RUNNING and value:
+            is_read = labels["verb"] in {"GET", "LIST"}
+            call = f"{labels['verb']} ({labels['scope']})" if is_read else labels["verb"]
+            buckets_by_call[call].append((labels, value))
+    return dict(sorted(buckets_by_call.items()))
 
 
 def quantile(buckets: Buckets, share: float) -> float | None:

@@ -57,35 +57,36 @@ async def install_rules(lab: Lab) -> None:
     """
     text = await lab.control_plane.run_kubectl("kustomize", OVERLAY, timeout_s=_TIMEOUT_S)
     documents = [d for d in yaml.safe_load_all(text) if d and d["kind"] not in _NOT_APPLIED]
-    wanted = [
+    applied = [
         d
         for d in documents
         if not (d["kind"] == "ValidatingAdmissionPolicyBinding" and d["metadata"]["name"].startswith(AGENT))
     ]
     path = lab.paths.state_dir / "manifests.yaml"
-    path.write_text(yaml.safe_dump_all(wanted, sort_keys=False))
+    path.write_text(yaml.safe_dump_all(applied, sort_keys=False))
     await lab.control_plane.run_kubectl("apply", "--server-side", "-f", path, timeout_s=_TIMEOUT_S)
 
 
-async def put_nodes_and_pods(plane: ControlPlane, sizes: Sizes, say: ProgressPrinter) -> list[list[str]]:
+async def put_nodes_and_pods(plane: ControlPlane, sizes: Sizes, print_progress: ProgressPrinter) -> list[list[str]]:
     """Write nodes and pods of agents, of AppGroups that never change, and of others; returns names of nodes by index of their zone."""
     names = [[f"node-{zone:03}-{i:03}" for i in range(sizes.nodes_per_zone)] for zone in range(sizes.zones)]
-    flat = [(zone, name) for i in range(sizes.nodes_per_zone) for zone, name in enumerate(z[i] for z in names)]
-    nodes = ((f"minions/{name}", node_body(name, zone=zone, number=number)) for number, (zone, name) in enumerate(flat))
-    say(f"{await put_all(plane, nodes)} nodes")
-    say(f"{await put_all(plane, _pods(sizes, names))} pods")
+    keys = [(i, zone) for i in range(sizes.nodes_per_zone) for zone in range(sizes.zones)]
+    bodies = (node_body(names[zone][i], zone=zone, number=number) for number, (i, zone) in enumerate(keys))
+    nodes = ((f"minions/{body['metadata']['name']}", body) for body in bodies)
+    print_progress(f"{await put_all(plane, nodes)} nodes")
+    print_progress(f"{await put_all(plane, _pods(sizes, names))} pods")
     return names
 
 
 def _pods(sizes: Sizes, names: list[list[str]]) -> Iterator[Item]:
-    flat, group = [name for zone in names for name in zone], _application().group
+    node_names, group = [name for zone in names for name in zone], _application().group
     workloads = [w["workload"]["selector"] for w in group["spec"]["workloads"]]
     numbers = itertools.count()
 
     def pod(namespace: str, name: str, node: str, labels: Mapping[str, str]) -> Item:
         return f"pods/{namespace}/{name}", running_pod(namespace, name, node, labels, next(numbers))
 
-    for node in flat:
+    for node in node_names:
         yield pod(NETAWARE_NAMESPACE, f"agent-{node}", node, {NAME_LABEL: AGENT, **PART_OF_LABELS})
     for g in range(sizes.rolled_out_groups, sizes.groups):
         for w, workload in enumerate(workloads):
@@ -93,9 +94,14 @@ def _pods(sizes: Sizes, names: list[list[str]]) -> Iterator[Item]:
             zone = names[(g + (w % 3)) % len(names)]
             labels = {APPGROUP_LABEL: group["metadata"]["name"], WORKLOAD_LABEL: workload}
             yield pod(group_namespace(g), f"pod-{workload.lower()}", zone[(g * 7 + w) % len(zone)], labels)
-    others = sizes.pods - len(flat) - sizes.groups * len(workloads)
+    others = sizes.pods - len(node_names) - sizes.groups * len(workloads)
     for number in range(max(0, others)):
-        yield pod(f"scale-{number % 10}", f"pod-{number}", flat[number % len(flat)], {"app": f"app-{number % 500}"})
+        yield pod(
+            f"scale-{number % 10}",
+            f"pod-{number}",
+            node_names[number % len(node_names)],
+            {"app": f"app-{number % 500}"},
+        )
 
 
 async def create_namespaces(client: Client, sizes: Sizes) -> None:

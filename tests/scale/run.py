@@ -40,26 +40,28 @@ _WARM_UP_S, _USAGE_INTERVAL_S = 30.0, 5.0
 _DEADLINE_S = 600.0
 
 
-async def run_scale(sizes: Sizes, *, name: str, say: ProgressPrinter) -> ScaleReport:
+async def run_scale(sizes: Sizes, *, name: str, print_progress: ProgressPrinter) -> ScaleReport:
     """Measure a cluster of these sizes, and remove it; raises LabError if the control plane or a program does not start."""
     started = time.monotonic()
     async with Lab.start(None, name=name, components=()) as lab, AsyncExitStack() as stack:
         plane = lab.control_plane
         manager = await plane.start_controller_manager(_MANAGER)
-        say("control plane is up")
+        print_progress("control plane is up")
         admin = await stack.enter_async_context(Client(lab.client_config, timeout_s=60.0))
         await populate.install_rules(lab)
         await populate.create_namespaces(admin, sizes)
         # The controller manager would write to every new node.
         await lab.programs.stop(manager)
-        nodes = await populate.put_nodes_and_pods(plane, sizes, say)
+        nodes = await populate.put_nodes_and_pods(plane, sizes, print_progress)
         await plane.start_controller_manager(_MANAGER)
         controller_url = await _start_programs(lab)
-        say("controller and extender are ready")
+        print_progress("controller and extender are ready")
         changes, background = ClusterChanges(admin, nodes), await stack.enter_async_context(background_tasks())
         changes.deployments = await populate.create_groups(admin, sizes)
         zones = await _start_agents(lab, sizes, changes, background, stack)
-        say(f"the cluster is complete after {time.monotonic() - started:.0f} s, and every zone pair has a first sample")
+        print_progress(
+            f"the cluster is complete after {time.monotonic() - started:.0f} s, and every zone pair has a first sample"
+        )
         # The costs of the start are not measured.
         await asyncio.sleep(_WARM_UP_S)
         before = await _take_metrics_snapshot(lab, admin, controller_url)
@@ -74,7 +76,9 @@ async def run_scale(sizes: Sizes, *, name: str, say: ProgressPrinter) -> ScaleRe
         await failing
         after = await _take_metrics_snapshot(lab, admin, controller_url)
         plan_bytes = sum(zone.plan_bytes for zone in zones)
-        return figures.report(sizes, before, after, usages=usages, plan_bytes=plan_bytes, done=changes.done)
+        return figures.compute_report(
+            sizes, before, after, usages=usages, plan_bytes=plan_bytes, changes=changes.counts
+        )
 
 
 class _EndedError(Exception):
@@ -101,8 +105,10 @@ async def _start_programs(lab: Lab) -> str:
         config = MANIFESTS / "base" / "controller" / "config.yaml"
         start_central_program(lab.programs, name, verb, url, kubeconfig=kubeconfig, config=config)
     for url in urls:
-        ready, what = partial(answers_ok, f"{url}/readyz", 5), f"{url} to be ready"
-        await poll_until(ready, what, _DEADLINE_S, every_s=0.5, on_retry=lab.programs.check_running, error=BootError)
+        is_ready, description = partial(answers_ok, f"{url}/readyz", 5), f"{url} to be ready"
+        await poll_until(
+            is_ready, description, _DEADLINE_S, every_s=0.5, on_retry=lab.programs.check_running, error=BootError
+        )
     await lab.control_plane.start_scheduler(extender_url=urls[1])
     return urls[0]
 
@@ -124,8 +130,8 @@ async def _start_agents(
 
 async def _record_usage(lab: Lab, length_s: float) -> list[ControllerUsage]:
     """Read the controller's usage every few seconds for this time."""
-    begun, usages = time.monotonic(), [_read_usage(lab)]
-    while (elapsed_s := time.monotonic() - begun) < length_s:
+    started, usages = time.monotonic(), [_read_usage(lab)]
+    while (elapsed_s := time.monotonic() - started) < length_s:
         await asyncio.sleep(min(_USAGE_INTERVAL_S, length_s - elapsed_s))
         lab.programs.check_running()
         usages.append(_read_usage(lab))
@@ -152,5 +158,5 @@ async def _take_metrics_snapshot(lab: Lab, admin: Client, controller_url: str) -
 
 async def _fetch(url: str, context: ssl.SSLContext | None = None) -> str:
     timeout = aiohttp.ClientTimeout(total=60)
-    async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url, ssl=context or True) as answer:
-        return await answer.text()
+    async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url, ssl=context or True) as response:
+        return await response.text()

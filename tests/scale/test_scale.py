@@ -26,8 +26,8 @@ def test_every_pair_of_zones_has_a_measured_cost_and_the_lease_stays() -> None:
     assert sum(bases.values()) == ZONES * (ZONES - 1)
     # Costs of pairs with the failed zone become stale, not absent.
     assert bases["absent"] == 0
-    assert report["done"]["zone_failures"] == 1
-    assert report["done"]["rollouts"] > 0
+    assert report["changes"]["zone_failures"] == 1
+    assert report["changes"]["rollouts"] > 0
     assert report["calls"]["PATCH"] > 0
     assert report["loop_p99_s"] >= 0
     assert 20 < report["rss_mib"] < 400
