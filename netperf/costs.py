@@ -357,11 +357,12 @@ def _find_external_latency(pair: ZonePair, fresh_node_pairs: _FreshNodePairs) ->
 def _find_last_good_latency(
     pair: ZonePair, state: CostState, fresh_node_pairs: _FreshNodePairs, oldest_at_s: float, *, unverified: bool = False
 ) -> _ZonePairLatency | None:
-    """The newest of both directions' last good latencies and samples that are not fresh; None if there is none or it has expired.
+    """The newest last good latency of both directions, else the newest sample that is not fresh; None if it is missing or has expired.
 
     With ``unverified``, a last resort: the newest of the latencies that may have been inferred, and of the ignored ones.
     """
     candidates: list[_ZonePairLatency] = []
+    samples: list[_ZonePairLatency] = []
     for direction, pair_state in ((pair, state[pair]), (pair[::-1], state[pair[::-1]])):
         if pair_state.last_good_us is not None and pair_state.is_unverified == unverified:
             us = pair_state.last_good_us
@@ -369,10 +370,13 @@ def _find_last_good_latency(
             candidates.append(_ZonePairLatency(us, "stale", pair_state.last_good_at_s, error_us))
         # After a restart, samples may be old already. The consensus ignores the fresh samples of a pair without a measured latency.
         fresh = fresh_node_pairs[direction]
-        candidates += [
+        samples += [
             _ZonePairLatency(us := p.smoothed.latency_us, "stale", p.sighting.first_seen_at_s, STALE_ERROR_RATIO * us)
             for p in (fresh if unverified else [p for p in pair_state.node_pairs if p not in fresh])
         ]
+    if unverified or not candidates:
+        # Otherwise such a sample was ignored, or the last good latency contains it.
+        candidates += samples
     newest = max(candidates, key=lambda latency: (latency.seen_at_s, latency.latency_us), default=None)
     return newest if newest is not None and newest.seen_at_s >= oldest_at_s else None
 

@@ -311,10 +311,20 @@ def test_ignored_latencies_are_no_last_good_value() -> None:
     _, state = compute(samples_of_a1(1_000.0, 5_600.0, 2), state, now_s=60.0)
     for order in (1, -1):
         _, state = compute(samples_of_a1(1_000.0, 5_600.0, 3)[::order], state, now_s=120.0)
-        table, _ = compute(samples_of_a1(1_000.0, 5_600.0, 4)[::order], state, now_s=240.0)
-        entry = table.by_zone_pair["a", "b"]
-        assert (entry.cost, entry.latency_us, entry.basis) == (20, 20_000.0, "stale")
+        samples = samples_of_a1(1_000.0, 5_600.0, 4)[::order]
+        table, later = compute(samples, state, now_s=240.0)
         assert set(table.error_us_by_outlier) == {"a1"}
+        for costs in (table, compute(samples, later, now_s=640.0)[0]):
+            entry = costs.by_zone_pair["a", "b"]
+            assert (entry.cost, entry.latency_us, entry.basis) == (20, 20_000.0, "stale")
+
+
+def test_a_stale_latency_stays_the_agreed_one() -> None:
+    samples = [node_sample(f"a{n}", f"b{n}", us) for n, us in ((1, 10_000.0), (2, 10_100.0), (3, 11_100.0))]
+    fresh, state = compute(samples)
+    stale, _ = compute(samples, state, now_s=400.0)
+    assert cost_and_basis(stale) == (11, "stale")
+    assert stale.by_zone_pair["a", "b"].latency_us == fresh.by_zone_pair["a", "b"].latency_us == 10_100.0
 
 
 def test_a_dispute_ends_at_a_lower_limit_than_it_begins() -> None:
