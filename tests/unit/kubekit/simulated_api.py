@@ -51,10 +51,10 @@ class SimulatedApi:
         objects: by name, as plain data with metadata.resourceVersion.
         requests: method and path with query of every request, oldest first; streamed lists only if they are served.
         fail_lists, fail_watches, fail_writes: error statuses of the next requests, in this order.
-        answering: while cleared, the server accepts requests without a response.
+        may_respond: while cleared, the server accepts requests without a response.
         unresponsive_to: user agents that get no response.
         streams_lists: whether WatchList is served; else its status is 422.
-        during_lists: events that a streamed list sends before its end.
+        events_during_lists: events that a streamed list sends before its end.
     """
 
     def __init__(self, resource: Resource) -> None:
@@ -65,12 +65,12 @@ class SimulatedApi:
         self.fail_lists: list[int] = []
         self.fail_watches: list[int] = []
         self.fail_writes: list[int] = []
-        self.answering = asyncio.Event()
-        self.answering.set()
+        self.may_respond = asyncio.Event()
+        self.may_respond.set()
         self.unresponsive_to: set[str] = set()
         self.page_size = 500
         self.streams_lists = False
-        self.during_lists: list[dict[str, Any]] = []
+        self.events_during_lists: list[dict[str, Any]] = []
         self._watches: list[asyncio.Queue[Any]] = []
 
     @asynccontextmanager
@@ -81,30 +81,29 @@ class SimulatedApi:
                 yield config
             finally:
                 self.end_watches()
-                self.answering.set()
+                self.may_respond.set()
 
     def put(self, name: str, *, event: bool = True, **fields: Any) -> dict[str, Any]:
         """Create or change an object, and send an event to the watches."""
         self.version += 1
-        before = self.objects.get(name)
-        found = {"metadata": {"name": name, "resourceVersion": str(self.version)}, **fields}
-        self.objects[name] = found
+        type_ = "MODIFIED" if name in self.objects else "ADDED"
+        self.objects[name] = {"metadata": {"name": name, "resourceVersion": str(self.version)}, **fields}
         if event:
-            self.send_event("ADDED" if before is None else "MODIFIED", found)
-        return found
+            self.send_event(type_, self.objects[name])
+        return self.objects[name]
 
     def drop(self, name: str, *, event: bool = True) -> None:
         """Delete an object, and send an event to the watches."""
         self.version += 1
-        found = self.objects.pop(name)
-        found["metadata"]["resourceVersion"] = str(self.version)
+        deleted_object = self.objects.pop(name)
+        deleted_object["metadata"]["resourceVersion"] = str(self.version)
         if event:
-            self.send_event("DELETED", found)
+            self.send_event("DELETED", deleted_object)
 
-    def send_event(self, type_: str, found: dict[str, Any]) -> None:
+    def send_event(self, type_: str, object_: dict[str, Any]) -> None:
         """Send an event to every open watch."""
         for queue in self._watches:
-            queue.put_nowait({"type": type_, "object": json.loads(json.dumps(found))})
+            queue.put_nowait({"type": type_, "object": json.loads(json.dumps(object_))})
 
     def end_watches(self) -> None:
         """End every open watch, as a server does after a while."""
@@ -112,7 +111,7 @@ class SimulatedApi:
             queue.put_nowait(END)
 
     @property
-    def watching(self) -> int:
+    def watch_count(self) -> int:
         """Number of open watches."""
         return len(self._watches)
 
@@ -122,9 +121,9 @@ class SimulatedApi:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         if request.query.get("sendInitialEvents") and not self.streams_lists:
-            return _status(422, "Invalid")
+            return _status(422)
         self.requests.append(f"{request.method} {request.path_qs}")
-        await self.answering.wait()
+        await self.may_respond.wait()
         while request.headers.get("User-Agent") in self.unresponsive_to:
             await asyncio.sleep(0.01)
         name = request.path.removeprefix(self.resource.path("ns")).strip("/")
@@ -133,13 +132,12 @@ class SimulatedApi:
         if request.method == "GET" and not name:
             return self._list(request)
         if request.method == "GET":
-            return web.json_response(self.objects[name]) if name in self.objects else _status(404, "NotFound")
+            return web.json_response(self.objects[name]) if name in self.objects else _status(404)
         return await self._write(request, name)
 
     def _list(self, request: web.Request) -> web.Response:
         if self.fail_lists:
-            code = self.fail_lists.pop(0)
-            return _status(code, {404: "NotFound", 410: "Expired"}.get(code, "ServerError"))
+            return _status(self.fail_lists.pop(0))
         names = sorted(self.objects)
         start = int(request.query.get("continue", "0"))
         page = names[start : start + self.page_size]
@@ -150,8 +148,7 @@ class SimulatedApi:
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         if self.fail_watches:
-            code = self.fail_watches.pop(0)
-            return _status(code, {404: "NotFound", 410: "Expired"}.get(code, "ServerError"))
+            return _status(self.fail_watches.pop(0))
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
         queue: asyncio.Queue[Any] = asyncio.Queue()
@@ -159,7 +156,7 @@ class SimulatedApi:
         if request.query.get("sendInitialEvents"):
             for name in sorted(self.objects):
                 queue.put_nowait({"type": "ADDED", "object": self.objects[name]})
-            for event in self.during_lists:
+            for event in self.events_during_lists:
                 queue.put_nowait(event)
             end = {"resourceVersion": str(self.version), "annotations": {"k8s.io/initial-events-end": "true"}}
             queue.put_nowait({"type": "BOOKMARK", "object": {"metadata": end}})
@@ -173,21 +170,22 @@ class SimulatedApi:
 
     async def _write(self, request: web.Request, name: str) -> web.Response:
         if self.fail_writes:
-            return _status(self.fail_writes.pop(0), "ServerError")
+            return _status(self.fail_writes.pop(0))
         body = await request.json()
-        wanted = body.get("metadata", {}).get("resourceVersion", "")
+        expected_version = body.get("metadata", {}).get("resourceVersion", "")
         name = name or body["metadata"]["name"]
-        there = self.objects.get(name)
-        if request.method == "POST" and there is not None:
+        stored = self.objects.get(name)
+        if request.method == "POST" and stored is not None:
             return _status(409, "AlreadyExists")
-        if request.method in {"PUT", "PATCH"} and there is None:
-            return _status(404, "NotFound")
-        if there is not None and wanted and wanted != there["metadata"]["resourceVersion"]:
-            return _status(409, "Conflict")
-        fields = {**(there or {}), **body} if request.method == "PATCH" else body
+        if request.method in {"PUT", "PATCH"} and stored is None:
+            return _status(404)
+        if stored is not None and expected_version and expected_version != stored["metadata"]["resourceVersion"]:
+            return _status(409)
+        fields = {**(stored or {}), **body} if request.method == "PATCH" else body
         return web.json_response(self.put(name, **{key: fields[key] for key in fields.keys() - {"metadata"}}))
 
 
-def _status(code: int, reason: str) -> web.Response:
+def _status(code: int, reason: str = "") -> web.Response:
+    reason = reason or {404: "NotFound", 409: "Conflict", 410: "Expired", 422: "Invalid"}.get(code, "ServerError")
     body = {"kind": "Status", "code": code, "reason": reason, "message": "simulated"}
     return web.json_response(body, status=code)

@@ -6,16 +6,10 @@ import asyncio
 import itertools
 import time
 
-import msgspec
-import pytest
 from prometheus_client import CollectorRegistry
 
-from kubekit.client import Client
-from kubekit.config import ClusterConfig
 from kubekit.health import EventLoopMonitor
-from kubekit.reflector import Reflector
-from kubekit.waiting import TIME_SLICE_S, CooperativeYield
-from kubekit.wire import CONFIGMAPS, ConfigMap
+from kubekit.waiting import CooperativeYield
 
 
 class IterationCounter:
@@ -30,60 +24,23 @@ class IterationCounter:
             await asyncio.sleep(0)
 
 
-def config_map(name: str, value: str = "a") -> ConfigMap:
-    return msgspec.convert(
-        {"metadata": {"name": name, "namespace": "n", "resourceVersion": value}, "data": {"k": value}}, ConfigMap
-    )
-
-
 async def test_long_work_yields_after_each_time_slice_and_short_work_never() -> None:
     counter = IterationCounter()
     task = asyncio.create_task(counter.run())
     await asyncio.sleep(0)
     seconds = itertools.count(0, 0.003)
     maybe_yield = CooperativeYield(clock=lambda: next(seconds))
-    before = counter.count
+    count_before = counter.count
     for _ in range(100):
         await maybe_yield()
     # The clock advances 3 ms per reading, so every second call yields, and reads the clock again.
-    assert counter.count - before == 50
-    without_time = CooperativeYield(clock=lambda: 1.0)
-    before = counter.count
+    assert counter.count - count_before == 50
+    quick_yield = CooperativeYield(clock=lambda: 1.0)
+    count_before = counter.count
     for _ in range(100):
-        await without_time()
-    assert counter.count == before
+        await quick_yield()
+    assert counter.count == count_before
     task.cancel()
-
-
-async def test_a_replacement_cancelled_between_objects_has_called_handlers_for_all_changes() -> None:
-    store = Reflector(Client(ClusterConfig("http://127.0.0.1:1")), CONFIGMAPS, ConfigMap)
-    reported: dict[str, ConfigMap] = {}
-
-    def on_change(key: str, _: ConfigMap | None, new: ConfigMap | None) -> None:
-        until = time.perf_counter() + 2 * TIME_SLICE_S
-        while time.perf_counter() < until:
-            pass
-        if new is None:
-            reported.pop(key)
-        else:
-            reported[key] = new
-
-    store.subscribe(on_change)
-    await store._replace({f"n/{i}": config_map(str(i)) for i in range(3)}, {})
-    replacement = asyncio.create_task(store._replace({f"n/{i}": config_map(str(i), "b") for i in range(1, 5)}, {}))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    replacement.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await replacement
-    assert dict(store.items) == reported
-    assert "n/0" not in reported
-    assert reported["n/2"].metadata.resource_version == "a", "the replacement was cancelled before this object"
-    await store._replace({f"n/{i}": config_map(str(i), "b") for i in range(1, 5)}, {})
-    assert dict(store.items) == reported
-    assert {key: found.metadata.resource_version for key, found in reported.items()} == dict.fromkeys(
-        ("n/1", "n/2", "n/3", "n/4"), "b"
-    )
 
 
 async def test_a_callback_that_blocks_the_event_loop_is_measured() -> None:

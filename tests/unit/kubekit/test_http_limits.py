@@ -50,19 +50,19 @@ async def connect(address: str, peer: str = "127.0.0.1") -> tuple[asyncio.Stream
 
 @asynccontextmanager
 async def open_half_requests(address: str, count: int) -> AsyncIterator[list[asyncio.StreamReader]]:
-    opened = []
+    connections = []
     try:
         for _ in range(count):
             reader, writer = await connect(address)
-            opened.append((reader, writer))
+            connections.append((reader, writer))
             writer.write(HALF_REQUEST)
-        yield [reader for reader, _ in opened]
+        yield [reader for reader, _ in connections]
     finally:
-        for _, writer in opened:
+        for _, writer in connections:
             writer.close()
 
 
-async def status_of(address: str, path: str = "/healthz", **headers: str) -> int:
+async def get_status(address: str, path: str = "/healthz", **headers: str) -> int:
     async with aiohttp.ClientSession() as session, session.get(f"http://{address}{path}", headers=headers) as answer:
         return answer.status
 
@@ -70,26 +70,26 @@ async def status_of(address: str, path: str = "/healthz", **headers: str) -> int
 async def test_half_open_connections_are_limited_and_block_no_request() -> None:
     server = make_server()
     async with server.running() as address:
-        async with aiohttp.ClientSession() as session, session.get(f"http://{address}/healthz") as kept:
-            assert kept.status == 200
+        async with aiohttp.ClientSession() as session, session.get(f"http://{address}/healthz") as first_answer:
+            assert first_answer.status == 200
             async with open_half_requests(address, 50):
-                assert await status_of(address) == 200
+                assert await get_status(address) == 200
                 assert len(server.connection_limiter) <= 10
-                async with session.get(f"http://{address}/healthz") as again:
-                    assert again.status == 200
+                async with session.get(f"http://{address}/healthz") as second_answer:
+                    assert second_answer.status == 200
         assert server.connection_limiter.closed_count >= 40
 
 
 async def open_connections(address: str, peer: str, count: int, path: str) -> list[asyncio.StreamWriter]:
     """Connections from one address that have sent a request and stay open."""
-    held = []
+    open_writers = []
     for _ in range(count):
         reader, writer = await connect(address, peer)
         writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         if path == "/healthz":
             await reader.readuntil(b"ok\n")
-        held.append(writer)
-    return held
+        open_writers.append(writer)
+    return open_writers
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/slow"])
@@ -104,30 +104,30 @@ async def test_two_peers_with_all_connections_block_no_probe(path: str) -> None:
 
     server.app.router.add_get("/slow", slow)
     async with server.running() as address:
-        held = [
+        open_writers = [
             writer for peer in ("127.0.0.2", "127.0.0.3") for writer in await open_connections(address, peer, 10, path)
         ]
         async with asyncio.timeout(30):
-            for _ in held if path == "/slow" else ():
+            for _ in open_writers if path == "/slow" else ():
                 await requests.acquire()
             for _ in range(30):
-                assert await status_of(address) == 200
-        for writer in held:
+                assert await get_status(address) == 200
+        for writer in open_writers:
             writer.close()
 
 
 async def test_idle_connections_of_a_peer_with_many_are_closed_before_new_ones_of_others() -> None:
     server = make_server((20, 15))
     async with server.running() as address:
-        held = await open_connections(address, "127.0.0.2", 14, "/healthz")
+        open_writers = await open_connections(address, "127.0.0.2", 14, "/healthz")
         reader, writer = await connect(address)
         await wait_until(lambda: len(server.connection_limiter) == 15)
-        held += await open_connections(address, "127.0.0.3", 10, "/healthz")
+        open_writers += await open_connections(address, "127.0.0.3", 10, "/healthz")
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         async with asyncio.timeout(30):
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-        for open_one in (writer, *held):
-            open_one.close()
+        for open_writer in (writer, *open_writers):
+            open_writer.close()
 
 
 async def test_a_connection_whose_peer_does_not_read_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,9 @@ async def test_half_open_tls_handshakes_are_limited_and_block_no_request(
     server = make_server(ssl_context=server_tls)
     server.handshake_limiter = http_limits.ConnectionLimiter(20, 10)
     async with server.running() as address, aiohttp.ClientSession() as session:
-        held = [await connect(address, peer) for peer in ("127.0.0.2", "127.0.0.3", "127.0.0.4") for _ in range(50)]
+        connections = [
+            await connect(address, peer) for peer in ("127.0.0.2", "127.0.0.3", "127.0.0.4") for _ in range(50)
+        ]
         async with asyncio.timeout(30):
             for _ in range(3):
                 async with session.get(f"https://{address}/healthz", ssl=client) as answer:
@@ -161,7 +163,7 @@ async def test_half_open_tls_handshakes_are_limited_and_block_no_request(
             await wait_until(lambda: server.handshake_limiter.closed_count >= 130)
         assert len(server.handshake_limiter) <= 20
         assert len(server.connection_limiter) == 1
-        for _, writer in held:
+        for _, writer in connections:
             writer.close()
     assert len(server.handshake_limiter) == 0
 
@@ -203,6 +205,6 @@ async def test_a_body_that_does_not_arrive_gets_status_408(monkeypatch: pytest.M
 )
 async def test_requests_for_unknown_public_host_names_are_refused(host: str, status: int) -> None:
     async with make_server(public_hosts=["page.example.com"]).running() as address:
-        assert await status_of(address, Host=host) == status
+        assert await get_status(address, Host=host) == status
     async with make_server().running() as address:
-        assert await status_of(address, Host=host) == 200
+        assert await get_status(address, Host=host) == 200

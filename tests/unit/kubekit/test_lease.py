@@ -60,11 +60,11 @@ async def replicas(api: SimulatedApi, count: int, timing: LeaderElectionConfig =
     async with AsyncExitStack() as stack:
         config = await stack.enter_async_context(api.running())
         clients = [await stack.enter_async_context(Client(config, user_agent=f"r{i}")) for i in range(count)]
-        found = [Replica(client, f"r{i}", timing) for i, client in enumerate(clients)]
+        candidates = [Replica(client, f"r{i}", timing) for i, client in enumerate(clients)]
         try:
-            yield found
+            yield candidates
         finally:
-            for replica in found:
+            for replica in candidates:
                 await replica.stop()
 
 
@@ -74,15 +74,15 @@ def api() -> SimulatedApi:
 
 
 async def test_one_of_three_candidates_leads_and_keeps_leading(api: SimulatedApi) -> None:
-    async with replicas(api, 3, PATIENT) as found:
-        for replica in found:
+    async with replicas(api, 3, PATIENT) as candidates:
+        for replica in candidates:
             replica.start()
-        most = 0
+        leader_counts: set[int] = set()
         for _ in range(150):
-            most = max(most, sum(r.is_leader for r in found))
+            leader_counts.add(sum(r.is_leader for r in candidates))
             await asyncio.sleep(0.01)
-        assert most == 1
-        assert sum(r.terms for r in found) == 1
+        assert max(leader_counts) == 1
+        assert sum(r.terms for r in candidates) == 1
         assert api.objects["lease"]["spec"]["leaseTransitions"] == 0
 
 
@@ -99,8 +99,8 @@ async def test_a_lease_that_others_changed_or_deleted_is_renewed(api: SimulatedA
         assert leader.terms == 1
 
 
-@pytest.mark.parametrize("renewing", [False, True])
-async def test_a_leader_that_stops_releases_its_lease_also_during_a_renewal(api: SimulatedApi, renewing: bool) -> None:
+@pytest.mark.parametrize("is_renewing", [False, True])
+async def test_a_stopping_leader_releases_its_lease_also_during_a_renewal(api: SimulatedApi, is_renewing: bool) -> None:
     # The lease lasts far longer than this test, so the second leads only after its release.
     long = LeaderElectionConfig(duration_s=600.0, renew_deadline_s=300.0, retry_s=0.1)
     async with replicas(api, 2, long) as (first, second):
@@ -109,16 +109,15 @@ async def test_a_leader_that_stops_releases_its_lease_also_during_a_renewal(api:
         second.start()
         await asyncio.sleep(0.3)
         assert not second.is_leader
-        if renewing:  # As after a renewal without a response.
+        if is_renewing:  # As after a renewal without a response.
             api.put("lease", spec=api.objects["lease"]["spec"])
         await first.stop()
         assert not first.is_leader
         await wait_until(lambda: second.is_leader)
 
 
-def holder(api: SimulatedApi) -> str:
-    found: str = api.objects["lease"]["spec"]["holderIdentity"]
-    return found
+def holder_of(api: SimulatedApi) -> str:
+    return str(api.objects["lease"]["spec"]["holderIdentity"])
 
 
 @pytest.mark.parametrize("responds", [True, False])
@@ -139,11 +138,11 @@ async def test_a_leader_that_stops_releases_its_lease_only_after_the_response_to
         await wait_until(lambda: api.count("POST") == 2)
         task.cancel()
         await asyncio.sleep(0.1)
-        assert holder(api) == "r", "the write may take effect while another leads"
+        assert holder_of(api) == "r", "the write may take effect while another leads"
         if responds:
             api.unresponsive_to.clear()
         await asyncio.gather(task, return_exceptions=True)
-        assert ("late" in api.objects, holder(api)) == ((True, "") if responds else (False, "r"))
+        assert ("late" in api.objects, holder_of(api)) == ((True, "") if responds else (False, "r"))
 
 
 async def test_a_write_without_a_response_counts_for_the_duration_of_a_lease(api: SimulatedApi) -> None:
@@ -151,7 +150,7 @@ async def test_a_write_without_a_response_counts_for_the_duration_of_a_lease(api
     fence = WriteFence(clock=lambda: now[0])
     fence.extend(200.0)
     async with api.running() as config, Client(config, timeout_s=0.3) as client:
-        api.answering.clear()
+        api.may_respond.clear()
         write = asyncio.create_task(client.with_fence(fence).create(LEASES, BODY, Object, namespace="ns"))
         await wait_until(lambda: api.count("POST") == 1)
         now[0] += 7
@@ -176,34 +175,32 @@ async def test_only_a_write_without_a_response_delays_the_next_leader(
     assert await fence.wait_for_writes(0.0, 10.0) is is_released
 
 
-@pytest.mark.parametrize("reading", [0, 2])
+@pytest.mark.parametrize("read_count", [0, 2])
 async def test_a_write_that_waited_for_a_connection_is_not_sent_at_the_end_of_the_permission(
-    api: SimulatedApi, reading: int
+    api: SimulatedApi, read_count: int
 ) -> None:
     now = [100.0]
     fence = WriteFence(clock=lambda: now[0], reserve_s=2.0)
     fence.extend(107.0)
     async with api.running() as config, Client(config) as client:
         fenced = client.with_fence(fence)
-        api.answering.clear()
+        api.may_respond.clear()
 
         def create(name: str) -> asyncio.Task[Object]:
             body = {"metadata": {"name": name}}
             return asyncio.create_task(fenced.create(LEASES, body, Object, namespace="ns"))
 
         # The late write waits for other writes, or for reads that have the last connections.
-        reads = [asyncio.create_task(client.get(LEASES, "x", Object, namespace="ns")) for _ in range(reading)]
-        await wait_until(lambda: api.count("GET") == reading)
-        first = [
-            create(f"first-{number}")
-            for number in range(min(ConnectionPool.WRITE.value or 0, MAX_SHARED_REQUESTS - reading))
-        ]
-        await wait_until(lambda: api.count("POST") == len(first))
+        reads = [asyncio.create_task(client.get(LEASES, "x", Object, namespace="ns")) for _ in range(read_count)]
+        await wait_until(lambda: api.count("GET") == read_count)
+        write_count = min(ConnectionPool.WRITE.value or 0, MAX_SHARED_REQUESTS - read_count)
+        first_writes = [create(f"first-{number}") for number in range(write_count)]
+        await wait_until(lambda: api.count("POST") == write_count)
         late = create("late")
         await asyncio.sleep(0.05)
         now[0] = 105.5
-        api.answering.set()
-        await asyncio.gather(*first)
+        api.may_respond.set()
+        await asyncio.gather(*first_writes)
         await asyncio.gather(*reads, return_exceptions=True)
         with pytest.raises(NotLeaderError):
             await late
@@ -218,10 +215,10 @@ async def test_a_former_leader_that_stops_does_not_release_its_successors_lease(
         api.unresponsive_to.add("r0")
         await wait_until(lambda: second.is_leader)
         api.unresponsive_to.clear()
-        seen = api.count("GET")
-        await wait_until(lambda: api.count("GET") >= seen + 2)
+        get_count = api.count("GET")
+        await wait_until(lambda: api.count("GET") >= get_count + 2)
         await first.stop()
-        assert holder(api) == "r1"
+        assert holder_of(api) == "r1"
 
 
 async def test_a_former_leader_that_runs_and_stops_again_does_not_release_its_successors_lease(
@@ -238,14 +235,12 @@ async def test_a_former_leader_that_runs_and_stops_again_does_not_release_its_su
         first.start()
         await wait_until(lambda: first.elector._observed_holder == "r1")
         await first.stop()
-        assert holder(api) == "r1"
+        assert holder_of(api) == "r1"
 
 
 async def test_no_write_starts_in_the_reserve_of_a_permission() -> None:
-    client = Client(ClusterConfig(server="http://127.0.0.1:1"))
-    timing = LeaderElectionConfig(10.0, 7.0, 2.0)
-    elector = LeaderElector(client, namespace="ns", name="lease", identity="r", config=timing, clock=lambda: 100.0)
-    fence = elector.fence
+    client, timing = Client(ClusterConfig(server="http://127.0.0.1:1")), LeaderElectionConfig(10.0, 7.0, 2.0)
+    fence = LeaderElector(client, namespace="ns", name="lease", identity="r", config=timing, clock=lambda: 100.0).fence
     fence.extend(102.1)
     assert fence.check_permission() == pytest.approx(2.1)
     fence.extend(102.0)
@@ -310,12 +305,12 @@ class SuspendedAfterCheck(WriteFence):
         return remaining_s
 
 
-@pytest.mark.parametrize("number", range(5))
-async def test_a_process_suspended_between_check_and_sending_does_not_send(api: SimulatedApi, number: int) -> None:
+@pytest.mark.parametrize("index", range(5), ids=["create", "replace", "patch", "apply", "delete"])
+async def test_a_process_suspended_between_check_and_sending_does_not_send(api: SimulatedApi, index: int) -> None:
     fence = SuspendedAfterCheck()
     async with api.running() as config, Client(config) as client:
         with pytest.raises(NotLeaderError):
-            await _writes(client.with_fence(fence))[number]()
+            await _writes(client.with_fence(fence))[index]()
         assert fence.checks == 2
         assert api.requests == []
 
@@ -335,13 +330,12 @@ async def test_a_request_of_the_leader_ends_before_its_permission_does(api: Simu
     async with api.running() as config, Client(config, timeout_s=600.0) as client, asyncio.timeout(60):
         fence = WriteFence(clock=loop.time)
         fence.extend(loop.time() + 0.2)
-        api.answering.clear()
+        api.may_respond.clear()
         with pytest.raises(Exception, match="no response in time"):
             await client.with_fence(fence).create(LEASES, BODY, Object, namespace="ns")
 
 
-async def test_times_in_the_lease_are_not_used(api: SimulatedApi) -> None:
-    """A holder whose wall clock is years behind is alive as long as its lease changes."""
+async def test_a_lease_that_changes_does_not_expire_however_old_its_times_are(api: SimulatedApi) -> None:
     async with replicas(api, 1) as (waiting,):
         old = "2001-01-01T00:00:00.000000Z"
         spec = {"holderIdentity": "far-away", "leaseDurationSeconds": 1, "acquireTime": old, "renewTime": old}
@@ -356,12 +350,12 @@ async def test_times_in_the_lease_are_not_used(api: SimulatedApi) -> None:
 
 async def test_only_one_of_two_candidates_acquires_an_expired_lease(api: SimulatedApi) -> None:
     api.put("lease", spec={"holderIdentity": "", "leaseDurationSeconds": 1})
-    async with replicas(api, 2) as found:
+    async with replicas(api, 2) as candidates:
         for _ in range(20):
             api.put("lease", spec={"holderIdentity": "", "leaseDurationSeconds": 1})
-            got = await asyncio.gather(*(r.elector._try_acquire_or_renew() for r in found))
-            assert sum(got) <= 1
-            for replica in found:
+            are_holders = await asyncio.gather(*(r.elector._try_acquire_or_renew() for r in candidates))
+            assert sum(are_holders) <= 1
+            for replica in candidates:
                 replica.elector.fence.revoke()
 
 
@@ -369,12 +363,12 @@ async def test_the_election_fails_if_the_leaders_work_returns(api: SimulatedApi)
     async with api.running() as config, Client(config) as client:
         elector = LeaderElector(client, namespace="ns", name="lease", identity="r", config=FAST)
 
-        async def short(_: WriteFence) -> None:
+        async def return_at_once(_: WriteFence) -> None:
             return None
 
         with pytest.raises(RuntimeError, match="ended by itself"):
-            await asyncio.wait_for(elector.run(short), 60)
-        assert api.objects["lease"]["spec"]["holderIdentity"] == "", "and the lease is released"
+            await asyncio.wait_for(elector.run(return_at_once), 60)
+        assert holder_of(api) == "", "and the lease is released"
 
 
 async def test_the_election_fails_at_an_unexpected_error_of_a_renewal(
@@ -382,7 +376,6 @@ async def test_the_election_fails_at_an_unexpected_error_of_a_renewal(
 ) -> None:
     async with api.running() as config, Client(config) as client:
         elector = LeaderElector(client, namespace="ns", name="lease", identity="r", config=FAST)
-
         errors = [OverflowError()]
 
         def format_once_broken(unix_s: float, *, with_microseconds: bool) -> str:
@@ -396,7 +389,7 @@ async def test_the_election_fails_at_an_unexpected_error_of_a_renewal(
 
         with pytest.raises(OverflowError):
             await asyncio.wait_for(elector.run(work), 5)
-        assert api.objects["lease"]["spec"]["holderIdentity"] == "", "and the lease is released"
+        assert holder_of(api) == "", "and the lease is released"
 
 
 # With 10, 7 and 5 s a leader could hardly write: it renews every 5 s, and no write starts in the last 5 of its 7 s.

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.parse import unquote
 
+import msgspec
 import pytest
 
 from kubekit.client import Client
+from kubekit.config import ClusterConfig
 from kubekit.reflector import Reflector
 from kubekit.stores import FilteredStore
-from kubekit.wire import ConfigMap, Resource
+from kubekit.waiting import TIME_SLICE_S
+from kubekit.wire import CONFIGMAPS, ConfigMap
 from tests.support.waiting import wait_until
 from tests.unit.kubekit.simulated_api import SimulatedApi
 
-THINGS = Resource("", "v1", "configmaps", "ConfigMap")
 Change = tuple[str, bool, bool]
 
 
@@ -36,7 +40,7 @@ class RunningReflector:
 @asynccontextmanager
 async def running_reflector(api: SimulatedApi, **selectors: str) -> AsyncIterator[RunningReflector]:
     async with api.running() as config, Client(config) as client:
-        reflector: Reflector[ConfigMap] = Reflector(client, THINGS, ConfigMap, namespace="ns", **selectors)
+        reflector: Reflector[ConfigMap] = Reflector(client, CONFIGMAPS, ConfigMap, namespace="ns", **selectors)
         store = RunningReflector(api, reflector)
         task = asyncio.create_task(reflector.run())
         try:
@@ -51,13 +55,13 @@ async def running_reflector(api: SimulatedApi, **selectors: str) -> AsyncIterato
 async def running_watch(api: SimulatedApi) -> AsyncIterator[RunningReflector]:
     """A reflector with an open watch."""
     async with running_reflector(api) as store:
-        await wait_until(lambda: api.watching == 1)
+        await wait_until(lambda: api.watch_count == 1)
         yield store
 
 
 @pytest.fixture
 def api() -> SimulatedApi:
-    return SimulatedApi(THINGS)
+    return SimulatedApi(CONFIGMAPS)
 
 
 async def test_a_reflector_lists_all_pages_and_then_applies_changes(api: SimulatedApi) -> None:
@@ -68,7 +72,7 @@ async def test_a_reflector_lists_all_pages_and_then_applies_changes(api: Simulat
         await wait_until(store.reflector.synced.is_set)
         assert store.data == {f"c{i}": str(i) for i in range(5)}
         assert api.count("continue=") == 2
-        await wait_until(lambda: api.watching == 1)
+        await wait_until(lambda: api.watch_count == 1)
         api.put("c0", data={"v": "new"})
         api.drop("c1")
         api.put("c9", data={"v": "9"})
@@ -77,8 +81,8 @@ async def test_a_reflector_lists_all_pages_and_then_applies_changes(api: Simulat
         assert store.changes[5:] == [("c0", True, True), ("c1", True, False), ("c9", False, True)]
 
 
-@pytest.mark.parametrize("in_the_watch", [False, True])
-async def test_an_expired_version_causes_a_relist_that_reports_deletions(api: SimulatedApi, in_the_watch: bool) -> None:
+@pytest.mark.parametrize("is_in_watch", [False, True])
+async def test_an_expired_version_causes_a_relist_that_reports_deletions(api: SimulatedApi, is_in_watch: bool) -> None:
     for name in ("kept", "changed", "deleted"):
         api.put(name, data={"v": "1"})
     async with running_watch(api) as store:
@@ -86,7 +90,7 @@ async def test_an_expired_version_causes_a_relist_that_reports_deletions(api: Si
         api.drop("deleted", event=False)
         api.put("changed", event=False, data={"v": "2"})
         api.put("new", event=False, data={"v": "1"})
-        if in_the_watch:
+        if is_in_watch:
             api.send_event("ERROR", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"})
         else:
             api.fail_watches.append(410)
@@ -104,7 +108,7 @@ async def test_lists_are_streamed_if_supported_and_one_malformed_object_is_left_
     api.put("good", data={"v": "1"})
     api.put("bad", data=["not", "a", "map"])
     async with running_reflector(api) as store:
-        await wait_until(lambda: store.reflector.synced.is_set() and api.watching)
+        await wait_until(lambda: store.reflector.synced.is_set() and api.watch_count)
         assert store.data == {"good": "1"}
         assert list(store.reflector.decode_error_by_key) == ["bad"]
         assert api.count("limit=") == (0 if streams else 1)
@@ -143,7 +147,7 @@ async def test_an_object_repaired_or_deleted_during_a_streamed_list_is_not_malfo
 ) -> None:
     api.put("a", data=7)
     api.streams_lists = True
-    api.during_lists = [
+    api.events_during_lists = [
         {"type": event, "object": {"metadata": {"name": "a", "resourceVersion": "9"}, "data": {"v": "1"}}}
     ]
     async with running_reflector(api) as store:
@@ -161,7 +165,7 @@ async def test_an_object_that_becomes_malformed_keeps_its_last_good_state_until_
         assert store.data == {"a": "1"}
         api.fail_watches.append(410)
         api.end_watches()
-        await wait_until(lambda: api.count("limit=") == 2 and api.watching == 1)
+        await wait_until(lambda: api.count("limit=") == 2 and api.watch_count == 1)
         assert store.data == {"a": "1"}, "a relist keeps the last good state too"
         assert (("a", True, False)) not in store.changes
         api.put("a", data={"v": "3"})
@@ -260,19 +264,16 @@ async def test_a_malformed_bookmark_is_ignored(api: SimulatedApi) -> None:
 async def test_half_a_line_ends_the_watch_and_the_store_continues(api: SimulatedApi) -> None:
     async with running_watch(api) as store:
         api._watches[0].put_nowait(b'{"type": "ADDED", "obj\n')
-        await wait_until(lambda: api.count("watch=true") == 2 and api.watching == 2)
+        await wait_until(lambda: api.count("watch=true") == 2 and api.watch_count == 2)
         api.put("a", data={"v": "1"})
         await wait_until(lambda: store.data == {"a": "1"})
 
 
 async def test_selectors_are_sent_with_list_and_watch(api: SimulatedApi) -> None:
     async with running_reflector(api, label_selector="app=web", field_selector="metadata.name=a"):
-        await wait_until(lambda: api.watching == 1)
-        assert (
-            api.count("labelSelector=app%3Dweb&fieldSelector=metadata.name%3Da")
-            + api.count("labelSelector=app=web&fieldSelector=metadata.name=a")
-            == 2
-        )
+        await wait_until(lambda: api.watch_count == 1)
+        selectors = "labelSelector=app=web&fieldSelector=metadata.name=a"
+        assert [unquote(request).count(selectors) for request in api.requests] == [1, 1], "one list and one watch"
 
 
 async def test_a_transform_reduces_objects_and_equal_results_call_no_handler(api: SimulatedApi) -> None:
@@ -281,7 +282,7 @@ async def test_a_transform_reduces_objects_and_equal_results_call_no_handler(api
     changes: list[tuple[str, str | None, str | None]] = []
     async with api.running() as config, Client(config) as client:
         values: Reflector[str] = Reflector(
-            client, THINGS, ConfigMap, namespace="ns", transform=lambda item: (item.data or {}).get("v") or None
+            client, CONFIGMAPS, ConfigMap, namespace="ns", transform=lambda item: (item.data or {}).get("v") or None
         )
         values.subscribe(lambda *change: changes.append(change))
         numbers: FilteredStore[int] = FilteredStore(values, lambda value: int(value) if value.isdigit() else None)
@@ -289,7 +290,7 @@ async def test_a_transform_reduces_objects_and_equal_results_call_no_handler(api
         try:
             await wait_until(values.synced.is_set)
             assert (dict(values.items), dict(numbers.items)) == ({"kept": "1"}, {"kept": 1})
-            await wait_until(lambda: api.watching == 1)
+            await wait_until(lambda: api.watch_count == 1)
             api.put("kept", data={"v": "1", "note": "b"})
             api.put("unread", data={"v": "x"})
             await wait_until(lambda: "unread" in values.items)
@@ -302,3 +303,40 @@ async def test_a_transform_reduces_objects_and_equal_results_call_no_handler(api
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+def config_map(name: str, value: str = "a") -> ConfigMap:
+    return msgspec.convert(
+        {"metadata": {"name": name, "namespace": "n", "resourceVersion": value}, "data": {"k": value}}, ConfigMap
+    )
+
+
+async def test_a_replacement_cancelled_between_objects_has_called_handlers_for_all_changes() -> None:
+    store = Reflector(Client(ClusterConfig("http://127.0.0.1:1")), CONFIGMAPS, ConfigMap)
+    reported: dict[str, ConfigMap] = {}
+
+    def on_change(key: str, _: ConfigMap | None, new: ConfigMap | None) -> None:
+        until = time.perf_counter() + 2 * TIME_SLICE_S
+        while time.perf_counter() < until:
+            pass
+        if new is None:
+            reported.pop(key)
+        else:
+            reported[key] = new
+
+    store.subscribe(on_change)
+    await store._replace({f"n/{i}": config_map(str(i)) for i in range(3)}, {})
+    replacement = asyncio.create_task(store._replace({f"n/{i}": config_map(str(i), "b") for i in range(1, 5)}, {}))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    replacement.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await replacement
+    assert dict(store.items) == reported
+    assert "n/0" not in reported
+    assert reported["n/2"].metadata.resource_version == "a", "the replacement was cancelled before this object"
+    await store._replace({f"n/{i}": config_map(str(i), "b") for i in range(1, 5)}, {})
+    assert dict(store.items) == reported
+    assert {key: item.metadata.resource_version for key, item in reported.items()} == dict.fromkeys(
+        ("n/1", "n/2", "n/3", "n/4"), "b"
+    )

@@ -42,17 +42,17 @@ def test_malformed_text_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("labels", "expected"),
     [
-        ({"app": "web", "here": "1"}, True),
-        ({"app": "web", "here": "1", "tier": "x"}, False),
-        ({"app": "web", "here": "1", "gone": ""}, False),
+        ({"app": "web", "present": "1"}, True),
+        ({"app": "web", "present": "1", "tier": "x"}, False),
+        ({"app": "web", "present": "1", "absent": ""}, False),
         ({"app": "web"}, False),
     ],
 )
 def test_objects_combine_labels_and_expressions(labels: dict[str, str], expected: bool) -> None:
     expressions = [
         MatchExpression("tier", "NotIn", ["x"]),
-        MatchExpression("gone", "DoesNotExist"),
-        MatchExpression("here", "Exists"),
+        MatchExpression("absent", "DoesNotExist"),
+        MatchExpression("present", "Exists"),
     ]
     assert selectors.compile_selector(LabelSelector({"app": "web"}, expressions)).matches(labels) is expected
     assert selectors.compile_selector(LabelSelector()).matches(labels), "an empty selector selects everything"

@@ -45,44 +45,44 @@ async def wait_until_idle(queue: WorkQueue) -> None:
 
 
 async def test_a_key_added_many_times_is_reconciled_once() -> None:
-    queue, done = WorkQueue(), list[str]()
+    queue, reconciled_keys = WorkQueue(), list[str]()
 
     async def reconcile(key: str) -> None:
-        done.append(key)
+        reconciled_keys.append(key)
 
     for _ in range(100):
         queue.add("a")
     queue.add("b")
     async with running_workers(queue, reconcile):
         await wait_until_idle(queue)
-    assert done == ["a", "b"]
+    assert reconciled_keys == ["a", "b"]
 
 
 async def test_a_key_added_while_it_is_reconciled_is_reconciled_again_afterwards() -> None:
-    queue, begun, go = WorkQueue(), list[str](), asyncio.Event()
+    queue, started_keys, may_finish = WorkQueue(), list[str](), asyncio.Event()
 
     async def reconcile(key: str) -> None:
-        begun.append(key)
+        started_keys.append(key)
         if key == "a":
-            await go.wait()
+            await may_finish.wait()
 
     async with running_workers(queue, reconcile, workers=3):
         queue.add("a")
-        await wait_until(lambda: bool(begun))
+        await wait_until(lambda: bool(started_keys))
         for _ in range(5):
             queue.add("a")
         queue.add("b")
-        await wait_until(lambda: "b" in begun)
-        assert begun == ["a", "b"], "only the first worker reconciles the key"
-        go.set()
+        await wait_until(lambda: "b" in started_keys)
+        assert started_keys == ["a", "b"], "only the first worker reconciles the key"
+        may_finish.set()
         await wait_until_idle(queue)
-    assert begun.count("a") == 2
+    assert started_keys.count("a") == 2
 
 
 @pytest.mark.parametrize(
-    ("delays_s", "least_s"), [((600.0, 0.05, 900.0), 0.045), ((600.0, None), 0.0)], ids=["earlier", "now"]
+    ("delays_s", "min_delay_s"), [((600.0, 0.05, 900.0), 0.045), ((600.0, None), 0.0)], ids=["earlier", "now"]
 )
-async def test_the_shortest_delay_of_a_key_counts(delays_s: tuple[float | None, ...], least_s: float) -> None:
+async def test_the_shortest_delay_of_a_key_counts(delays_s: tuple[float | None, ...], min_delay_s: float) -> None:
     queue, loop = WorkQueue(), asyncio.get_running_loop()
     times, started = list[float](), loop.time()
 
@@ -99,7 +99,7 @@ async def test_the_shortest_delay_of_a_key_counts(delays_s: tuple[float | None, 
         await wait_until(lambda: bool(times))
         await wait_until_idle(queue)
     assert len(times) == 1, "no delay is left"
-    assert times[0] >= least_s
+    assert times[0] >= min_delay_s
 
 
 async def test_a_reconcile_can_request_to_be_called_again() -> None:
@@ -141,42 +141,44 @@ async def test_failures_are_retried_with_back_off_and_do_not_delay_other_keys() 
 
 
 async def test_a_cancelled_worker_releases_its_key() -> None:
-    queue, begun, done = WorkQueue(), asyncio.Event(), list[str]()
+    queue, has_started, reconciled_keys = WorkQueue(), asyncio.Event(), list[str]()
 
     async def slow(_: str) -> None:
-        begun.set()
+        has_started.set()
         await asyncio.Event().wait()
 
     async def quick(key: str) -> None:
-        done.append(key)
+        reconciled_keys.append(key)
 
     queue.add("a")
     async with running_workers(queue, slow):
-        await begun.wait()
+        await has_started.wait()
     queue.add("a")
     async with running_workers(queue, quick):
-        await wait_until(lambda: done == ["a"])
+        await wait_until(lambda: reconciled_keys == ["a"])
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([None, 0.0, 0.001, 0.003])), max_size=30))
 def test_no_key_is_lost_for_any_sequence_of_adds(adds: list[tuple[str, float | None]]) -> None:
     async def main() -> None:
-        queue, wanted, seen = WorkQueue(), dict[str, int](), dict[str, int]()
+        queue, latest_by_key, reconciled_by_key = WorkQueue(), dict[str, int](), dict[str, int]()
 
         async def reconcile(key: str) -> None:
-            seen[key] = wanted[key]
+            reconciled_by_key[key] = latest_by_key[key]
             await asyncio.sleep(0.001)
 
         async with running_workers(queue, reconcile, workers=2):
             for number, (key, delay_s) in enumerate(adds):
-                wanted[key] = number
+                latest_by_key[key] = number
                 if delay_s is None:
                     queue.add(key)
                 else:
                     queue.add_after(key, delay_s)
                 if number % 7 == 0:
                     await asyncio.sleep(0.001)
-            await wait_until(lambda: seen == wanted)  # The last state of each key is reconciled after it was set.
+            await wait_until(
+                lambda: reconciled_by_key == latest_by_key
+            )  # The last state of each key is reconciled after it was set.
 
     asyncio.run(main())
