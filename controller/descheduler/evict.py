@@ -20,10 +20,10 @@ class EvictionResult(NamedTuple):
     """The result of an eviction.
 
     Attributes:
-        kind: ``evicted``, or ``dry-run`` if it would be; ``gone`` if the pod no longer exists, or, without a request,
-            if the move is outdated; ``disruption-budget`` if a PodDisruptionBudget allows no eviction, ``throttled`` if the API server
-            is busy, ``forbidden`` if RBAC or an admission webhook denies it, ``refused`` for an invalid request or a failing webhook,
-            ``unknown`` without a valid response: the pod may have been evicted.
+        kind: ``evicted``, or ``dry-run`` if it would be; ``gone`` if the pod no longer exists, or the move is outdated;
+            ``disruption-budget`` if a PodDisruptionBudget allows no eviction; ``throttled`` if the API server is busy; ``forbidden`` if
+            RBAC or an admission webhook denies it; ``refused`` for an invalid request or a failing webhook; ``unknown`` without a valid
+            response: the pod may have been evicted.
         message: the API server's message, or `outdated_reason`.
     """
 

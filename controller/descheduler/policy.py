@@ -17,9 +17,13 @@ from kubekit.settings import Section, SelectorSpec, convert_object, join_path, p
 CONFIGURATION_KIND = "DeschedulerConfiguration"
 API_VERSION = "descheduler/v1alpha2"
 _NO_LIMIT = 1_000_000
+"""The greatest limit that `controller.descheduler.config.LimitsConfig` accepts."""
 _LOW_NODE_LOAD: Final = "LowNodeLoad"
 _MIGRATION: Final = "MigrationController"
 _PLUGIN_BY_POINT = {"deschedule": "", "balance": _LOW_NODE_LOAD, "evict": _MIGRATION, "filter": _MIGRATION}
+"""Extension point -> the only plugin that may be enabled there; empty for none."""
+
+# koordinator's types (pkg/descheduler/apis/config/v1alpha2), reduced to the fields that have an effect here.
 
 
 class _Plugin(Section, frozen=True):
@@ -76,7 +80,7 @@ class _Limiters(Section, frozen=True):
 
 
 class _MigrationArgs(Section, frozen=True):
-    """``evictFailedBarePods`` is accepted and ignored, because failed pods use nothing, and are never moved."""
+    """MigrationControllerArgs; ``evictFailedBarePods`` is ignored, because failed pods use nothing, and are never moved."""
 
     max_migrating_per_node: Count | None = None
     max_migrating_per_namespace: Count | None = None
@@ -144,15 +148,15 @@ def _read_config_map(document: dict[str, Any], field: str) -> Policy:
 
 def _convert_configuration(config: _Configuration, field: str) -> Policy:
     config.validate(field)
-    profiles = join_path(field, "profiles")
+    profiles_field = join_path(field, "profiles")
     if len(config.profiles) > 1:
-        raise ConfigError(profiles, f"has {len(config.profiles)} profiles", "give one, with nodePools")
+        raise ConfigError(profiles_field, f"has {len(config.profiles)} profiles", "give one, with nodePools")
     profile = config.profiles[0] if config.profiles else _Profile()
     args_and_field_by_plugin = {
-        entry.name: (entry.args, f"{profiles}[0].pluginConfig[{i}].args")
+        entry.name: (entry.args, f"{profiles_field}[0].pluginConfig[{i}].args")
         for i, entry in enumerate(profile.plugin_config)
     }
-    load_document, load_field = args_and_field_by_plugin.get(_LOW_NODE_LOAD, ({}, profiles))
+    load_document, load_field = args_and_field_by_plugin.get(_LOW_NODE_LOAD, ({}, profiles_field))
     _check_type(load_document, load_field, ARGS_KIND)
     load_args = convert_object(load_document, LowNodeLoadArgs, load_field)
     if load_args.node_selector is None:
@@ -160,22 +164,18 @@ def _convert_configuration(config: _Configuration, field: str) -> Policy:
     migration_document, migration_field = args_and_field_by_plugin.get(_MIGRATION, ({}, ""))
     migration = convert_object(migration_document, _MigrationArgs, migration_field)
     migration.validate(migration_field)
-    interval = config.descheduling_interval
-    if interval is not None:
-        interval = parse_duration(interval, join_path(field, "deschedulingInterval"), minimum_s=1)
-    evict_local_storage = migration.evict_local_storage_pods
+    interval, evict_local_storage = config.descheduling_interval, migration.evict_local_storage_pods
+    interval_field = join_path(field, "deschedulingInterval")
     is_enabled = bool(profile.plugins.balance.enabled)
-    warnings: tuple[str, ...] = ()
-    if _LOW_NODE_LOAD in args_and_field_by_plugin and not is_enabled:
-        field_of_list = f"{profiles}[0].plugins.balance.enabled"
-        warnings = (f"{field_of_list}: does not name {_LOW_NODE_LOAD}, so {load_field} have no effect",)
+    enabled_field = f"{profiles_field}[0].plugins.balance.enabled"
+    warning = f"{enabled_field}: does not name {_LOW_NODE_LOAD}, so {load_field} have no effect"
     return Policy(
         low_node_load=load_args.resolve(load_field) if is_enabled else None,
-        interval_s=interval,
+        interval_s=None if interval is None else parse_duration(interval, interval_field, minimum_s=1),
         dry_run=config.dry_run,
         limits=_limits_of(config, migration, migration_field),
         protection={} if evict_local_storage is None else {"evict_local_storage": evict_local_storage},
-        warnings=warnings,
+        warnings=(warning,) if _LOW_NODE_LOAD in args_and_field_by_plugin and not is_enabled else (),
     )
 
 
@@ -185,9 +185,11 @@ def _limits_of(config: _Configuration, migration: _MigrationArgs, migration_fiel
     if backoff is not None:
         backoff = parse_duration(backoff, join_path(migration_field, "objectLimiters.workload.duration"))
     limits: dict[str, int | str | float | None] = {
-        "per_node": _smaller(config.max_no_of_pods_to_evict_per_node, migration.max_migrating_per_node),
-        "per_namespace": _smaller(config.max_no_of_pods_to_evict_per_namespace, migration.max_migrating_per_namespace),
-        "per_round": _smaller(config.max_no_of_pods_to_evict_total, migration.max_migrating_globally),
+        "per_node": _smaller_limit(config.max_no_of_pods_to_evict_per_node, migration.max_migrating_per_node),
+        "per_namespace": _smaller_limit(
+            config.max_no_of_pods_to_evict_per_namespace, migration.max_migrating_per_namespace
+        ),
+        "per_round": _smaller_limit(config.max_no_of_pods_to_evict_total, migration.max_migrating_globally),
         "per_workload": migration.max_migrating_per_workload,
         "unavailable_per_workload": migration.max_unavailable_per_workload,
         "workload_backoff_s": backoff,
@@ -195,7 +197,7 @@ def _limits_of(config: _Configuration, migration: _MigrationArgs, migration_fiel
     return {name: limit for name, limit in limits.items() if limit is not None}
 
 
-def _smaller(max_evictions: int | None, max_migrating: int | None) -> int | None:
-    """The smaller limit, None if none is set; a ``maxMigrating`` of 0 means no limit."""
+def _smaller_limit(max_evictions: int | None, max_migrating: int | None) -> int | None:
+    """The smaller limit, None if neither is set; a ``maxMigrating`` of 0 means no limit."""
     limits = max_evictions, _NO_LIMIT if max_migrating == 0 else max_migrating
     return min((limit for limit in limits if limit is not None), default=None)
