@@ -30,10 +30,10 @@ class GroupCase(msgspec.Struct, frozen=True):
     """A random group in a random cluster with one node per zone.
 
     Attributes:
-        replicas: number by workload.
+        replicas: [workload] number of replicas.
         edges: dependent, dependency and maxNetworkCost.
-        cost: between zones; 0 within a zone.
-        slots: number of pods that fit into each zone.
+        cost: [zone, zone] network cost; 0 within a zone.
+        slots: [zone] number of pods that fit.
     """
 
     replicas: tuple[int, ...]
@@ -64,72 +64,89 @@ def random_case(rng: random.Random) -> GroupCase:
     return GroupCase(replicas, edges, cost, tuple(slots))
 
 
-def price_placement(case: GroupCase, counts: list[tuple[int, ...]]) -> tuple[int, int]:
+def price_placement(case: GroupCase, counts_by_workload: Sequence[Sequence[int]]) -> tuple[int, int]:
     """Violations and cost of a placement, given as pods per zone of each workload."""
-    violations = total = 0
-    for i, j, most in case.edges:
-        for a, here in enumerate(counts[i]):
-            for b, there in enumerate(counts[j]):
-                pairs = here * there
-                total += pairs * case.cost[a][b]
-                violations += pairs * (case.cost[a][b] > most)
-    return violations, total
+    violations = cost = 0
+    for caller, callee, limit in case.edges:
+        for caller_zone, caller_count in enumerate(counts_by_workload[caller]):
+            for callee_zone, callee_count in enumerate(counts_by_workload[callee]):
+                pair_count, pair_cost = caller_count * callee_count, case.cost[caller_zone][callee_zone]
+                cost += pair_count * pair_cost
+                violations += pair_count * (pair_cost > limit)
+    return violations, cost
 
 
-def find_optimum(case: GroupCase, known: tuple[int, int] | None = None) -> tuple[int, int]:
-    """Fewest violations, then the lowest cost, over all placements that fit; ``known`` is the value of one, which shortens the search."""
-    zones, workloads = len(case.slots), len(case.replicas)
-    options = [
-        [tuple(Counter(chosen)[z] for z in range(zones)) for chosen in combinations_with_replacement(range(zones), n)]
-        for n in range(4)
+def find_optimum(case: GroupCase, upper_bound: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Fewest violations, then the lowest cost, over all placements that fit.
+
+    ``upper_bound`` is the value of one of them (`price_placement`), which shortens the search.
+    """
+    zones = range(len(case.slots))
+    # By number of replicas: all ways to spread them, as pods per zone.
+    spreads = [
+        [tuple(Counter(chosen)[zone] for zone in zones) for chosen in combinations_with_replacement(zones, replicas)]
+        for replicas in range(4)
     ]
-    penalty = 10**6
-    # Each workload has as many placed neighbours as possible, so that bounds are effective early.
-    order = [max(range(workloads), key=lambda w: sum(w in e[:2] for e in case.edges))]
-    while len(order) < workloads:
-        remaining = [w for w in range(workloads) if w not in order]
-        order.append(
-            max(remaining, key=lambda w: (sum(w in e[:2] and (e[0] in order or e[1] in order) for e in case.edges), -w))
-        )
-    near: list[list[tuple[int, list[list[int]]]]] = []
-    for at, w in enumerate(order):
-        links = []
-        for i, j, most in case.edges:
-            table = [[c + penalty * (c > most) for c in row] for row in case.cost]
-            if i == w and j in order[:at]:
-                links.append((j, table))
-            if j == w and i in order[:at]:
-                links.append((i, [list(column) for column in zip(*table, strict=True)]))
-        near.append(links)
-    best = [known[0] * penalty + known[1] if known else 10**18]
-    place: list[tuple[int, ...]] = [()] * workloads
+    violation_cost = 10**6
+    order = _search_order(case)
+    # For each workload in that order: the workloads before it that it shares an edge with, and [zone, zone] prices of the edge.
+    earlier_neighbours: list[list[tuple[int, list[list[int]]]]] = []
+    for step, workload in enumerate(order):
+        neighbours = []
+        for caller, callee, limit in case.edges:
+            prices = [[cost + violation_cost * (cost > limit) for cost in row] for row in case.cost]
+            if caller == workload and callee in order[:step]:
+                neighbours.append((callee, prices))
+            if callee == workload and caller in order[:step]:
+                neighbours.append((caller, [list(column) for column in zip(*prices, strict=True)]))
+        earlier_neighbours.append(neighbours)
+    best = upper_bound[0] * violation_cost + upper_bound[1] if upper_bound else 10**18
+    spread_by_workload: dict[int, tuple[int, ...]] = {}
 
-    def extend(at: int, free: tuple[int, ...], so_far: int) -> None:
-        if at == workloads:
-            best[0] = min(best[0], so_far)
+    def place_from(step: int, free_slots: tuple[int, ...], placed_cost: int) -> None:
+        """Try all spreads of the workloads from a step of the order on, the cheapest first."""
+        nonlocal best
+        if step == len(order):
+            best = min(best, placed_cost)
             return
-        w = order[at]
-        pay = [sum(table[z][b] * n for j, table in near[at] for b, n in enumerate(place[j]) if n) for z in range(zones)]
-        choices = []
-        for counts in options[case.replicas[w]]:
-            if all(n <= f for n, f in zip(counts, free, strict=True)):
-                cost = so_far + sum(n * p for n, p in zip(counts, pay, strict=True))
-                if cost < best[0]:
-                    choices.append((cost, counts))
-        for cost, counts in sorted(choices):
-            if cost >= best[0]:
+        pod_costs = [
+            sum(
+                prices[zone][z] * n
+                for other, prices in earlier_neighbours[step]
+                for z, n in enumerate(spread_by_workload[other])
+            )
+            for zone in zones
+        ]
+        options = [
+            (placed_cost + sum(n * cost for n, cost in zip(spread, pod_costs, strict=True)), spread)
+            for spread in spreads[case.replicas[order[step]]]
+            if all(n <= free for n, free in zip(spread, free_slots, strict=True))
+        ]
+        for cost, spread in sorted(options):
+            if cost >= best:
                 break
-            place[w] = counts
-            extend(at + 1, tuple(f - n for f, n in zip(free, counts, strict=True)), cost)
+            spread_by_workload[order[step]] = spread
+            place_from(step + 1, tuple(free - n for free, n in zip(free_slots, spread, strict=True)), cost)
 
-    extend(0, case.slots, 0)
-    return divmod(best[0], penalty)
+    place_from(0, case.slots, 0)
+    return divmod(best, violation_cost)
+
+
+def _search_order(case: GroupCase) -> list[int]:
+    """Workloads, each with as many neighbours before it as possible, so that bounds are effective early."""
+    order: list[int] = []
+    for _ in case.replicas:
+        remaining = [w for w in range(len(case.replicas)) if w not in order]
+        # The first has no neighbour before it: it is the workload with the most edges.
+        edges = [edge for edge in case.edges if not order or edge[0] in order or edge[1] in order]
+        order.append(max(remaining, key=lambda w: (sum(w in edge[:2] for edge in edges), -w)))
+    return order
 
 
 def node(name: str, zone: str, cpu: str = "8", *, labels: dict[str, str] | None = None, **spec: Any) -> Node:
     """A node of the region r."""
-    known = {ZONE_LABEL: zone, REGION_LABEL: "r", "kubernetes.io/hostname": name, **(labels or {})}
-    body = {"metadata": {"name": name, "labels": known}, "spec": spec}
+    all_labels = {ZONE_LABEL: zone, REGION_LABEL: "r", "kubernetes.io/hostname": name, **(labels or {})}
+    body = {"metadata": {"name": name, "labels": all_labels}, "spec": spec}
     return msgspec.convert({**body, "status": {"allocatable": {"cpu": cpu, "memory": "64Gi", "pods": "110"}}}, Node)
 
 
@@ -149,8 +166,8 @@ def group_of(
         for caller in range(len(case.replicas))
     }
     spec = appgroup_spec(calls, members=sum(case.replicas), algorithm=algorithm)
-    notes = {f"netaware.io/{key.replace('_', '-')}": text for key, text in annotations.items()}
-    meta = {"name": name, "namespace": namespace, "annotations": notes}
+    texts = {f"netaware.io/{key.replace('_', '-')}": text for key, text in annotations.items()}
+    meta = {"name": name, "namespace": namespace, "annotations": texts}
     return msgspec.convert({"metadata": meta, "spec": spec}, AppGroup)
 
 
@@ -183,30 +200,29 @@ def snapshot(case: GroupCase, nodes: Sequence[Node] | None = None, **changes: An
 
     ``services`` route calls to the pods. ``spread`` (none) and ``objective`` (parity) are annotations, unless the group has them.
     """
-    wishes = {
-        f"netaware.io/{name}": changes.pop(name, said) for name, said in (("spread", "none"), ("objective", "parity"))
-    }
+    defaults = {"spread": "none", "objective": "parity"}
+    annotations = {f"netaware.io/{name}": changes.pop(name, value) for name, value in defaults.items()}
     group: AppGroup = changes.pop("group", group_of(case))
-    noted = msgspec.structs.replace(group.metadata, annotations=wishes | (group.metadata.annotations or {}))
+    metadata = msgspec.structs.replace(group.metadata, annotations=annotations | (group.metadata.annotations or {}))
     pods = changes.pop("pods", pods_of(case))
     state = State(SchedulerConfig(), "netaware-system")
-    for each in changes.pop("services", ()):
-        state.on_service_change(each.metadata.key, None, each)
+    for routed_service in changes.pop("services", ()):
+        state.on_service_change(routed_service.metadata.key, None, routed_service)
     if nodes is None:
         nodes = [node(f"n{zone}", f"z{zone}", str(slots)) for zone, slots in enumerate(case.slots)]
-    defaults: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "replicas": {},
         "costs": CostTable(weight_of(case)),
-        "hosts": {each.metadata.name: host_of(each) for each in nodes},
+        "hosts": {n.metadata.name: host_of(n) for n in nodes},
         "used": {},
         "assigned_nodes": {pod.metadata.key: pod.spec.node_name for pod in pods if pod.is_bound},
     }
     return GroupSnapshot(
         graph=build_graph(group.spec),
         pods=pods,
-        group=msgspec.structs.replace(group, metadata=noted),
+        group=msgspec.structs.replace(group, metadata=metadata),
         routings=state.routings_of(pods),
-        **(defaults | changes),
+        **(fields | changes),
     )
 
 

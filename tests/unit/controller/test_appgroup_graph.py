@@ -28,47 +28,32 @@ def build(*workloads: Workload) -> DependencyGraph:
     return build_graph(msgspec.convert({"spec": {"numMembers": 1, "workloads": items}}, AppGroup).spec)
 
 
+STRICTEST = [call("b", maxNetworkCost=9, minBandwidth="1k"), call("b", maxNetworkCost=4, minBandwidth="500")]
+INVALID = [call("b", maxNetworkCost=20_000, minBandwidth="much"), call("c", minBandwidth="-5")]
+BY_SELECTOR = [call("b/another-name", maxNetworkCost=5, minBandwidth="1M")]
+
+
 @pytest.mark.parametrize(
     ("workloads", "edges", "reasons"),
     [
-        # A dependency is found by its selector, else by its name and kind.
-        (
-            [("a/x", [call("b/another-name", maxNetworkCost=5, minBandwidth="1M")]), ("b/y", [])],
-            [DependencyEdge(0, 1, 1_000_000, 5)],
-            [],
+        pytest.param([("a/x", BY_SELECTOR), ("b/y", [])], [DependencyEdge(0, 1, 1_000_000, 5)], [], id="by selector"),
+        pytest.param([("a/web", [call("/db")]), ("b/db", [])], [DependencyEdge(0, 1)], [], id="by name"),
+        pytest.param(
+            [("a/web", [call("/db/StatefulSet")]), ("b/db", []), ("c/db/StatefulSet", [])], [DependencyEdge(0, 2)], [], id="by name, kind"
         ),
-        ([("a/web", [call("/db")]), ("b/db", [])], [DependencyEdge(0, 1)], []),
-        ([("a/web", [call("/db/StatefulSet")]), ("b/db", []), ("c/db/StatefulSet", [])], [DependencyEdge(0, 2)], []),
-        ([("a/web", [call("/db")]), ("b/db", []), ("c/db", [])], [], ["AmbiguousDependency"]),
-        ([("a", [call("nowhere"), call("b")]), ("b", [])], [DependencyEdge(0, 1)], ["UnknownDependency"]),
-        ([("a/x", [call("/x")])], [], ["SelfDependency"]),
-        # Of a repeated dependency the strictest limits count; invalid numbers become the nearest valid ones.
-        (
-            [
-                (
-                    "a",
-                    [
-                        call("b", maxNetworkCost=9, minBandwidth="1k"),
-                        call("b", maxNetworkCost=4, minBandwidth="500"),
-                    ],
-                ),
-                ("b", []),
-            ],
-            [DependencyEdge(0, 1, 1000, 4)],
-            [],
-        ),
-        (
-            [
-                ("a", [call("b", maxNetworkCost=20_000, minBandwidth="much"), call("c", minBandwidth="-5")]),
-                ("b", []),
-                ("c", []),
-            ],
+        pytest.param([("a/web", [call("/db")]), ("b/db", []), ("c/db", [])], [], ["AmbiguousDependency"], id="ambiguous"),
+        pytest.param([("a", [call("nowhere"), call("b")]), ("b", [])], [DependencyEdge(0, 1)], ["UnknownDependency"], id="unknown"),
+        pytest.param([("a/x", [call("/x")])], [], ["SelfDependency"], id="itself"),
+        pytest.param([("a", STRICTEST), ("b", [])], [DependencyEdge(0, 1, 1000, 4)], [], id="strictest limits of a repeated one"),
+        pytest.param(
+            [("a", INVALID), ("b", []), ("c", [])],
             [DependencyEdge(0, 1, 0, 10_000), DependencyEdge(0, 2)],
             ["BadCost", "BadBandwidth", "BadBandwidth"],
+            id="nearest valid limits",
         ),
-        ([], [], []),
+        pytest.param([], [], [], id="no workloads"),
     ],
-)
+)  # fmt: skip
 def test_dependencies_become_edges_and_faults_are_reported(
     workloads: list[Workload], edges: list[DependencyEdge], reasons: list[str]
 ) -> None:

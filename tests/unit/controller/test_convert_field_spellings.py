@@ -19,37 +19,23 @@ from controller.convert.spellings import convert_documents
 PROPOSAL_GROUP = """
 apiVersion: scheduling.sigs.x-k8s.io/v1alpha1
 kind: AppGroup
-metadata:
-  name: a1
+metadata: {name: a1}
 spec:
   numMembers: 3
   topologySortingAlgorithm: KahnSort
   workloads:
-    - workload:
-        kind: Deployment
-        apiVersion: apps/v1
-        namespace: default
-        name: P1
+    - workload: {kind: Deployment, apiVersion: apps/v1, namespace: default, name: P1}
       dependencies:
-        - workload:
-            kind: Deployment
-            apiVersion: apps/v1
-            namespace: default
-            name: P2
+        - workload: {kind: Deployment, apiVersion: apps/v1, namespace: default, name: P2}
           minBandwidth: "100Mi"
           maxNetworkCost: 30
-    - workload:
-        kind: Deployment
-        apiVersion: apps/v1
-        namespace: default
-        name: P2
+    - workload: {kind: Deployment, apiVersion: apps/v1, namespace: default, name: P2}
 """
 # The slides' example: selectors, but dependencies inside the reference.
 SLIDES_GROUP = """
 apiVersion: scheduling.sigs.k8s.io/v1alpha1
 kind: AppGroup
-metadata:
-  name: a1
+metadata: {name: a1}
 spec:
   numMembers: 3
   topologySortingAlgorithm: KahnSort
@@ -65,18 +51,13 @@ spec:
               selector: P2
               minBandwidth: "100Mi"
               maxNetworkCost: 30
-    - workload:
-        kind: Deployment
-        name: P2-deployment
-        selector: P2
+    - workload: {kind: Deployment, name: P2-deployment, selector: P2}
 """
 PROPOSAL_TOPOLOGY = """
 # Example Network CRD
 apiVersion: diktyo.k8s.io/v1alpha1
 kind: NetworkTopology
-metadata:
-  name: net-topology-test
-  namespace: default
+metadata: {name: net-topology-test, namespace: default}
 spec:
   configMapName: "netperfMetrics"
   weights:
@@ -85,17 +66,11 @@ spec:
         - topologyKey: "topology.kubernetes.io/region" # region costs
           originCosts:
             - origin: "us-west-1"
-              costs:
-                - destination: "us-east-1"
-                  bandwidthCapacity: "10Gi"
-                  networkCost: 20
+              costs: [{destination: "us-east-1", bandwidthCapacity: "10Gi", networkCost: 20}]
         - topologyKey: "topology.kubernetes.io/zone"
           originCosts:
             - origin: "z1"
-              costs:
-                - destination: "z2"
-                  bandwidthCapacity: "1Gi"
-                  networkCost: 5
+              costs: [{destination: "z2", bandwidthCapacity: "1Gi", networkCost: 5}]
 """
 CONFIG = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}
 
