@@ -147,12 +147,12 @@ SCALE_TO_EIGHT = (
 )
 PARALLEL_CASES: tuple[Case, ...] = (
     Case(
-        "no node has room",
+        "all nodes are full",
         [FRONT, build_deployment("front", request="cpu=100")],
         manual_fix=[patch_requests("cpu=100m")],
     ),
     Case(
-        "a node selector that fits nothing",
+        "a node selector that matches no node",
         [FRONT, build_deployment("front", nodeSelector={"zone": "mars"})],
         manual_fix=[patch_template("front", nodeSelector=None)],
     ),
@@ -171,18 +171,18 @@ PARALLEL_CASES: tuple[Case, ...] = (
         manual_fix=["kubectl -n NS delete pod hog --grace-period=0 --force"],
     ),
     Case(
-        "a claim that is not bound",
+        "an unbound claim",
         [FRONT, CLAIM, build_deployment("front", **WITH_CLAIM)],
         manual_fix=[f"echo '{json.dumps(build_volume())}' | kubectl create -f -"],
     ),
     Case(
-        "no bandwidth left",
+        "no node has enough bandwidth",
         [FRONT, build_deployment("front", request="network.aware.com/bandwidth=100T")],
         manual_fix=[patch_requests("network.aware.com/bandwidth=1M")],
         placeholders={"NODE": "n1", "SPEED": "1G"},
     ),
     Case(
-        "host ports that are taken",
+        "host ports in use",
         [build_group(build_workload("front"), members=9), build_deployment("front", replicas=9, host_port=31999)],
         manual_fix=SCALE_TO_EIGHT,
     ),
@@ -195,7 +195,7 @@ PARALLEL_CASES: tuple[Case, ...] = (
         manual_fix=SCALE_TO_EIGHT,
     ),
     Case(
-        "a namespace that does not let the group in",
+        "a namespace without consent",
         [
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "NS-other"}},
             build_group(build_workload("front"), build_workload("cart", namespace="NS-other"), members=2),

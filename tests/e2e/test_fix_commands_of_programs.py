@@ -88,14 +88,14 @@ def replace_pods(cluster: Cluster, name: str, container: dict[str, Any]) -> None
 MISSING_IMAGE = {"name": "controller", "image": "netaware-controller:is-not-there"}
 UNKNOWN_FLAG = {"name": "kube-scheduler", "args": ["--no-such-flag"]}
 FAULTS: dict[str, Callable[[Cluster], None]] = {
-    "one agent is dead": lambda c: freeze(c, "netaware-agent", "agent", "run", node="e2e-l2"),
+    "one agent has failed": lambda c: freeze(c, "netaware-agent", "agent", "run", node="e2e-l2"),
     # Both replicas, because one replica would take over from the other.
-    "the controller is frozen": lambda c: freeze(c, "netaware-controller", "controller", "manager"),
+    "the controller hangs": lambda c: freeze(c, "netaware-controller", "controller", "manager"),
     "the controller's image cannot be pulled": lambda c: replace_pods(c, "netaware-controller", MISSING_IMAGE),
     "the scheduler crashes": lambda c: replace_pods(c, "netaware-scheduler", UNKNOWN_FLAG),
 }
 """Name of a situation in tests/unit/controller/situations.py -> function that causes it."""
-ALTERNATIVE_CODES = {"the controller is frozen": "controller-down"}
+ALTERNATIVE_CODES = {"the controller hangs": "controller-down"}
 """Situation -> code that may be first instead, if a later cause joins."""
 
 

@@ -28,32 +28,37 @@ pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(PROMTOOL_TIMEOUT_S + 4
 Series = Mapping[str, str | None]
 """Series -> an hour of values, one a minute, in promtool's notation; None removes a series of `HEALTHY`."""
 
-AGENTS = {f"n{i}": f"z{i % 2}" for i in range(4)}
+ZONE_BY_NODE = {f"n{i}": f"z{i % 2}" for i in range(4)}
 PAIRS = (("z0", "z1"), ("z1", "z0"))
-WELL, ENDS, NEVER, BEGINS = "1x60", "1x4 stale", "0x60", "0x4 1x55"
-COUNTS = "0+10x60"
+ONE, ONE_THEN_STALE, ZERO, ZERO_THEN_ONE = "1x60", "1x4 stale", "0x60", "0x4 1x55"
+RISING = "0+10x60"
+ONE_THEN_ZERO = "1x4 0x55"
+
+
+def format_series(metric: str, **labels: str) -> str:
+    pairs = (f'{name}="{value}"' for name, value in labels.items())
+    return f"{metric}{{{', '.join(pairs)}}}"
 
 
 def up(job: str, instance: str, **labels: str) -> str:
-    more = "".join(f', {name}="{value}"' for name, value in labels.items())
-    return f'up{{job="netaware-system/{job}", instance="{instance}"{more}}}'
+    return format_series("up", job=f"netaware-system/{job}", instance=instance, **labels)
 
 
 def agent(node: str) -> str:
-    return up("netaware-agent", node, node=node, zone=AGENTS[node])
+    return up("netaware-agent", node, node=node, zone=ZONE_BY_NODE[node])
 
 
 def kube_scheduler(pod: str) -> str:
     return f'kube_pod_container_status_ready{{container="kube-scheduler", pod="netaware-scheduler-{pod}"}}'
 
 
-def pair_series(metric: str, origin: str, destination: str, more: str = "") -> str:
-    zones = f'origin_zone="{origin}", destination_zone="{destination}", origin_region="r", destination_region="r"'
-    return f"{metric}{{{zones}{more}}}"
+def pair_series(metric: str, origin: str, destination: str, **labels: str) -> str:
+    regions = {"origin_region": "r", "destination_region": "r"}
+    return format_series(metric, origin_zone=origin, destination_zone=destination, **regions, **labels)
 
 
 def runs(origin: str, destination: str, outcome: str) -> str:
-    return pair_series("netaware_probe_runs_total", origin, destination, f', outcome="{outcome}"')
+    return pair_series("netaware_probe_runs_total", origin, destination, outcome=outcome)
 
 
 def basis(name: str) -> str:
@@ -69,61 +74,68 @@ def latency(origin: str, destination: str, basis: str = "measured") -> str:
     return f'netaware_zone_latency_seconds{{topology="s/nt", {zones}, basis="{basis}"}}'
 
 
-WAYS = ("transmit", "receive")
+DIRECTIONS = ("transmit", "receive")
 AGENT_SERIES = {
-    **{agent(node): WELL for node in AGENTS},
-    **{f'netaware_node_bandwidth_known{{node="{node}"}}': WELL for node in AGENTS},
-    **{f'netaware_node_bandwidth_capacity_bytes_per_second{{node="{node}", source="flag"}}': "1x60" for node in AGENTS},
-    **{f'netaware_node_network_{way}_bytes_total{{node="{node}"}}': "0+6x60" for node in AGENTS for way in WAYS},
-    **{runs(*pair, "ok"): COUNTS for pair in PAIRS},
-    **{pair_series("netaware_probe_sample_trusted", *pair): WELL for pair in PAIRS},
-    **{pair_series("netaware_probe_latency_seconds", *pair, ', quantile="0.5"'): "0.002x60" for pair in PAIRS},
-    'netaware_probe_results_writes_total{job="agent", instance="n0", outcome="ok"}': COUNTS,
-    'netaware_pod_bandwidth_verdict{namespace="web", pod="p", direction="egress", verdict="enforced"}': WELL,
+    **{agent(node): ONE for node in ZONE_BY_NODE},
+    **{f'netaware_node_bandwidth_known{{node="{node}"}}': ONE for node in ZONE_BY_NODE},
+    **{
+        f'netaware_node_bandwidth_capacity_bytes_per_second{{node="{node}", source="flag"}}': "1x60"
+        for node in ZONE_BY_NODE
+    },
+    **{
+        f'netaware_node_network_{direction}_bytes_total{{node="{node}"}}': "0+6x60"
+        for node in ZONE_BY_NODE
+        for direction in DIRECTIONS
+    },
+    **{runs(*pair, "ok"): RISING for pair in PAIRS},
+    **{pair_series("netaware_probe_sample_trusted", *pair): ONE for pair in PAIRS},
+    **{pair_series("netaware_probe_latency_seconds", *pair, quantile="0.5"): "0.002x60" for pair in PAIRS},
+    'netaware_probe_results_writes_total{job="agent", instance="n0", outcome="ok"}': RISING,
+    'netaware_pod_bandwidth_verdict{namespace="web", pod="p", direction="egress", verdict="enforced"}': ONE,
 }
 LEADER_SERIES = {
-    'netaware_leader{instance="c1"}': WELL,
-    basis("measured"): WELL,
-    basis("mirrored"): WELL,
-    **{basis(name): NEVER for name in ("absent", "unreachable")},
+    'netaware_leader{instance="c1"}': ONE,
+    basis("measured"): ONE,
+    basis("mirrored"): ONE,
+    **{basis(name): ZERO for name in ("absent", "unreachable")},
     **{cost(*pair): "2x60" for pair in PAIRS},
     **{latency(*pair): "0.002x60" for pair in PAIRS},
-    "netaware_gated_pods": NEVER,
-    'netaware_gate_releases_total{cause="turn"}': COUNTS,
-    'netaware_appgroup_dependencies{appgroup="web/shop", verdict="met"}': WELL,
-    'netaware_appgroup_dependencies{appgroup="web/shop", verdict="violated"}': NEVER,
-    'netaware_appgroup_cycles{appgroup="web/shop"}': NEVER,
-    'netaware_appgroup_traffic_drift{namespace="web", appgroup="shop", kind="new"}': NEVER,
+    "netaware_gated_pods": ZERO,
+    'netaware_gate_releases_total{cause="turn"}': RISING,
+    'netaware_appgroup_dependencies{appgroup="web/shop", verdict="met"}': ONE,
+    'netaware_appgroup_dependencies{appgroup="web/shop", verdict="violated"}': ZERO,
+    'netaware_appgroup_cycles{appgroup="web/shop"}': ZERO,
+    'netaware_appgroup_traffic_drift{namespace="web", appgroup="shop", kind="new"}': ZERO,
 }
 EXTENDER_SERIES = {
-    'netaware_extender_duration_seconds_bucket{instance="s1", verb="filter", le="0.01"}': COUNTS,
-    'netaware_extender_duration_seconds_bucket{instance="s1", verb="filter", le="+Inf"}': COUNTS,
+    'netaware_extender_duration_seconds_bucket{instance="s1", verb="filter", le="0.01"}': RISING,
+    'netaware_extender_duration_seconds_bucket{instance="s1", verb="filter", le="+Inf"}': RISING,
 }
 HEALTHY: dict[str, str] = {
     **AGENT_SERIES,
     **LEADER_SERIES,
     **EXTENDER_SERIES,
-    up("netaware-controller", "c1"): WELL,
-    up("netaware-scheduler", "s1"): WELL,
-    kube_scheduler("1"): WELL,
+    up("netaware-controller", "c1"): ONE,
+    up("netaware-scheduler", "s1"): ONE,
+    kube_scheduler("1"): ONE,
 }
 
 
-def ended(series: Mapping[str, str]) -> dict[str, str | None]:
-    """The series of a program that ends after five minutes."""
+def end_series(series: Mapping[str, str]) -> dict[str, str | None]:
+    """The series of a program that exports nothing after five minutes."""
     return {name: f"{values.split('x')[0]}x4 stale" for name, values in series.items()}
 
 
-NO_LEADER: Series = {**ended(LEADER_SERIES), up("netaware-controller", "c1"): "1x4 0x55"}
-NO_POD: Series = {**ended(LEADER_SERIES), up("netaware-controller", "c1"): ENDS}
-ONE_AGENT: Series = {agent("n1"): "1x4 0x55", 'netaware_node_bandwidth_known{node="n1"}': ENDS}
-ZONE_BLIND: Series = {
-    **ended({name: values for name, values in AGENT_SERIES.items() if 'node="n1"' in name or 'node="n3"' in name}),
-    **{agent(node): "1x4 0x55" for node in ("n1", "n3")},
-    runs("z1", "z0", "ok"): ENDS,
+NO_LEADER: Series = {**end_series(LEADER_SERIES), up("netaware-controller", "c1"): ONE_THEN_ZERO}
+NO_CONTROLLER_POD: Series = {**end_series(LEADER_SERIES), up("netaware-controller", "c1"): ONE_THEN_STALE}
+ONE_AGENT_DOWN: Series = {agent("n1"): ONE_THEN_ZERO, 'netaware_node_bandwidth_known{node="n1"}': ONE_THEN_STALE}
+ZONE_WITHOUT_AGENT: Series = {
+    **end_series({name: values for name, values in AGENT_SERIES.items() if 'node="n1"' in name or 'node="n3"' in name}),
+    **{agent(node): ONE_THEN_ZERO for node in ("n1", "n3")},
+    runs("z1", "z0", "ok"): ONE_THEN_STALE,
     runs("z0", "z1", "ok"): "0+10x4 50x55",
     runs("z0", "z1", "timeout"): "0x4 0+10x55",
-    # Old for half an hour, then a guess.
+    # Stale for half an hour, then inferred.
     basis("measured"): "1x9 0x50",
     basis("mirrored"): "1x9 0x50",
     **{latency(*pair): "0.002x9 stale" for pair in PAIRS},
@@ -131,110 +143,116 @@ ZONE_BLIND: Series = {
     **{latency(*pair, "inferred"): "_x41 0.002x19" for pair in PAIRS},
 }
 NO_AGENTS: Series = {
-    **ended(AGENT_SERIES),
-    **{agent(node): "1x4 0x55" for node in AGENTS},
+    **end_series(AGENT_SERIES),
+    **{agent(node): ONE_THEN_ZERO for node in ZONE_BY_NODE},
     basis("measured"): "1x9 0x50",
     **{latency(*pair): "0.002x9 stale" for pair in PAIRS},
     **{latency(*pair, "stale"): "_x10 0.002x30 stale" for pair in PAIRS},
     basis("absent"): "0x40 2x19",
 }
-CUT: Series = {
+UNREACHABLE: Series = {
     **{runs(*pair, "ok"): "0+10x4 50x55" for pair in PAIRS},
     **{runs(*pair, "timeout"): "0x4 0+10x55" for pair in PAIRS},
-    **{latency(*pair): ENDS for pair in PAIRS},
+    **{latency(*pair): ONE_THEN_STALE for pair in PAIRS},
     **{cost(*pair): "2x4 101x55" for pair in PAIRS},
-    basis("measured"): "1x4 0x55",
-    basis("mirrored"): "1x4 0x55",
+    basis("measured"): ONE_THEN_ZERO,
+    basis("mirrored"): ONE_THEN_ZERO,
     basis("unreachable"): "0x4 2x55",
 }
 ABSENT: Series = {
     basis("absent"): "2x60",
-    basis("measured"): NEVER,
-    basis("mirrored"): NEVER,
+    basis("measured"): ZERO,
+    basis("mirrored"): ZERO,
     **{metric(*pair): None for pair in PAIRS for metric in (cost, latency)},
     **{runs(*pair, "ok"): None for pair in PAIRS},
 }
 LEFT_OUT = 'netaware_probe_plan_left_out{reason="no-zone"}'
 REFUSED = 'netaware_results_refused_keys{topology="s/nt", reason="unplanned"}'
-NEW_VERSION_ROLLS: Series = {agent("n2"): "1x4 0x3 1x52"}
-# Pods that the gate releases by itself in its time.
-RELEASED: Series = {"netaware_gated_pods": "0x4 11x3 0x52"}
+UPGRADE_OF_AGENT: Series = {agent("n2"): "1x4 0x3 1x52"}
+GATES_THAT_OPEN: Series = {"netaware_gated_pods": "0x4 11x3 0x52"}
 
 SERIES_BY_SITUATION: Mapping[str, Series] = {
     "a cluster without netaware": dict.fromkeys(HEALTHY),
-    "the controller is frozen": NO_LEADER,
-    "the controller is gone": NO_POD,
-    "the controller's image cannot be pulled": NO_POD,
-    "the scheduler crashes": {kube_scheduler("1"): "1x4 0x55"},
-    "the extender does not answer": {**ended(EXTENDER_SERIES), up("netaware-scheduler", "s1"): "1x4 0x55"},
+    "the controller hangs": NO_LEADER,
+    "the controller has no pod": NO_CONTROLLER_POD,
+    "the controller's image cannot be pulled": NO_CONTROLLER_POD,
+    "the scheduler crashes": {kube_scheduler("1"): ONE_THEN_ZERO},
+    "the extender does not answer": {**end_series(EXTENDER_SERIES), up("netaware-scheduler", "s1"): ONE_THEN_ZERO},
     "the scheduler has no node to run on": {
-        **ended(EXTENDER_SERIES),
-        up("netaware-scheduler", "s1"): ENDS,
-        kube_scheduler("1"): ENDS,
+        **end_series(EXTENDER_SERIES),
+        up("netaware-scheduler", "s1"): ONE_THEN_STALE,
+        kube_scheduler("1"): ONE_THEN_STALE,
     },
-    "one agent is dead": ONE_AGENT,
-    "both agents of a zone are frozen": ZONE_BLIND,
+    "one agent has failed": ONE_AGENT_DOWN,
+    "both agents of a zone hang": ZONE_WITHOUT_AGENT,
     "no agent runs anywhere": NO_AGENTS,
-    "the path between two zones is cut": CUT,
+    "two zones cannot reach each other": UNREACHABLE,
     "a pair was never measured": ABSENT,
     "there is no probe plan": ABSENT,
-    "the NetworkTopology was deleted": ended({name: v for name, v in LEADER_SERIES.items() if "topology=" in name}),
+    "the NetworkTopology was deleted": end_series(
+        {name: v for name, v in LEADER_SERIES.items() if "topology=" in name}
+    ),
     "nodes without a zone label": {LEFT_OUT: "0x4 2x55"},
-    "a costPolicy that makes no sense": {},
-    "results that no plan asks for": {REFUSED: "0x4 3x55"},
-    "old measurements": {latency("z0", "z1"): ENDS, latency("z0", "z1", "stale"): "_x5 0.002x55"},
-    "dependencies in a circle": {'netaware_appgroup_cycles{appgroup="web/shop"}': BEGINS},
-    "dependencies that cost too much": {
-        'netaware_appgroup_dependencies{appgroup="web/shop", verdict="violated"}': BEGINS,
-        'netaware_appgroup_dependencies{appgroup="web/shop", verdict="met"}': "1x4 0x55",
+    "an inconsistent costPolicy": {},
+    "unplanned results": {REFUSED: "0x4 3x55"},
+    "old measurements": {latency("z0", "z1"): ONE_THEN_STALE, latency("z0", "z1", "stale"): "_x5 0.002x55"},
+    "a cycle of dependencies": {'netaware_appgroup_cycles{appgroup="web/shop"}': ZERO_THEN_ONE},
+    "violated dependencies": {
+        'netaware_appgroup_dependencies{appgroup="web/shop", verdict="violated"}': ZERO_THEN_ONE,
+        'netaware_appgroup_dependencies{appgroup="web/shop", verdict="met"}': ONE_THEN_ZERO,
     },
-    "a workload label that is wrong": RELEASED,
-    "an AppGroup that does not exist": RELEASED,
-    "pods that wait at our gate for ten minutes": {
+    "a wrong workload label": GATES_THAT_OPEN,
+    "an AppGroup that does not exist": GATES_THAT_OPEN,
+    "pods gated for ten minutes": {
         "netaware_gated_pods": "0x4 11x55",
         'netaware_gate_releases_total{cause="turn"}': "50x60",
     },
-    "no bandwidth left": {f'netaware_node_bandwidth_known{{node="{node}"}}': NEVER for node in AGENTS},
+    "no node has enough bandwidth": {f'netaware_node_bandwidth_known{{node="{node}"}}': ZERO for node in ZONE_BY_NODE},
 }
 """Name of a situation -> the series that it changes; a situation that is not here changes none."""
 FURTHER_ALERTS: Mapping[str, set[str]] = {
     # An alert cannot distinguish a program that is not installed from one that is down.
     "a cluster without netaware": {"NetawareNoLeader"},
-    # The scheduler's words do not say whether bandwidth is used up or was never known; here it was never known.
-    "no bandwidth left": {"NetawareCapacityUnknown"},
+    # The scheduler's message does not tell whether bandwidth is used up or unknown; here it is unknown.
+    "no node has enough bandwidth": {"NetawareCapacityUnknown"},
 }
 FAILING = 'netaware_probe_results_writes_total{job="agent", instance="n0", outcome="failed"}'
 SERIES_BY_ALERT: Mapping[str, Series] = {
-    "NetawareMultipleLeaders": {'netaware_leader{instance="c2"}': BEGINS},
-    "NetawareApiWritesFailing": {FAILING: COUNTS},
-    "NetawareProbeSecretRefused": {'netaware_probe_secret_refused{instance="n0"}': BEGINS},
-    "NetawareZonePairUnmeasured": {latency("z0", "z1"): ENDS, latency("z0", "z1", "inferred"): "_x5 0.002x55"},
+    "NetawareMultipleLeaders": {'netaware_leader{instance="c2"}': ZERO_THEN_ONE},
+    "NetawareApiWritesFailing": {FAILING: RISING},
+    "NetawareProbeSecretRefused": {'netaware_probe_secret_refused{instance="n0"}': ZERO_THEN_ONE},
+    "NetawareZonePairUnmeasured": {
+        latency("z0", "z1"): ONE_THEN_STALE,
+        latency("z0", "z1", "inferred"): "_x5 0.002x55",
+    },
     "NetawareProbesFailing": {
         runs("z0", "z1", "ok"): "0+10x4 50x55",
         runs("z0", "z1", "too-few-samples"): "0x4 0+10x55",
     },
-    "NetawareSamplesUntrusted": {pair_series("netaware_probe_sample_trusted", "z0", "z1"): "1x4 0x55"},
+    "NetawareSamplesUntrusted": {pair_series("netaware_probe_sample_trusted", "z0", "z1"): ONE_THEN_ZERO},
     "NetawarePathLossy": {pair_series("netaware_probe_loss_ratio", "z0", "z1"): "0x4 0.1x55"},
     "NetawareLatencyRegression": {
-        pair_series("netaware_probe_latency_seconds", "z0", "z1", ', quantile="0.5"'): "0.002x30 0.02x29"
+        pair_series("netaware_probe_latency_seconds", "z0", "z1", quantile="0.5"): "0.002x30 0.02x29"
     },
     "NetawareLimitNotEnforced": {
-        'netaware_pod_bandwidth_verdict{namespace="web", pod="p", direction="egress", verdict="enforced"}': ENDS,
-        'netaware_pod_bandwidth_verdict{namespace="web", pod="p", direction="egress", verdict="wrong-rate"}': BEGINS,
+        'netaware_pod_bandwidth_verdict{namespace="web", pod="p", direction="egress", verdict="enforced"}': ONE_THEN_STALE,
+        'netaware_pod_bandwidth_verdict{namespace="web", pod="p", direction="egress", verdict="wrong-rate"}': ZERO_THEN_ONE,
     },
     "NetawareBandwidthOvercommitted": {
-        'netaware_bandwidth_capacity_bytes_per_second{topology="s/nt", level="zone", origin="z0", destination="z1"}': WELL,
+        'netaware_bandwidth_capacity_bytes_per_second{topology="s/nt", level="zone", origin="z0", destination="z1"}': ONE,
         'netaware_bandwidth_allocated_bytes_per_second{topology="s/nt", level="zone", origin="z0", destination="z1"}': "0x4 2x55",
     },
     "NetawareNodeNetworkSaturated": {'netaware_node_network_transmit_bytes_total{node="n0"}': "0+6x4 24+57x55"},
-    "NetawareTrafficDrift": {'netaware_appgroup_traffic_drift{namespace="web", appgroup="shop", kind="new"}': BEGINS},
-    "NetawareExtenderErrors": {'netaware_extender_errors_total{instance="s1", verb="filter", status="400"}': COUNTS},
+    "NetawareTrafficDrift": {
+        'netaware_appgroup_traffic_drift{namespace="web", appgroup="shop", kind="new"}': ZERO_THEN_ONE
+    },
+    "NetawareExtenderErrors": {'netaware_extender_errors_total{instance="s1", verb="filter", status="400"}': RISING},
     "NetawareExtenderSlow": {
         'netaware_extender_duration_seconds_bucket{instance="s1", verb="filter", le="0.01"}': "0x60",
-        'netaware_extender_duration_seconds_bucket{instance="s1", verb="filter", le="1"}': COUNTS,
+        'netaware_extender_duration_seconds_bucket{instance="s1", verb="filter", le="1"}': RISING,
     },
-    "NetawareEvictionsFailing": {'netaware_descheduler_evictions_total{result="forbidden"}': COUNTS},
-    "NetawareDeschedulerStopped": {'netaware_descheduler_stopped{strategy="LowNodeLoad"}': BEGINS},
+    "NetawareEvictionsFailing": {'netaware_descheduler_evictions_total{result="forbidden"}': RISING},
+    "NetawareDeschedulerStopped": {'netaware_descheduler_stopped{strategy="LowNodeLoad"}': ZERO_THEN_ONE},
 }
 """Alert without a finding, because it needs a history -> series that make it fire."""
 EVER_FIRED = 'group by (alertname) (max_over_time(ALERTS{alertstate="firing"}[1h]))'
@@ -254,12 +272,11 @@ def make_case(name: str, series: Series, alerts: set[str]) -> dict[str, Any]:
 def test_each_alert_fires_for_its_situation_and_for_no_other(
     prometheus_programs: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    names = {situation.name for situation in SITUATIONS}
-    assert SERIES_BY_SITUATION.keys() | FURTHER_ALERTS.keys() <= names
+    assert SERIES_BY_SITUATION.keys() | FURTHER_ALERTS.keys() <= {situation.name for situation in SITUATIONS}
     alerts_by_situation = {
         s.name: {f.alert for f in diagnose(s.facts)} - {""} | FURTHER_ALERTS.get(s.name, set()) for s in SITUATIONS
     }
-    cases = [make_case("all is well", {}, set()), make_case("agents are upgraded", NEW_VERSION_ROLLS, set())]
+    cases = [make_case("a healthy cluster", {}, set()), make_case("agents are upgraded", UPGRADE_OF_AGENT, set())]
     cases += [make_case(n, SERIES_BY_SITUATION.get(n, {}), alerts) for n, alerts in alerts_by_situation.items()]
     cases += [make_case(alert, series, {alert}) for alert, series in SERIES_BY_ALERT.items()]
     assert set().union(*alerts_by_situation.values()) | SERIES_BY_ALERT.keys() == ALERTS

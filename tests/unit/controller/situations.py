@@ -82,13 +82,13 @@ SITUATIONS: tuple[Situation, ...] = (
         Facts(NOW_S, ControlPlaneStatus(is_installed=False)),
     ),
     Situation(
-        "the controller is frozen",
+        "the controller hangs",
         "no-leader",
         "rollout restart deployment/netaware-controller",
         facts(control_plane=status(lease=LeaseStatus("a", NOW_S - 32)), pods=gated_pods()),
     ),
     Situation(
-        "the controller is gone",
+        "the controller has no pod",
         "controller-down",
         "scale deployment/netaware-controller",
         facts(control_plane=no_pods("controller"), pods=gated_pods()),
@@ -127,7 +127,7 @@ SITUATIONS: tuple[Situation, ...] = (
             )
         ),
     ),
-    Situation("one agent is dead", "agents-down", "spec.nodeName=n1", facts(agents=agents(n1=DOWN))),
+    Situation("one agent has failed", "agents-down", "spec.nodeName=n1", facts(agents=agents(n1=DOWN))),
     Situation(
         "one agent cannot read its passphrase",
         "agents-impaired",
@@ -135,7 +135,7 @@ SITUATIONS: tuple[Situation, ...] = (
         facts(agents=agents(n1={"reason": "the passphrase cannot be read"})),
     ),
     Situation(
-        "both agents of a zone are frozen",
+        "both agents of a zone hang",
         "zone-without-agent",
         "spec.nodeName=n1",
         facts(agents=agents(n1=SILENT, n3=SILENT), network=network(inferred=(("z0", "z1"),))),
@@ -147,7 +147,7 @@ SITUATIONS: tuple[Situation, ...] = (
         facts(agents=agents(n0=DOWN, n1=DOWN, n2=DOWN, n3=DOWN)),
     ),
     Situation(
-        "the path between two zones is cut",
+        "two zones cannot reach each other",
         "zones-unreachable",
         "12865",
         facts(unreachable_pairs=(("z0", "z1"), ("z1", "z0")), network=network(inferred=(("z0", "z1"),))),
@@ -179,13 +179,13 @@ SITUATIONS: tuple[Situation, ...] = (
         ),
     ),
     Situation(
-        "a costPolicy that makes no sense",
+        "an inconsistent costPolicy",
         "topology-BadCostPolicy",
         '"costPolicy":{"expireAfterS":null,"staleAfterS":null}',
         topology_facts("InputValid", "False", "BadCostPolicy", "costPolicy.expireAfterS: is below staleAfterS"),
     ),
     Situation(
-        "results that no plan asks for",
+        "unplanned results",
         "topology-UnplannedResults",
         "logs daemonset/netaware-agent",
         topology_facts("OutlierNodes", "True", "UnplannedResults", "results of pairs that no plan names come from n9"),
@@ -204,17 +204,17 @@ SITUATIONS: tuple[Situation, ...] = (
         "kubectl netaware costs",
         topology_facts("Measured", "False", "MeasurementsOld", "2 keep their last good value, oldest z0->z1"),
     ),
-    bad_spec("a dependency on a workload that is not there", "spec-UnknownDependency", workloads=[NO_CALLEE]),
+    bad_spec("a dependency on a missing workload", "spec-UnknownDependency", workloads=[NO_CALLEE]),
     bad_spec("two workloads with one selector", "spec-DuplicateSelector", workloads=[FRONT_WORKLOAD, SAME_SELECTOR]),
     bad_spec(
-        "a bandwidth that is not a quantity",
+        "a malformed minBandwidth",
         "spec-BadBandwidth",
         workloads=[BAD_BANDWIDTH, {"workload": {"selector": "cart"}}],
     ),
-    bad_spec("dependencies in a circle", "dependency-cycle", workloads=[A_TO_B, B_TO_A]),
+    bad_spec("a cycle of dependencies", "dependency-cycle", workloads=[A_TO_B, B_TO_A]),
     bad_spec("an unknown algorithm", "spec-UnknownAlgorithm", topologySortingAlgorithm="Bogo"),
     Situation(
-        "a quota keeps pods from being made",
+        "a quota prevents the creation of pods",
         "members-missing",
         "reason=FailedCreate",
         facts(
@@ -223,7 +223,7 @@ SITUATIONS: tuple[Situation, ...] = (
         ),
     ),
     Situation(
-        "a namespace that does not let the group in",
+        "a namespace without consent",
         "namespace-not-admitted",
         "kubectl label namespace other",
         facts(
@@ -231,7 +231,7 @@ SITUATIONS: tuple[Situation, ...] = (
         ),
     ),
     failed_condition(
-        "dependencies that cost too much",
+        "violated dependencies",
         "costs-violated",
         "graph shop -n web",
         "CostsMet",
@@ -239,7 +239,7 @@ SITUATIONS: tuple[Situation, ...] = (
         "front to cart costs 40, at most 5 (z0 to z1)",
     ),
     failed_condition(
-        "replicas that one zone's loss would stop",
+        "all replicas in one zone",
         "not-balanced",
         "graph shop -n web",
         "Balanced",
@@ -247,7 +247,7 @@ SITUATIONS: tuple[Situation, ...] = (
         "all 2 replicas of cart are in z0",
     ),
     Situation(
-        "a workload label that is wrong",
+        "a wrong workload label",
         "unknown-workload",
         "appgroup.diktyo.x-k8s.io.workload",
         facts(pods=gated_pods(workload="wrong")),
@@ -259,13 +259,13 @@ SITUATIONS: tuple[Situation, ...] = (
         facts(pods=(pod(group="nope", gates=(GATE,)),)),
     ),
     Situation(
-        "running pods whose workload label is wrong",
+        "running pods with a wrong workload label",
         "unknown-workload",
         "edit deployment front",
         facts(pods=tuple(pod(f"front-{i}", workload="wrong", node="n1", owner=OWNER) for i in range(3))),
     ),
     Situation(
-        "running pods whose AppGroup is gone",
+        "running pods of a deleted AppGroup",
         "unknown-workload",
         "edit deployment front",
         facts(groups=(), pods=(pod(node="n1", owner=OWNER, group_key=""),)),
@@ -277,19 +277,19 @@ SITUATIONS: tuple[Situation, ...] = (
         facts(pods=(pod(node="n1"), pod("front-2", scheduler="default-scheduler", node="n2"))),
     ),
     Situation(
-        "a scheduler's name that no scheduler has",
+        "a schedulerName of no scheduler",
         "no-scheduler",
         "schedulerName: network-aware-scheduler",
         facts(pods=(pod(scheduler="network-aware-schedular", created_s=NOW_S - 300),)),
     ),
     Situation(
-        "pods that wait at our gate for ten minutes",
+        "pods gated for ten minutes",
         "gated-too-long",
         "describe appgroup shop",
         facts(pods=gated_pods(created_s=NOW_S - 700)),
     ),
     no_node(
-        "no node has room",
+        "all nodes are full",
         "capacity",
         "Allocated resources",
         "3 Insufficient cpu, 1 node(s) had untolerated taint {a: }. preemption: 0/4 nodes are available: 1 Preemption is not helpful for scheduling, 3 No preemption victims found",
@@ -316,7 +316,7 @@ SITUATIONS: tuple[Situation, ...] = (
         nodes=CORDONED,
     ),
     no_node(
-        "a node selector that fits nothing",
+        "a node selector that matches no node",
         "selector",
         "correct nodeSelector",
         "4 node(s) didn't match Pod's node affinity/selector.",
@@ -328,11 +328,9 @@ SITUATIONS: tuple[Situation, ...] = (
         "kubectl -n web get pvc",
         "1 Insufficient memory, 3 node(s) had volume node affinity conflict.",
     ),
-    no_node(
-        "a claim that is not bound", "claim", "get storageclass", "pod has unbound immediate PersistentVolumeClaims."
-    ),
+    no_node("an unbound claim", "claim", "get storageclass", "pod has unbound immediate PersistentVolumeClaims."),
     Situation(
-        "limits that the network cannot keep",
+        "a maxNetworkCost that no node meets",
         "no-node-max-cost",
         "kubectl netaware costs",
         stuck_facts(
@@ -340,10 +338,13 @@ SITUATIONS: tuple[Situation, ...] = (
         ),
     ),
     no_node(
-        "no bandwidth left", "bandwidth", "kubectl netaware bandwidth", "4 Insufficient network.aware.com/bandwidth."
+        "no node has enough bandwidth",
+        "bandwidth",
+        "kubectl netaware bandwidth",
+        "4 Insufficient network.aware.com/bandwidth.",
     ),
     no_node(
-        "host ports that are taken",
+        "host ports in use",
         "ports",
         "get pod front-1",
         "4 node(s) didn't have free ports for the requested pod ports.",
