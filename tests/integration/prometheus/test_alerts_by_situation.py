@@ -62,31 +62,29 @@ def runs(origin: str, destination: str, outcome: str) -> str:
 
 
 def basis(name: str) -> str:
-    return f'netaware_zone_pairs{{topology="s/nt", basis="{name}"}}'
+    return format_series("netaware_zone_pairs", topology="s/nt", basis=name)
 
 
 def cost(origin: str, destination: str) -> str:
-    return f'netaware_network_cost{{topology="s/nt", level="zone", origin="{origin}", destination="{destination}"}}'
+    labels = {"topology": "s/nt", "level": "zone", "origin": origin, "destination": destination}
+    return format_series("netaware_network_cost", **labels)
 
 
 def latency(origin: str, destination: str, basis: str = "measured") -> str:
-    zones = f'origin="{origin}", destination="{destination}"'
-    return f'netaware_zone_latency_seconds{{topology="s/nt", {zones}, basis="{basis}"}}'
+    labels = {"topology": "s/nt", "origin": origin, "destination": destination, "basis": basis}
+    return format_series("netaware_zone_latency_seconds", **labels)
 
 
-DIRECTIONS = ("transmit", "receive")
+def node_series(metric: str, node: str) -> str:
+    return format_series(f"netaware_node_{metric}", node=node)
+
+
 AGENT_SERIES = {
     **{agent(node): ONE for node in ZONE_BY_NODE},
-    **{f'netaware_node_bandwidth_known{{node="{node}"}}': ONE for node in ZONE_BY_NODE},
-    **{
-        f'netaware_node_bandwidth_capacity_bytes_per_second{{node="{node}", source="flag"}}': "1x60"
-        for node in ZONE_BY_NODE
-    },
-    **{
-        f'netaware_node_network_{direction}_bytes_total{{node="{node}"}}': "0+6x60"
-        for node in ZONE_BY_NODE
-        for direction in DIRECTIONS
-    },
+    **{node_series("bandwidth_known", node): ONE for node in ZONE_BY_NODE},
+    **{node_series("bandwidth_capacity_bytes_per_second", node): ONE for node in ZONE_BY_NODE},
+    **{node_series("network_transmit_bytes_total", node): "0+6x60" for node in ZONE_BY_NODE},
+    **{node_series("network_receive_bytes_total", node): "0+6x60" for node in ZONE_BY_NODE},
     **{runs(*pair, "ok"): RISING for pair in PAIRS},
     **{pair_series("netaware_probe_sample_trusted", *pair): ONE for pair in PAIRS},
     **{pair_series("netaware_probe_latency_seconds", *pair, quantile="0.5"): "0.002x60" for pair in PAIRS},
@@ -207,7 +205,7 @@ SERIES_BY_SITUATION: Mapping[str, Series] = {
         "netaware_gated_pods": "0x4 11x55",
         'netaware_gate_releases_total{cause="turn"}': "50x60",
     },
-    "no node has enough bandwidth": {f'netaware_node_bandwidth_known{{node="{node}"}}': ZERO for node in ZONE_BY_NODE},
+    "no node has enough bandwidth": {node_series("bandwidth_known", node): ZERO for node in ZONE_BY_NODE},
 }
 """Name of a situation -> the series that it changes; a situation that is not here changes none."""
 FURTHER_ALERTS: Mapping[str, set[str]] = {

@@ -25,10 +25,6 @@ def write_config(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
-def test_without_a_file_the_defaults_are_used() -> None:
-    assert load_config(None) == ControllerConfiguration()
-
-
 def test_every_section_is_read(tmp_path: Path) -> None:
     text = HEAD + (
         "namespace: net\nlisten: 127.0.0.1:1\nlogFormat: json\n"
@@ -50,7 +46,6 @@ def test_every_section_is_read(tmp_path: Path) -> None:
     ("text", "field"),
     [
         ("", "apiVersion"),
-        ("apiVersion: v1\nkind: ControllerConfiguration", "apiVersion"),
         ("apiVersion: netaware.io/v1alpha1\nkind: Pod", "kind"),
         ("- a", "--config"),
         ("a: [", "--config"),
@@ -62,8 +57,6 @@ def test_every_section_is_read(tmp_path: Path) -> None:
         (HEAD + "topology: {probing: {interval: 5}}", "topology.probing.interval"),
         (HEAD + "topology: {probing: {intervalS: 0}}", "topology.probing.intervalS"),
         (HEAD + "topology: {probing: {extraTests: [TCP_RR]}}", "topology.probing.extraTests"),
-        (HEAD + "topology: {probing: {durationS: 0}}", "topology.probing.durationS"),
-        (HEAD + "topology: {probing: {port: 70000}}", "topology.probing.port"),
         (HEAD + "topology: {probing: {test: TCP_STREAM2}}", "topology.probing.test"),
         (HEAD + "topology: {costPolicy: {unitUs: -1}}", "topology.costPolicy.unitUs"),
         (HEAD + "topology: {costPolicy: {units: 1}}", "topology.costPolicy"),
