@@ -77,7 +77,7 @@ def evaluate_moves(
         else:
             moves_with_outcome.append((pending, outcome))
     history = msgspec.structs.replace(history, pending_moves=tuple(still_pending))
-    evaluated: list[EvaluatedMove] = []
+    evaluated_moves: list[EvaluatedMove] = []
     failed_workloads: set[str] = set()
     for pending, outcome in moves_with_outcome:
         workload, is_ineffective = pending.move.workload, outcome in INEFFECTIVE_OUTCOMES
@@ -96,9 +96,9 @@ def evaluate_moves(
         elif outcome == "helped":
             history = _clear_failures(history, workload, now)
         # The workload has no back-off if `MAX_BACKOFFS` was exceeded.
-        running = history.active_backoff(workload, now) if is_ineffective else None
-        evaluated.append(EvaluatedMove(pending, outcome, running.until_s - now if running else 0.0))
-    return drop_expired(history, limits, now), evaluated
+        backoff = history.active_backoff(workload, now) if is_ineffective else None
+        evaluated_moves.append(EvaluatedMove(pending, outcome, backoff.until_s - now if backoff else 0.0))
+    return drop_expired(history, limits, now), evaluated_moves
 
 
 def _clear_failures(history: History, workload: str, now: float) -> History:
@@ -118,10 +118,10 @@ def _back_off_replica(history: History, uid: str, outcome: MoveOutcome, now: flo
 
 
 def _claim_replacement_uid(pending: PendingMove, snapshot: DeschedulerSnapshot, claimed_uids: set[str]) -> str:
-    """The uid of the claimed replacement; without one, claim the oldest new pod, which has no node. Empty if there is none."""
+    """The uid of the replacement; if none is bound, claim the oldest new pod, which waits for a node. Empty if there is no new pod."""
     uid = pending.replacement_uid
-    if not uid and (unscheduled := _new_pods(pending, snapshot, claimed_uids)):
-        uid = min(unscheduled, key=lambda pod: pod.created_s).uid
+    if not uid and (waiting_pods := _new_pods(pending, snapshot, claimed_uids)):
+        uid = min(waiting_pods, key=lambda pod: pod.created_s).uid
         claimed_uids.add(uid)
     return uid
 
@@ -133,14 +133,13 @@ def _claim_bound_replacement(
 
     If a replacement is deleted before the evaluation, its successor is claimed, because it needs a back-off too.
     """
-    current = snapshot.pods.by_key.get(pending.replacement_pod)
-    is_gone = current is None or not current.is_active or current.uid != pending.replacement_uid
-    if pending.replacement_node and not is_gone:
+    claimed_pod = snapshot.pods.by_key.get(pending.replacement_pod)
+    if claimed_pod is not None and claimed_pod.is_active and claimed_pod.uid == pending.replacement_uid:
         return pending
     node, target = pending.move.node, pending.move.target
-    bound = [pod for pod in _new_pods(pending, snapshot, claimed_uids) if pod.node]
+    bound_pods = [pod for pod in _new_pods(pending, snapshot, claimed_uids) if pod.node]
     # A scale-out may add new pods as well: prefer the one on the target, then one on another node.
-    replacement = min(bound, key=lambda p: (p.node != target, p.node == node, p.created_s, p.key), default=None)
+    replacement = min(bound_pods, key=lambda p: (p.node != target, p.node == node, p.created_s, p.key), default=None)
     if replacement is None:
         return pending
     claimed_uids.add(replacement.uid)
@@ -182,10 +181,10 @@ def _find_outcome(
 
 
 def _find_load_outcome(pending: PendingMove, snapshot: DeschedulerSnapshot, *, may_wait: bool) -> MoveOutcome | None:
-    existing = [name for name in (pending.move.node, pending.replacement_node) if name in snapshot.nodes]
-    usages = [snapshot.usage.by_node.get(name, {}) for name in existing]
+    """The outcome of a move of LowNodeLoad; None while usage is missing, if the evaluation may still wait for it."""
+    node_names = [name for name in (pending.move.node, pending.replacement_node) if name in snapshot.nodes]
+    usages = [snapshot.usage.by_node.get(name, {}) for name in node_names]
     if any(resource not in usage for usage in usages for resource in pending.usage_percent_before):
-        # Missing usage does not show that the move helped.
         return None if may_wait else "unknown"
     if not _is_relieved(pending, snapshot):
         return "node-still-overutilized"
@@ -209,7 +208,7 @@ def _find_outcome_without_replacement(
 
 
 def _is_in_other_zone(pending: PendingMove, snapshot: DeschedulerSnapshot) -> bool:
-    """Whether the replacement is in another zone; also true if a node is gone."""
+    """Whether the replacement is in another zone than the move's old node; also true if a node is gone."""
     location_index, node = snapshot.network.location_index, pending.move.node
     return node not in location_index or location_index[node] != location_index.get(pending.replacement_node)
 

@@ -112,7 +112,7 @@ class Descheduler:
         """Run one round.
 
         Raises:
-            KubekitError: taints or history were not written, or this replica no longer leads; moves were recorded before evictions.
+            KubekitError: taints or history were not written, or this replica no longer leads. A recorded move may not be evicted yet.
         """
         batch = await self._read_usage()
         now = self._wall()
@@ -217,8 +217,10 @@ class Descheduler:
             if is_stopped:
                 self._history = remove_move(self._history, pending)
                 continue
-            why = self._outdated_reason(pending.move)
-            result = EvictionResult("gone", why) if why else await evict(self._client, pending.move, dry_run=dry_run)
+            if reason := self._outdated_reason(pending.move):
+                result = EvictionResult("gone", reason)
+            else:
+                result = await evict(self._client, pending.move, dry_run=dry_run)
             self._record_result(pending, result)
             is_stopped = result.stops_evictions
         await self._history_store.save(self._history)
