@@ -39,18 +39,18 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 
 
-def administrator(plane: ControlPlane) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_administrator(plane: ControlPlane) -> tuple[dict[str, Any], dict[str, Any]]:
     """Cluster and user of the lab's kubeconfig, with files inlined."""
     document = yaml.safe_load(plane.kubeconfig.read_text())
-    found = []
+    inlined: list[dict[str, Any]] = []
     for values in (document["clusters"][0]["cluster"], document["users"][0]["user"]):
         inline = dict(values)
         for name in ("certificate-authority", "client-certificate", "client-key"):
             if name in inline:
                 content = (plane.kubeconfig.parent / inline.pop(name)).read_bytes()
                 inline[f"{name}-data"] = base64.b64encode(content).decode()
-        found.append(inline)
-    return found[0], found[1]
+        inlined.append(inline)
+    return inlined[0], inlined[1]
 
 
 def write_kubeconfig(folder: Path, cluster: dict[str, Any], user: dict[str, Any]) -> str:
@@ -66,16 +66,16 @@ def write_kubeconfig(folder: Path, cluster: dict[str, Any], user: dict[str, Any]
     return str(folder / "config")
 
 
-def plugin(folder: Path, style: str = "v1") -> dict[str, Any]:
+def plugin_user(folder: Path, style: str = "v1") -> dict[str, Any]:
     return {"exec": {"command": sys.executable, "args": [str(PLUGIN), str(folder)], **STYLES[style]}}
 
 
-def answer(folder: Path, expires_in_s: float = 3600, **status: str) -> None:
+def set_plugin_status(folder: Path, expires_in_s: float = 3600, **status: str) -> None:
     at = (datetime.now(UTC) + timedelta(seconds=expires_in_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
     (folder / "status.json").write_text(json.dumps({"expirationTimestamp": at, **status}))
 
 
-def calls(folder: Path) -> int:
+def count_plugin_calls(folder: Path) -> int:
     return len((folder / "calls").read_text().splitlines())
 
 
@@ -88,73 +88,75 @@ async def who_am_i(client: Client) -> str:
 async def test_a_plugins_token_logs_in_and_is_replaced_when_it_expires(
     control_plane: ControlPlane, client: Client, namespace: str, tmp_path: Path, style: str
 ) -> None:
-    cluster, _ = administrator(control_plane)
-    answer(tmp_path, expires_in_s=12, token=await request_token(client, namespace))
-    async with Client(find_cluster_config(write_kubeconfig(tmp_path, cluster, plugin(tmp_path, style)))) as ours:
-        assert calls(tmp_path) == 1
-        # The package takes a token for expired some minutes before: the next request gets a new one, and keeps it.
-        answer(tmp_path, token=await request_token(client, namespace))
+    cluster, _ = read_administrator(control_plane)
+    set_plugin_status(tmp_path, expires_in_s=12, token=await request_token(client, namespace))
+    async with Client(
+        find_cluster_config(write_kubeconfig(tmp_path, cluster, plugin_user(tmp_path, style)))
+    ) as user_client:
+        assert count_plugin_calls(tmp_path) == 1
+        # The package kubernetes replaces a token some minutes before it expires: the next request gets a new one, and keeps it.
+        set_plugin_status(tmp_path, token=await request_token(client, namespace))
         for _ in range(3):
-            assert await who_am_i(ours) == f"system:serviceaccount:{namespace}:default"
-    assert calls(tmp_path) == 2
+            assert await who_am_i(user_client) == f"system:serviceaccount:{namespace}:default"
+    assert count_plugin_calls(tmp_path) == 2
 
 
 async def test_a_revoked_token_is_replaced_in_the_same_request_and_a_failed_plugin_is_reported(
     control_plane: ControlPlane, client: Client, namespace: str, tmp_path: Path
 ) -> None:
-    cluster, _ = administrator(control_plane)
-    answer(tmp_path, token="revoked")
-    async with Client(find_cluster_config(write_kubeconfig(tmp_path, cluster, plugin(tmp_path)))) as ours:
+    cluster, _ = read_administrator(control_plane)
+    set_plugin_status(tmp_path, token="revoked")
+    async with Client(find_cluster_config(write_kubeconfig(tmp_path, cluster, plugin_user(tmp_path)))) as user_client:
         with pytest.raises(ApiError, match="401"):
-            await who_am_i(ours)
-        answer(tmp_path, token=await request_token(client, namespace))
-        assert await who_am_i(ours) == f"system:serviceaccount:{namespace}:default"
+            await who_am_i(user_client)
+        set_plugin_status(tmp_path, token=await request_token(client, namespace))
+        assert await who_am_i(user_client) == f"system:serviceaccount:{namespace}:default"
     (tmp_path / "fails").touch()
     with pytest.raises(CredentialError, match="no session: log in first"):
-        find_cluster_config(write_kubeconfig(tmp_path, cluster, plugin(tmp_path)))
+        find_cluster_config(write_kubeconfig(tmp_path, cluster, plugin_user(tmp_path)))
 
 
 async def test_a_plugins_certificate_logs_in_also_for_watches(
     control_plane: ControlPlane, client: Client, namespace: str, tmp_path: Path
 ) -> None:
-    cluster, user = administrator(control_plane)
+    cluster, user = read_administrator(control_plane)
     certificate, key = (base64.b64decode(user[f"client-{part}-data"]).decode() for part in ("certificate", "key"))
-    answer(tmp_path, clientCertificateData=certificate, clientKeyData=key)
-    async with Client(find_cluster_config(write_kubeconfig(tmp_path, cluster, plugin(tmp_path)))) as ours:
-        assert await who_am_i(ours) == await who_am_i(client)
-        await ours.list(NODES, Node)
-        async with ours.watch(CONFIGMAPS, "0", namespace=namespace) as events:
+    set_plugin_status(tmp_path, clientCertificateData=certificate, clientKeyData=key)
+    async with Client(find_cluster_config(write_kubeconfig(tmp_path, cluster, plugin_user(tmp_path)))) as user_client:
+        assert await who_am_i(user_client) == await who_am_i(client)
+        await user_client.list(NODES, Node)
+        async with user_client.watch(CONFIGMAPS, "0", namespace=namespace) as events:
             assert (await anext(events)).type == "ADDED"
-    assert calls(tmp_path) == 1
+    assert count_plugin_calls(tmp_path) == 1
 
 
 async def test_an_oidc_token_a_token_file_and_a_certificate_log_in(
     control_plane: ControlPlane, client: Client, namespace: str, tmp_path: Path
 ) -> None:
-    cluster, user = administrator(control_plane)
+    cluster, user = read_administrator(control_plane)
     token = await request_token(client, namespace)
     (tmp_path / "token").write_text(token)
     account = f"system:serviceaccount:{namespace}:default"
     oidc = {"auth-provider": {"name": "oidc", "config": {"id-token": token}}}
     for values, name in ((oidc, account), ({"tokenFile": "token"}, account), (user, await who_am_i(client))):
-        async with Client(find_cluster_config(write_kubeconfig(tmp_path, cluster, values))) as ours:
-            assert await who_am_i(ours) == name
+        async with Client(find_cluster_config(write_kubeconfig(tmp_path, cluster, values))) as user_client:
+            assert await who_am_i(user_client) == name
 
 
 async def test_tls_server_name_is_verified(control_plane: ControlPlane, tmp_path: Path) -> None:
-    cluster, user = administrator(control_plane)
+    cluster, user = read_administrator(control_plane)
     async with Client(
         find_cluster_config(write_kubeconfig(tmp_path, {**cluster, "tls-server-name": "localhost"}, user))
-    ) as ours:
-        await who_am_i(ours)
+    ) as user_client:
+        await who_am_i(user_client)
     wrong = {**cluster, "tls-server-name": "elsewhere.example"}
-    async with Client(find_cluster_config(write_kubeconfig(tmp_path, wrong, user))) as ours:
+    async with Client(find_cluster_config(write_kubeconfig(tmp_path, wrong, user))) as user_client:
         with pytest.raises(Exception, match=r"elsewhere\.example"):
-            await who_am_i(ours)
+            await who_am_i(user_client)
 
 
 @pytest.mark.parametrize(
-    ("cluster", "user", "named"),
+    ("cluster", "user", "error"),
     [
         ({}, {"as": "somebody"}, r"user\.as: is not supported"),
         ({}, {"as-groups": ["g"]}, r"user\.as-groups"),
@@ -165,9 +167,9 @@ async def test_tls_server_name_is_verified(control_plane: ControlPlane, tmp_path
     ],
 )
 def test_unsupported_settings_are_refused_by_name(
-    tmp_path: Path, cluster: dict[str, Any], user: dict[str, Any], named: str
+    tmp_path: Path, cluster: dict[str, Any], user: dict[str, Any], error: str
 ) -> None:
-    with pytest.raises(ConfigError, match=named):
+    with pytest.raises(ConfigError, match=error):
         find_cluster_config(write_kubeconfig(tmp_path, {"server": "https://api.example", **cluster}, user))
 
 
@@ -221,7 +223,7 @@ async def proxy_to(port: int) -> AsyncIterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize(
-    ("host", "variables", "cluster", "by_proxy"),
+    ("host", "variables", "cluster", "uses_proxy"),
     [
         (FAR, {"HTTPS_PROXY": "http://us:er%21@PROXY"}, {}, True),
         (FAR, {"HTTPS_PROXY": "http://PROXY", "NO_PROXY": "default.svc"}, {}, False),
@@ -236,21 +238,21 @@ async def test_the_same_proxy_is_used_as_by_kubectl(
     host: str,
     variables: dict[str, str],
     cluster: dict[str, str],
-    by_proxy: bool,
+    uses_proxy: bool,
 ) -> None:
     for name in ("HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     port = urlsplit(control_plane.server).port or 443
-    known, user = administrator(control_plane)
+    inlined_cluster, user = read_administrator(control_plane)
     async with proxy_to(port) as (address, targets):
         for name, value in variables.items():
             monkeypatch.setenv(name, value.replace("PROXY", address))
         proxied = {name: value.replace("PROXY", address) for name, value in cluster.items()}
-        file = write_kubeconfig(tmp_path, {**known, "server": f"https://{host}:{port}", **proxied}, user)
-        async with Client(find_cluster_config(file), timeout_s=10) as ours:
-            if by_proxy or host == LOOPBACK:
-                await who_am_i(ours)
+        file = write_kubeconfig(tmp_path, {**inlined_cluster, "server": f"https://{host}:{port}", **proxied}, user)
+        async with Client(find_cluster_config(file), timeout_s=10) as user_client:
+            if uses_proxy or host == LOOPBACK:
+                await who_am_i(user_client)
             else:
                 with pytest.raises(UnreachableError):
-                    await who_am_i(ours)
-    assert bool(targets) is by_proxy
+                    await who_am_i(user_client)
+    assert bool(targets) is uses_proxy

@@ -43,14 +43,14 @@ async def running_server(server: Netserver | DatagramResponder) -> AsyncIterator
 
 
 @asynccontextmanager
-async def misbehaving_peer(port: int, how: str, address: str = ADDRESS) -> AsyncIterator[None]:
+async def misbehaving_peer(port: int, fault: str, address: str = ADDRESS) -> AsyncIterator[None]:
     """A peer that accepts connections and ``hangs``, or that ``resets`` or ``closes`` them after the first data."""
     release = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await (release.wait() if how == "hangs" else reader.read(64))
-            if how == "resets":
+            await (release.wait() if fault == "hangs" else reader.read(64))
+            if fault == "resets":
                 writer.transport.abort()
         finally:
             writer.close()
@@ -68,7 +68,7 @@ async def tcp_relay(port: int) -> AsyncIterator[None]:
     """Relay connections from `RELAY_ADDRESS` to `ADDRESS`."""
     opened: set[asyncio.StreamWriter] = set()
 
-    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def copy_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
             while data := await reader.read(65536):
                 writer.write(data)
@@ -78,7 +78,7 @@ async def tcp_relay(port: int) -> AsyncIterator[None]:
         opened.add(writer)
         far_reader, far_writer = await asyncio.open_connection(ADDRESS, port)
         opened.add(far_writer)
-        await asyncio.gather(pass_on(reader, far_writer), pass_on(far_reader, writer))
+        await asyncio.gather(copy_stream(reader, far_writer), copy_stream(far_reader, writer))
 
     server = await asyncio.start_server(serve, RELAY_ADDRESS, port)
     try:
@@ -135,10 +135,10 @@ def cpu_group(quota_ratio: float) -> Iterator[Path]:
     try:
         yield group
     finally:
-        _remove(group)
+        _remove_group(group)
 
 
-def _remove(group: Path) -> None:
+def _remove_group(group: Path) -> None:
     """A netperf that was killed with its agent stays until its quota lets it end."""
     deadline = time.monotonic() + 30
     while True:

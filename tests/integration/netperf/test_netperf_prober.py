@@ -37,17 +37,17 @@ def netserver(netperf_programs: Netperf, settings: ProbeSettings) -> Netserver:
     return Netserver(str(netperf_programs.netserver), ADDRESS, settings.control_port, PASSPHRASE)
 
 
-def our_netservers() -> list[psutil.Process]:
+def list_netservers() -> list[psutil.Process]:
     return [p for p in psutil.Process().children(recursive=True) if p.cmdline()[:1] == ["netserver"]]
 
 
-async def failure(prober: NetperfProber, settings: ProbeSettings, address: str = ADDRESS) -> str:
+async def probe_and_fail(prober: NetperfProber, settings: ProbeSettings, address: str = ADDRESS) -> str:
     with pytest.raises(ProbeFailedError) as caught:
         await prober.probe(address, settings)
     return caught.value.reason
 
 
-async def outcome(prober: NetperfProber, settings: ProbeSettings) -> str:
+async def probe_outcome(prober: NetperfProber, settings: ProbeSettings) -> str:
     try:
         await prober.probe(ADDRESS, settings)
     except ProbeFailedError as error:
@@ -69,7 +69,7 @@ async def test_a_successful_run_has_every_figure(
 
 
 async def test_missing_netperf_is_named_in_the_failure(settings: ProbeSettings) -> None:
-    assert await failure(NetperfProber("/nonexistent/netperf", PASSPHRASE), settings) == "no-netperf"
+    assert await probe_and_fail(NetperfProber("/nonexistent/netperf", PASSPHRASE), settings) == "no-netperf"
 
 
 async def test_this_netperf_knows_every_selector_and_drops_unknown_ones_silently(
@@ -113,7 +113,7 @@ async def test_seven_hundred_silent_connections_start_no_process_and_do_not_bloc
             stack.callback(writer.close)
             if number % 2:
                 writer.write(bytes(REQUEST_BYTES))
-        assert our_netservers() == []
+        assert list_netservers() == []
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(reader.read(1), 0.5)  # another peer keeps its place
         assert (await prober.probe(ADDRESS, settings)).p50_us is not None
@@ -124,9 +124,9 @@ async def test_a_netserver_has_resource_limits_and_no_capabilities(
 ) -> None:
     async with running_server(netserver):
         run = asyncio.create_task(prober.probe(ADDRESS, settings))
-        while not our_netservers():
+        while not list_netservers():
             await asyncio.sleep(0.02)
-        (process,) = our_netservers()
+        (process,) = list_netservers()
         while "-N" not in process.cmdline():
             await asyncio.sleep(0.02)
         status = Path(f"/proc/{process.pid}/status").read_text()
@@ -135,7 +135,7 @@ async def test_a_netserver_has_resource_limits_and_no_capabilities(
         assert f"Max address space         {128 << 20}" in Path(f"/proc/{process.pid}/limits").read_text()
         assert "-Z" not in process.cmdline()
         await run
-    assert our_netservers() == []
+    assert list_netservers() == []
 
 
 async def test_a_used_port_is_reported_and_retried(netserver: Netserver, settings: ProbeSettings) -> None:
@@ -162,11 +162,11 @@ async def test_a_netserver_that_cannot_start_has_a_failure(settings: ProbeSettin
 
 
 async def test_a_passphrase_is_refused_after_its_hour(netperf_programs: Netperf, settings: ProbeSettings) -> None:
-    began, left_s = time.monotonic(), 5.0
+    started_at, remaining_s = time.monotonic(), 5.0
 
     def wall_clock() -> float:
         """Some seconds before an epoch ends when the test begins; the next one ends long after the test."""
-        return 100 * EPOCH_S - left_s + (time.monotonic() - began)
+        return 100 * EPOCH_S - remaining_s + (time.monotonic() - started_at)
 
     stolen_at = 99 * EPOCH_S + 1  # so early that the thief also tries the epoch before, and never the next one
     server = Netserver(
@@ -177,10 +177,10 @@ async def test_a_passphrase_is_refused_after_its_hour(netperf_programs: Netperf,
     async with running_server(server):
         assert (await thief.probe(ADDRESS, settings)).p50_us is not None
         async with asyncio.timeout(60):
-            while await outcome(thief, settings) == "ok":
+            while await probe_outcome(thief, settings) == "ok":
                 await asyncio.sleep(0.05)
         assert wall_clock() > 100 * EPOCH_S
-        assert await failure(thief, settings) == "unauthenticated"
+        assert await probe_and_fail(thief, settings) == "unauthenticated"
         assert (await honest.probe(ADDRESS, settings)).p50_us is not None
 
 
@@ -204,12 +204,12 @@ async def test_netserver_ends_with_a_killed_agent(netperf_programs: Netperf) -> 
     assert agent.stdout is not None
     async with asyncio.timeout(30):
         assert await agent.stdout.readline() == b"ready\n"
-        while not (found := [p for p in psutil.Process(agent.pid).children() if p.cmdline()[:1] == ["netserver"]]):
+        while not (netservers := [p for p in psutil.Process(agent.pid).children() if p.cmdline()[:1] == ["netserver"]]):
             await asyncio.sleep(0.05)
     agent.kill()
     await agent.wait()
     async with asyncio.timeout(10):
-        while any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in found):
+        while any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in netservers):
             await asyncio.sleep(0.02)
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection(ADDRESS, port)

@@ -35,8 +35,8 @@ from tests.support.emulated_wan import emulated_wan
 
 ROOT = Path(__file__).parents[3]
 RTT_US = 5000.0
-WATCHED_S = 12.0
-WINDOWS = 12
+WINDOW_S = 12.0
+MAX_WINDOWS = 12
 pytestmark = [pytest.mark.wan, pytest.mark.alone]
 
 
@@ -63,12 +63,12 @@ async def measure(wan: Wan, programs: Netperf, duration_s: float = 1.0) -> Measu
     settings = ProbeSettings(duration_s=duration_s)
     server = Netserver(str(programs.netserver), wan.destination.address, settings.control_port, PASSPHRASE)
     prober = NetperfProber(str(programs.netperf), PASSPHRASE)
-    listening, over = threading.Event(), threading.Event()
+    listening, is_finished = threading.Event(), threading.Event()
 
     async def serve() -> None:
         async with running_server(server):
             listening.set()
-            while not over.is_set():
+            while not is_finished.is_set():
                 await asyncio.sleep(0.02)
 
     def enter_and_serve() -> None:
@@ -82,7 +82,7 @@ async def measure(wan: Wan, programs: Netperf, duration_s: float = 1.0) -> Measu
         with namespaces.enter(wan.origin.netns):
             return await prober.probe(wan.destination.address, settings)
     finally:
-        over.set()
+        is_finished.set()
         await serving
 
 
@@ -134,8 +134,8 @@ async def test_netperf_and_datagrams_measure_the_effect_of_loss_on_a_call(
 ) -> None:
     """With 5 % loss in each direction, a tenth of the calls wait, so the p90 is at the edge."""
     wan.set(loss=loss)
-    async with sending_datagrams(wan, 2 * WATCHED_S) as window:
-        await asyncio.sleep(2 * WATCHED_S)
+    async with sending_datagrams(wan, 2 * WINDOW_S) as window:
+        await asyncio.sleep(2 * WINDOW_S)
         datagrams = window().to_measurement(time.monotonic())
     assert datagrams is not None
     read_us = datagrams.percentile_us("p90")
@@ -159,7 +159,7 @@ async def test_netperf_and_datagrams_measure_the_effect_of_loss_on_a_call(
     )
     if loss >= 0.1:
         assert min(read_us, cost_us) > 150_000
-        # With 30 % a run of ten seconds has a dozen transactions, if any: no more than the order can be told.
+        # With 30 % a run of ten seconds has a dozen transactions, if any: too few to compare the two.
         assert loss > 0.1 or netperf_us is None or netperf_us / 2 < read_us < 2 * netperf_us
     elif loss <= 0.02:
         assert read_us < 100_000
@@ -193,22 +193,22 @@ async def test_a_lost_answer_to_the_handshake_does_not_make_a_path_slow(wan: Wan
 async def test_datagrams_measure_the_same_as_the_kernels_ping_at_the_same_time(wan: Wan, rtt_us: float) -> None:
     wan.control.set_link("east", "west", Link(rtt_us, jitter_us=0.02 * rtt_us))
     differences: list[str] = []
-    for _ in range(WINDOWS):
+    for _ in range(MAX_WINDOWS):
         difference = await compare_with_echo(wan)
         if not difference:
             return
         differences.append(difference)
-    pytest.fail(f"in none of {WINDOWS} windows the two agreed: {differences}")
+    pytest.fail(f"in none of {MAX_WINDOWS} windows the two agreed: {differences}")
 
 
 async def compare_with_echo(wan: Wan) -> str:
     """Differences between datagrams and the kernel's echo beyond the bounds over one window; empty if there is none."""
-    async with sending_datagrams(wan, WATCHED_S) as window:
+    async with sending_datagrams(wan, WINDOW_S) as window:
         with namespaces.enter(wan.origin.netns):
             argv = [sys.executable, pings.__file__, "0.1", wan.destination.address]
             pinging = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
         try:
-            await asyncio.sleep(WATCHED_S)
+            await asyncio.sleep(WINDOW_S)
         finally:
             pinging.kill()
             answers, _ = pinging.communicate()

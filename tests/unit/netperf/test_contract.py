@@ -14,10 +14,10 @@ def test_announcements_of_other_versions_are_decoded() -> None:
 
 
 def test_the_problem_in_an_announcement_is_cut_to_the_annotations_limit() -> None:
-    here = Announcement("10.0.0.1", 12865, "1.2.3", "netperf", "the probing passphrase has 5 bytes")
-    assert decode_announcement(encode_announcement(here)) == here
-    for long in ("\n" * 500, "x" * 400, "ä" * 2000):
-        found = decode_announcement(encode_announcement(replace(here, problem=long)))
-        assert found is not None
-        assert found.problem
-        assert long.startswith(found.problem)
+    announcement = Announcement("10.0.0.1", 12865, "1.2.3", "netperf", "the probing passphrase has 5 bytes")
+    assert decode_announcement(encode_announcement(announcement)) == announcement
+    for long_problem in ("\n" * 500, "x" * 400, "ä" * 2000):
+        decoded = decode_announcement(encode_announcement(replace(announcement, problem=long_problem)))
+        assert decoded is not None
+        assert decoded.problem
+        assert long_problem.startswith(decoded.problem)

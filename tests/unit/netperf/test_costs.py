@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable
 
 import msgspec
@@ -16,7 +15,6 @@ from netperf.costs import ZoneCosts, compute_costs, compute_region_costs
 from netperf.latencies import infer_latencies_us
 from netperf.policy import CostPolicy
 from netperf.sample import Measurement, NodeLocation, Sample
-from netperf.smoothing import add_sample, replace_newest_sample
 
 POLICY = CostPolicy()
 ZONES = {"a": "r1", "b": "r1", "c": "r2", "d": "r2"}
@@ -53,42 +51,44 @@ def cost_and_basis(costs: ZoneCosts, pair: str = "ab") -> tuple[int, str]:
 def test_ignored_latencies_count_neither_for_age_nor_for_node_pairs() -> None:
     agreeing = [node_sample("a1", "b1", 2000.0), node_sample("a2", "b2", 2000.0)]
     _, state = compute([*agreeing, node_sample("a3", "b3", 9000.0)])
-    table, _ = compute([*agreeing, node_sample("a3", "b3", 9000.0, 2)], state, now_s=60.0)
-    entry = table.by_zone_pair["a", "b"]
+    costs, _ = compute([*agreeing, node_sample("a3", "b3", 9000.0, 2)], state, now_s=60.0)
+    entry = costs.by_zone_pair["a", "b"]
     assert (entry.latency_us, entry.node_pair_count, entry.age_s) == (2000.0, 2, 60.0)
 
 
-latencies = st.floats(min_value=0.01, max_value=1e8)
+LATENCIES_US = st.floats(min_value=0.01, max_value=1e8)
 
 
-@given(st.dictionaries(st.sampled_from(["ab", "ac", "ad", "bc", "bd", "cd"]), latencies, min_size=1), latencies)
-def test_a_slower_pair_makes_no_cost_of_the_table_lower(measured: dict[str, float], slower_by_us: float) -> None:
+@given(st.dictionaries(st.sampled_from(["ab", "ac", "ad", "bc", "bd", "cd"]), LATENCIES_US, min_size=1), LATENCIES_US)
+def test_a_slower_pair_makes_no_cost_lower(measured: dict[str, float], slower_by_us: float) -> None:
     before, _ = compute(zone_sample(pair[0], pair[1], us) for pair, us in measured.items())
-    victim = next(iter(measured))
+    slower_pair = next(iter(measured))
     after, _ = compute(
-        zone_sample(pair[0], pair[1], us + slower_by_us * (pair == victim)) for pair, us in measured.items()
+        zone_sample(pair[0], pair[1], us + slower_by_us * (pair == slower_pair)) for pair, us in measured.items()
     )
     assert before.by_zone_pair.keys() == after.by_zone_pair.keys()
     assert all(after.by_zone_pair[pair].cost >= entry.cost for pair, entry in before.by_zone_pair.items())
 
 
 @pytest.mark.parametrize(
-    ("samples", "cost", "back"),
+    ("samples", "cost", "reverse_basis"),
     [
         ([zone_sample("a", "b", 5000)], 5, "mirrored"),
         ([zone_sample("a", "b", 5000), zone_sample("b", "a", 5400)], 6, "measured"),
     ],
 )
-def test_a_round_trip_has_the_same_latency_in_both_directions(samples: list[Sample], cost: int, back: str) -> None:
-    table, _ = compute(samples)
-    assert cost_and_basis(table) == (cost, "measured")
-    assert cost_and_basis(table, "ba") == (cost, back)
-    latency_us = 5000 if back == "mirrored" else 5200
-    assert {entry.latency_us for entry in table.by_zone_pair.values()} == {latency_us}
+def test_a_round_trip_has_the_same_latency_in_both_directions(
+    samples: list[Sample], cost: int, reverse_basis: str
+) -> None:
+    costs, _ = compute(samples)
+    assert cost_and_basis(costs) == (cost, "measured")
+    assert cost_and_basis(costs, "ba") == (cost, reverse_basis)
+    latency_us = 5000 if reverse_basis == "mirrored" else 5200
+    assert {entry.latency_us for entry in costs.by_zone_pair.values()} == {latency_us}
 
 
 def test_a_missing_pair_is_inferred_from_the_shortest_path_or_absent() -> None:
-    table, _ = compute(
+    costs, _ = compute(
         [
             zone_sample("a", "b", 5000),
             zone_sample("b", "c", 7000),
@@ -96,29 +96,29 @@ def test_a_missing_pair_is_inferred_from_the_shortest_path_or_absent() -> None:
             zone_sample("d", "c", 30_000),
         ]
     )
-    assert cost_and_basis(table, "ac") == (12, "inferred")
-    assert cost_and_basis(table, "ca") == (12, "inferred")
-    assert table.absent_pairs == ()
-    table, _ = compute([zone_sample("a", "b", 5000)])
-    assert {("a", "c"), ("c", "d")} <= set(table.absent_pairs)
-    assert table.by_zone_pair.keys() == {("a", "b"), ("b", "a")}
+    assert cost_and_basis(costs, "ac") == (12, "inferred")
+    assert cost_and_basis(costs, "ca") == (12, "inferred")
+    assert costs.absent_pairs == ()
+    costs, _ = compute([zone_sample("a", "b", 5000)])
+    assert {("a", "c"), ("c", "d")} <= set(costs.absent_pairs)
+    assert costs.by_zone_pair.keys() == {("a", "b"), ("b", "a")}
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-def test_a_first_measurement_replaces_an_inferred_cost_however_near_it_is(restarted: bool) -> None:
-    known = [zone_sample("a", "b", 10_000), zone_sample("b", "c", 10_000)]
-    before, state = compute(known)
+@pytest.mark.parametrize("has_restarted", [False, True])
+def test_a_first_measurement_replaces_an_inferred_cost_however_near_it_is(has_restarted: bool) -> None:
+    samples = [zone_sample("a", "b", 10_000), zone_sample("b", "c", 10_000)]
+    before, state = compute(samples)
     assert cost_and_basis(before, "ac") == (20, "inferred")
-    if restarted:
+    if has_restarted:
         state = restore_state({p: e.cost for p, e in before.by_zone_pair.items()}, POLICY, 0.0, before.latencies())
-    after, state = compute([*known, zone_sample("a", "c", 18_500)], state)
+    after, state = compute([*samples, zone_sample("a", "c", 18_500)], state)
     assert cost_and_basis(after, "ac") == (19, "measured")
     # The measured cost has hysteresis.
-    again, _ = compute([*known, zone_sample("a", "c", 18_500), zone_sample("a", "c", 19_300, sequence=2)], state)
+    again, _ = compute([*samples, zone_sample("a", "c", 18_500), zone_sample("a", "c", 19_300, sequence=2)], state)
     assert again.by_zone_pair["a", "c"].cost == 19
 
 
-@given(st.dictionaries(st.tuples(st.sampled_from("abcd"), st.sampled_from("abcd")), latencies))
+@given(st.dictionaries(st.tuples(st.sampled_from("abcd"), st.sampled_from("abcd")), LATENCIES_US))
 def test_inferred_latencies_agree_with_floyd_and_warshall(measured: dict[tuple[str, str], float]) -> None:
     edges = {pair: us for pair, us in measured.items() if pair[0] != pair[1]}
     best = {(a, b): 0.0 if a == b else edges.get((a, b), math.inf) for a in "abcd" for b in "abcd"}
@@ -134,34 +134,34 @@ def test_inferred_latencies_agree_with_floyd_and_warshall(measured: dict[tuple[s
 
 def test_a_latency_becomes_stale_and_then_absent() -> None:
     samples = [zone_sample("a", "b", 5000)]
-    table, state = compute(samples, now_s=0)
-    assert table.by_zone_pair["a", "b"].basis == "measured"
-    table, state = compute(samples, state, now_s=299)
-    assert table.by_zone_pair["a", "b"].basis == "measured"
-    table, state = compute(samples, state, now_s=301)
-    entry = table.by_zone_pair["a", "b"]
+    costs, state = compute(samples, now_s=0)
+    assert costs.by_zone_pair["a", "b"].basis == "measured"
+    costs, state = compute(samples, state, now_s=299)
+    assert costs.by_zone_pair["a", "b"].basis == "measured"
+    costs, state = compute(samples, state, now_s=301)
+    entry = costs.by_zone_pair["a", "b"]
     assert (entry.cost, entry.basis, entry.age_s) == (5, "stale", 301)
     assert entry.error_us == 500, "a tenth of the latency"
     without_key, _ = compute([], state, now_s=302)
     assert cost_and_basis(without_key) == (5, "stale")
-    table, state = compute(samples, state, now_s=3601)
-    assert ("a", "b") in table.absent_pairs
+    costs, state = compute(samples, state, now_s=3601)
+    assert ("a", "b") in costs.absent_pairs
 
 
 def test_nothing_is_stale_before_three_rounds() -> None:
     samples = [zone_sample("a", "b", 5000)]
     state = update_state(samples, {}, POLICY, 0.0, WALL_S)
-    table, state = compute_costs(state, ZONES, POLICY, 1700.0, interval_s=594.0)
-    assert table.by_zone_pair["a", "b"].basis == "measured"
-    table, _ = compute_costs(state, ZONES, POLICY, 1800.0, interval_s=594.0)
-    assert table.by_zone_pair["a", "b"].basis == "stale"
+    costs, state = compute_costs(state, ZONES, POLICY, 1700.0, interval_s=594.0)
+    assert costs.by_zone_pair["a", "b"].basis == "measured"
+    costs, _ = compute_costs(state, ZONES, POLICY, 1800.0, interval_s=594.0)
+    assert costs.by_zone_pair["a", "b"].basis == "stale"
 
 
 def test_old_samples_after_a_restart_are_stale() -> None:
     state = restore_state({("a", "b"): 5}, POLICY, 0.0)
     state = update_state([zone_sample("a", "b", 5000, taken_at=WALL_S - 1000)], state, POLICY, 0.0, WALL_S)
-    table, _ = compute_costs(state, ZONES, POLICY, 0.0)
-    assert cost_and_basis(table) == (5, "stale")
+    costs, _ = compute_costs(state, ZONES, POLICY, 0.0)
+    assert cost_and_basis(costs) == (5, "stale")
 
 
 def test_repeated_leaderships_do_not_make_a_cost_younger() -> None:
@@ -170,8 +170,8 @@ def test_repeated_leaderships_do_not_make_a_cost_younger() -> None:
     bases = []
     for now_s in range(1000, 8000, 1000):
         written = {("a", "b"): 5, ("b", "a"): 5}
-        table, state = compute([], resume_state(state, restore_state(written, POLICY, now_s)), now_s=now_s)
-        bases.append(table.by_zone_pair["a", "b"].basis if ("a", "b") in table.by_zone_pair else "absent")
+        costs, state = compute([], resume_state(state, restore_state(written, POLICY, now_s)), now_s=now_s)
+        bases.append(costs.by_zone_pair["a", "b"].basis if ("a", "b") in costs.by_zone_pair else "absent")
     assert bases[:3] == ["stale"] * 3
     assert set(bases[3:]) == {"absent"}
 
@@ -184,29 +184,31 @@ def test_a_new_leadership_uses_the_costs_written_meanwhile() -> None:
     # Earlier samples keep their age; pairs that only another leader measured are as after a restart.
     assert resumed["a", "b"].node_pairs == state["a", "b"].node_pairs
     assert resumed["c", "d"] == restore_state({("c", "d"): 4}, POLICY, 100.0)["c", "d"]
-    table, _ = compute(samples, resumed, now_s=100.0)
-    assert cost_and_basis(table) == (5, "measured")
+    costs, _ = compute(samples, resumed, now_s=100.0)
+    assert cost_and_basis(costs) == (5, "measured")
 
 
 def test_a_flagged_sample_changes_neither_cost_nor_age() -> None:
     _, state = compute([zone_sample("a", "b", 5000)], now_s=0)
-    table, state = compute([zone_sample("a", "b", 50_000, 2, quality_flags=("throttled",))], state, now_s=200)
-    assert table.by_zone_pair["a", "b"].cost == 5
-    table, state = compute([zone_sample("a", "b", 50_000, 3, quality_flags=("stalled",))], state, now_s=400)
-    assert cost_and_basis(table) == (5, "stale")
+    costs, state = compute([zone_sample("a", "b", 50_000, 2, quality_flags=("throttled",))], state, now_s=200)
+    assert costs.by_zone_pair["a", "b"].cost == 5
+    costs, state = compute([zone_sample("a", "b", 50_000, 3, quality_flags=("stalled",))], state, now_s=400)
+    assert cost_and_basis(costs) == (5, "stale")
 
 
 def test_a_sample_with_loss_is_used_for_the_cost() -> None:
-    table, _ = compute([zone_sample("a", "b", 5000, quality_flags=("loss",), loss_ratio=0.05)])
-    assert table.by_zone_pair["a", "b"].cost == 5
-    table, _ = compute([zone_sample("a", "b", 5000, prober="datagrams", quality_flags=("loss",), loss_ratio=0.19)])
-    assert table.by_zone_pair["a", "b"].cost == pytest.approx(210, abs=5)
+    costs, _ = compute([zone_sample("a", "b", 5000, quality_flags=("loss",), loss_ratio=0.05)])
+    assert costs.by_zone_pair["a", "b"].cost == 5
+    costs, _ = compute([zone_sample("a", "b", 5000, prober="datagrams", quality_flags=("loss",), loss_ratio=0.19)])
+    assert costs.by_zone_pair["a", "b"].cost == pytest.approx(210, abs=5)
 
 
 def test_netperfs_percentile_replaces_one_of_too_few_datagrams() -> None:
-    paced = Measurement(prober="datagrams", test="UDP_RR", p50_us=5000.0, p90_us=5000.0, p99_us=5000.0, transactions=60)
+    datagrams = Measurement(
+        prober="datagrams", test="UDP_RR", p50_us=5000.0, p90_us=5000.0, p99_us=5000.0, transactions=60
+    )
     policy = CostPolicy(percentile="p99")
-    netperf = zone_sample("a", "b", 5000, p99_us=7000.0, datagrams=paced, cost_source="datagrams")
+    netperf = zone_sample("a", "b", 5000, p99_us=7000.0, datagrams=datagrams, cost_source="datagrams")
     assert compute([netperf], policy=policy)[0].by_zone_pair["a", "b"].cost == 7
     throttled = msgspec.structs.replace(
         netperf, measurement=msgspec.structs.replace(netperf.measurement, duration_s=1.0, throttled_us=5e5)
@@ -214,7 +216,7 @@ def test_netperfs_percentile_replaces_one_of_too_few_datagrams() -> None:
     assert ("a", "b") in compute([throttled], policy=policy)[0].absent_pairs
 
 
-@given(st.dictionaries(st.sampled_from(["ab", "ac", "cd", "db"]), latencies, min_size=1))
+@given(st.dictionaries(st.sampled_from(["ab", "ac", "cd", "db"]), LATENCIES_US, min_size=1))
 def test_computing_costs_twice_changes_nothing(measured: dict[str, float]) -> None:
     samples = [zone_sample(pair[0], pair[1], us) for pair, us in measured.items()]
     once, state = compute(samples)
@@ -238,56 +240,57 @@ def test_a_restart_within_the_noise_writes_nothing(measured: dict[str, float], d
 
 
 def test_the_latency_of_zones_is_the_median_of_their_pairs_of_nodes() -> None:
-    others, odd = [node_sample("a2", "b1", 5200), node_sample("b3", "a1", 5100)], node_sample("a9", "b1", 40_000)
-    table, _ = compute([odd, *others, zone_sample("a", "b", 5000)])
-    assert table.by_zone_pair["a", "b"].latency_us == 5100
-    table, _ = compute([*others, zone_sample("a", "b", 5000)])
-    assert table.by_zone_pair["a", "b"].error_us == pytest.approx(1.5 * 100 / 3**0.5), "half of them lie within 100 us"
+    others = [node_sample("a2", "b1", 5200), node_sample("b3", "a1", 5100)]
+    outlier = node_sample("a9", "b1", 40_000)
+    costs, _ = compute([outlier, *others, zone_sample("a", "b", 5000)])
+    assert costs.by_zone_pair["a", "b"].latency_us == 5100
+    costs, _ = compute([*others, zone_sample("a", "b", 5000)])
+    assert costs.by_zone_pair["a", "b"].error_us == pytest.approx(1.5 * 100 / 3**0.5), "half of them lie within 100 us"
 
 
 def test_the_error_bar_grows_with_the_noise_of_samples() -> None:
     _, state = compute([zone_sample("a", "b", 5000)])
-    table, _ = compute([zone_sample("a", "b", 5400, sequence=2)], state, now_s=30)
-    assert table.by_zone_pair["a", "b"].error_us == pytest.approx(2 * 200 / 2**0.5)
+    costs, _ = compute([zone_sample("a", "b", 5400, sequence=2)], state, now_s=30)
+    assert costs.by_zone_pair["a", "b"].error_us == pytest.approx(2 * 200 / 2**0.5)
 
 
 def test_external_numbers_do_not_age_by_default_and_a_change_is_a_new_sample() -> None:
     external = zone_sample("a", "b", 3000, prober="external", sequence=0, taken_at=0.0, transactions=None)
-    table, state = compute([external], now_s=0)
-    table, state = compute([external], state, now_s=1e6)
-    assert table.by_zone_pair["a", "b"].basis == "measured"
+    costs, state = compute([external], now_s=0)
+    costs, state = compute([external], state, now_s=1e6)
+    assert costs.by_zone_pair["a", "b"].basis == "measured"
     changed = zone_sample("a", "b", 9000, prober="external", sequence=0, taken_at=0.0, transactions=None)
-    table, state = compute([changed], state, now_s=1e6 + 1)
-    assert table.by_zone_pair["a", "b"].cost == 9
+    costs, state = compute([changed], state, now_s=1e6 + 1)
+    assert costs.by_zone_pair["a", "b"].cost == 9
     strict = CostPolicy(external_stale_after_s=600)
-    table, _ = compute([changed], state, policy=strict, now_s=1e6 + 700)
-    assert table.by_zone_pair["a", "b"].basis == "stale"
+    costs, _ = compute([changed], state, policy=strict, now_s=1e6 + 700)
+    assert costs.by_zone_pair["a", "b"].basis == "stale"
 
 
 def test_pairs_of_deleted_zones_are_forgotten() -> None:
     _, state = compute([zone_sample("a", "b", 5000)])
-    table, state = compute_costs(state, {"a": "r1", "c": "r2"}, POLICY, 0.0)
+    costs, state = compute_costs(state, {"a": "r1", "c": "r2"}, POLICY, 0.0)
     assert set(state) == {("a", "c"), ("c", "a")}
-    assert table.by_zone_pair == {}
+    assert costs.by_zone_pair == {}
 
 
 def test_samples_inside_a_zone_and_streams_give_no_cost() -> None:
-    table, _ = compute([zone_sample("a", "a", 5000), zone_sample("a", "b", 5000, test="TCP_STREAM")])
-    assert table.by_zone_pair == {}
+    costs, _ = compute([zone_sample("a", "a", 5000), zone_sample("a", "b", 5000, test="TCP_STREAM")])
+    assert costs.by_zone_pair == {}
 
 
 def test_region_costs_are_the_median_of_the_costs_between_their_zones() -> None:
     measured = {"ac": 10_000, "ad": 20_000, "bc": 30_000, "bd": 90_000, "ab": 2000}
-    table, _ = compute(zone_sample(pair[0], pair[1], us) for pair, us in measured.items())
-    assert table.cost_by_region_pair == {("r1", "r2"): 20, ("r2", "r1"): 20}
-    assert compute_region_costs(table.by_zone_pair, {"a": "", "c": "r2"}) == {}
+    costs, _ = compute(zone_sample(pair[0], pair[1], us) for pair, us in measured.items())
+    assert costs.cost_by_region_pair == {("r1", "r2"): 20, ("r2", "r1"): 20}
+    assert compute_region_costs(costs.by_zone_pair, {"a": "", "c": "r2"}) == {}
 
 
 def test_a_slow_path_with_the_unreachable_cost_is_reachable_after_a_restart() -> None:
     policy = CostPolicy(unreachable_cost=100)
-    table, _ = compute([zone_sample("a", "b", 150_000.0)], policy=policy)
-    written = {pair: entry.cost for pair, entry in table.by_zone_pair.items()}
-    state = restore_state(written, policy, 10.0, table.latencies())
+    costs, _ = compute([zone_sample("a", "b", 150_000.0)], policy=policy)
+    written = {pair: entry.cost for pair, entry in costs.by_zone_pair.items()}
+    state = restore_state(written, policy, 10.0, costs.latencies())
     again, _ = compute([], state, policy, 10.0)
     entry = again.by_zone_pair["a", "b"]
     assert (entry.cost, entry.latency_us, entry.basis) == (150, 150_000.0, "stale")
@@ -295,12 +298,12 @@ def test_a_slow_path_with_the_unreachable_cost_is_reachable_after_a_restart() ->
 
 @pytest.mark.parametrize("test", ["TCP_RR", "UDP_RR"])
 def test_external_numbers_are_trusted_less_than_netperf_and_never_disputed(test: str) -> None:
-    table, _ = compute([zone_sample("a", "b", 9_000.0, prober="external", test=test)])
-    assert cost_and_basis(table) == (9, "measured")
-    assert cost_and_basis(table, "ba") == (9, "mirrored")
-    assert table.disputed_links == frozenset()
-    table, _ = compute([node_sample("a3", "b1", 9_000.0, prober="external", test=test), zone_sample("a", "b", 5000)])
-    assert table.by_zone_pair["a", "b"].cost == 5, "netperf is trusted more"
+    costs, _ = compute([zone_sample("a", "b", 9_000.0, prober="external", test=test)])
+    assert cost_and_basis(costs) == (9, "measured")
+    assert cost_and_basis(costs, "ba") == (9, "mirrored")
+    assert costs.disputed_links == frozenset()
+    costs, _ = compute([node_sample("a3", "b1", 9_000.0, prober="external", test=test), zone_sample("a", "b", 5000)])
+    assert costs.by_zone_pair["a", "b"].cost == 5, "netperf is trusted more"
 
 
 def test_ignored_latencies_are_no_last_good_value() -> None:
@@ -312,10 +315,10 @@ def test_ignored_latencies_are_no_last_good_value() -> None:
     for order in (1, -1):
         _, state = compute(samples_of_a1(1_000.0, 5_600.0, 3)[::order], state, now_s=120.0)
         samples = samples_of_a1(1_000.0, 5_600.0, 4)[::order]
-        table, later = compute(samples, state, now_s=240.0)
-        assert set(table.error_us_by_outlier) == {"a1"}
-        for costs in (table, compute(samples, later, now_s=640.0)[0]):
-            entry = costs.by_zone_pair["a", "b"]
+        costs, later = compute(samples, state, now_s=240.0)
+        assert set(costs.error_us_by_outlier) == {"a1"}
+        for later_costs in (costs, compute(samples, later, now_s=640.0)[0]):
+            entry = later_costs.by_zone_pair["a", "b"]
             assert (entry.cost, entry.latency_us, entry.basis) == (20, 20_000.0, "stale")
 
 
@@ -329,12 +332,12 @@ def test_a_stale_latency_stays_the_agreed_one() -> None:
 
 def test_a_dispute_ends_at_a_lower_limit_than_it_begins() -> None:
     state, disputes = None, []
-    for turn, back_us in enumerate([11_200.0, 11_500.0, 11_200.0, 10_900.0, 10_400.0, 11_200.0]):
+    for reading, reverse_us in enumerate([11_200.0, 11_500.0, 11_200.0, 10_900.0, 10_400.0, 11_200.0]):
         rounds = []
-        for sequence in range(5 * turn + 1, 5 * turn + 6):  # until the median of the last runs is the reading
-            samples = [zone_sample("a", "b", 10_000.0, sequence), zone_sample("b", "a", back_us, sequence)]
-            table, state = compute(samples, state, now_s=60.0 * sequence)
-            rounds.append(bool(table.disputed_links))
+        for sequence in range(5 * reading + 1, 5 * reading + 6):  # until the median of the last runs is the reading
+            samples = [zone_sample("a", "b", 10_000.0, sequence), zone_sample("b", "a", reverse_us, sequence)]
+            costs, state = compute(samples, state, now_s=60.0 * sequence)
+            rounds.append(bool(costs.disputed_links))
         disputes.append(rounds[-1])
     assert disputes == [False, True, True, True, False, False], "11.2 ms begins no dispute, and ends none"
 
@@ -345,37 +348,7 @@ def test_the_median_of_two_that_disagree_contradicts_no_honest_latency() -> None
     honest = [("a2", "b2", 21_100.0), ("a2", "c2", 21_900.0), ("b2", "a2", 20_800.0), ("c2", "a2", 21_800.0)]
     samples = [node_sample(*reading) for reading in (*forged, *honest)]
     _, state = compute(samples)
-    table, _ = compute(samples, state, now_s=120.0)
-    assert set(table.error_us_by_outlier) == {"a1"}
-    assert table.by_zone_pair["a", "b"].latency_us == pytest.approx(21_000, rel=0.02)
-    assert table.by_zone_pair["c", "a"].latency_us == pytest.approx(21_850, rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("before", "withdrawn", "written", "counted"),
-    [
-        ([1000.0] * 3, 1000.0, 5000.0, [1000.0] * 3),
-        ([1000.0], 5000.0, 1010.0, [1000.0, 1010.0]),
-        ([1000.0], 5000.0, 9000.0, [1000.0]),
-        ([1000.0] * 3, 1000.0, 1010.0, [1000.0] * 3 + [1010.0]),
-        ([1000.0, 5000.0], 5000.0, 9000.0, [5000.0]),
-        ([1000.0], 1090.0, 1180.0, [1000.0]),
-        ([], 1000.0, 5000.0, [5000.0]),
-    ],
-)
-def test_a_sample_written_again_within_a_round_replaces_the_one_before(
-    before: list[float], withdrawn: float, written: float, counted: list[float]
-) -> None:
-    smoothed = None
-    for us in (*before, withdrawn):
-        smoothed = add_sample(smoothed, us)
-    assert smoothed is not None
-    replaced = replace_newest_sample(smoothed, written)
-    assert (replaced.recent_us, replaced.pending_us) == (tuple(counted), None if written in counted else written)
-    assert replaced.latency_us == statistics.median(counted)
-
-
-def test_after_its_only_sample_is_replaced_by_an_outlier_a_pair_has_the_latency_of_its_zones() -> None:
-    smoothed = add_sample(None, 1090.0, expected_us=1000.0)
-    replaced = replace_newest_sample(smoothed, 5000.0, expected_us=1000.0)
-    assert (replaced.latency_us, replaced.recent_us, replaced.pending_us) == (1000.0, (), 5000.0)
+    costs, _ = compute(samples, state, now_s=120.0)
+    assert set(costs.error_us_by_outlier) == {"a1"}
+    assert costs.by_zone_pair["a", "b"].latency_us == pytest.approx(21_000, rel=0.02)
+    assert costs.by_zone_pair["c", "a"].latency_us == pytest.approx(21_850, rel=0.02)

@@ -18,42 +18,42 @@ from netperf.shards import shard_names, zones_per_shard
 from tests.unit.netperf.probe_plans import NOW_S, make_nodes, make_plan
 
 
-def netperf_probes(plan: ProbePlan) -> list[Probe]:
-    return [probe for probe in all_probes(plan) if probe.pair_index == 0]
+def list_netperf_probes(plan: ProbePlan) -> list[Probe]:
+    return [probe for probe in list_probes(plan) if probe.pair_index == 0]
 
 
-def all_probes(plan: ProbePlan) -> list[Probe]:
+def list_probes(plan: ProbePlan) -> list[Probe]:
     return [probe for zone in plan.plan_by_zone.values() for probe in zone.probes]
 
 
-def identity(probe: Probe) -> tuple[str, str, int]:
+def nodes_and_slot(probe: Probe) -> tuple[str, str, int]:
     return (probe.origin.node, probe.destination.node, probe.slot)
 
 
-sizes = st.lists(st.integers(1, 6), min_size=2, max_size=12)
-options = st.builds(PlanOptions, node_pairs=st.integers(1, 5))
+SIZES = st.lists(st.integers(1, 6), min_size=2, max_size=12)
+OPTIONS = st.builds(PlanOptions, node_pairs=st.integers(1, 5))
 
 
-@given(sizes)
+@given(SIZES)
 def test_every_pair_of_zones_is_probed_once_for_any_number_of_nodes(sizes: list[int]) -> None:
     plan = make_plan(sizes)
-    pairs = Counter(frozenset((p.origin.zone, p.destination.zone)) for p in netperf_probes(plan))
+    pairs = Counter(frozenset((p.origin.zone, p.destination.zone)) for p in list_netperf_probes(plan))
     assert len(pairs) == len(sizes) * (len(sizes) - 1) // 2
     assert set(pairs.values()) == {1}
 
 
-@given(sizes, options)
+@given(SIZES, OPTIONS)
 def test_no_zone_and_so_no_node_takes_part_in_two_probes_of_a_slot(sizes: list[int], options: PlanOptions) -> None:
     plan = plan_probes(make_nodes(sizes), options, {}, NOW_S)
     seen: set[tuple[int, str]] = set()
-    for probe in netperf_probes(plan):
+    for probe in list_netperf_probes(plan):
         for zone in {probe.origin.zone, probe.destination.zone}:
             assert (probe.slot, zone) not in seen
             seen.add((probe.slot, zone))
         assert probe.slot < plan.slot_count
 
 
-@given(sizes, st.data())
+@given(SIZES, st.data())
 def test_a_dead_node_changes_only_its_own_probes(sizes: list[int], data: st.DataObject) -> None:
     nodes = make_nodes(sizes)
     before = plan_probes(nodes, PlanOptions(), {}, NOW_S)
@@ -66,20 +66,21 @@ def test_a_dead_node_changes_only_its_own_probes(sizes: list[int], data: st.Data
             before = plan_probes(alive, PlanOptions(), before.plan_by_zone, NOW_S + 1)
     victim = data.draw(st.sampled_from(alive))
     after = plan_probes([n for n in alive if n != victim], PlanOptions(), before.plan_by_zone, NOW_S + 2)
-    old = {identity(p) for p in netperf_probes(before) if victim.name not in (p.origin.node, p.destination.node)}
-    zone_gone = victim.zone not in after.plan_by_zone
-    new = {identity(p) for p in netperf_probes(after)}
-    if zone_gone:
-        assert all(victim.zone not in (p.origin.zone, p.destination.zone) for p in netperf_probes(after))
-    assert old <= new
+    old_probes = {
+        nodes_and_slot(p) for p in list_netperf_probes(before) if victim.name not in (p.origin.node, p.destination.node)
+    }
+    new_probes = {nodes_and_slot(p) for p in list_netperf_probes(after)}
+    if victim.zone not in after.plan_by_zone:
+        assert all(victim.zone not in (p.origin.zone, p.destination.zone) for p in list_netperf_probes(after))
+    assert old_probes <= new_probes
     for zone, plan in after.plan_by_zone.items():
-        touched = any(victim.name in (p.origin.node, p.destination.node) for p in before.plan_by_zone[zone].probes)
-        same_shape = after.slot_count == before.slot_count and after.interval_s == before.interval_s
-        if not touched and same_shape and plan.results_name == before.plan_by_zone[zone].results_name:
+        has_victim = any(victim.name in (p.origin.node, p.destination.node) for p in before.plan_by_zone[zone].probes)
+        has_same_slots = after.slot_count == before.slot_count and after.interval_s == before.interval_s
+        if not has_victim and has_same_slots and plan.results_name == before.plan_by_zone[zone].results_name:
             assert plan == before.plan_by_zone[zone]
 
 
-@given(sizes, options)
+@given(SIZES, OPTIONS)
 def test_planning_again_changes_nothing(sizes: list[int], options: PlanOptions) -> None:
     before = plan_probes(make_nodes(sizes), options, {}, NOW_S)
     assert (
@@ -88,10 +89,10 @@ def test_planning_again_changes_nothing(sizes: list[int], options: PlanOptions) 
     )
 
 
-@given(sizes)
+@given(SIZES)
 def test_no_node_has_more_than_its_share_of_pairs(sizes: list[int]) -> None:
     plan = make_plan(sizes)
-    load = Counter(node for p in all_probes(plan) for node in (p.origin.node, p.destination.node))
+    load = Counter(node for p in list_probes(plan) for node in (p.origin.node, p.destination.node))
     for z, size in enumerate(sizes):
         pairs = sum(min(3, 2 * max(size, other)) for i, other in enumerate(sizes) if i != z)
         # A pair with a zone of a single node needs different nodes of this zone, which may exceed their share.
@@ -101,7 +102,7 @@ def test_no_node_has_more_than_its_share_of_pairs(sizes: list[int]) -> None:
 def test_a_node_with_many_pairs_loses_some_when_its_zone_grows() -> None:
     small = make_plan([1] * 20)
     grown = plan_probes(make_nodes([10] * 20), PlanOptions(), small.plan_by_zone, NOW_S + 1)
-    load = Counter(node for p in all_probes(grown) for node in (p.origin.node, p.destination.node))
+    load = Counter(node for p in list_probes(grown) for node in (p.origin.node, p.destination.node))
     assert max(load.values()) <= 2 * math.ceil(3 * 19 / 10)
 
 
@@ -126,13 +127,13 @@ def test_one_pair_index_rotates_at_a_time_and_a_zones_plan_is_written_once_an_ho
 
 def node_pairs_by_link(plan: ProbePlan) -> dict[frozenset[str], set[tuple[str, str]]]:
     node_pairs: dict[frozenset[str], set[tuple[str, str]]] = {}
-    for probe in all_probes(plan):
+    for probe in list_probes(plan):
         zones = frozenset((probe.origin.zone, probe.destination.zone))
         node_pairs.setdefault(zones, set()).add((probe.origin.node, probe.destination.node))
     return node_pairs
 
 
-@given(sizes, st.integers(1, 9))
+@given(SIZES, st.integers(1, 9))
 def test_zones_have_a_few_pairs_of_nodes_with_different_origins(sizes: list[int], count: int) -> None:
     plan = make_plan(sizes, node_pairs=count)
     for zones, pairs in node_pairs_by_link(plan).items():
@@ -163,20 +164,20 @@ def test_pairs_of_nodes_share_none_where_the_zones_allow_it() -> None:
     ],
 )
 def test_unusable_nodes_and_zones_are_left_out_with_a_reason(fields: dict[str, object], reason: str) -> None:
-    base: dict[str, object] = {"name": "odd", "address": "10.0.0.9", "zone": "z000"}
-    odd = ProbeNode(**{**base, **fields})  # type: ignore[arg-type]
-    lonely = ProbeNode(name="lonely", address="10.9.9.9", zone="dark", is_ready=False)
-    plan = plan_probes([*make_nodes([1, 1]), odd, lonely], PlanOptions(), {}, NOW_S)
-    refusals = [("lonely", "not-ready"), ("odd", reason), ("dark", "zone-without-probers")]
+    base: dict[str, object] = {"name": "unusable", "address": "10.0.0.9", "zone": "z000"}
+    unusable = ProbeNode(**{**base, **fields})  # type: ignore[arg-type]
+    unready = ProbeNode(name="lonely", address="10.9.9.9", zone="dark", is_ready=False)
+    plan = plan_probes([*make_nodes([1, 1]), unusable, unready], PlanOptions(), {}, NOW_S)
+    refusals = [("lonely", "not-ready"), ("unusable", reason), ("dark", "zone-without-probers")]
     assert [(r.key, r.reason) for r in plan.refusals] == refusals
-    assert all("odd" not in (p.origin.node, p.destination.node) for p in netperf_probes(plan))
+    assert all("unusable" not in (p.origin.node, p.destination.node) for p in list_netperf_probes(plan))
 
 
 def test_an_empty_cluster_and_a_single_zone_have_a_plan_without_probes() -> None:
     assert plan_probes([], PlanOptions(), {}, NOW_S).plan_by_zone == {}
-    alone = make_plan([3])
-    assert netperf_probes(alone) == []
-    assert list(alone.plan_by_zone) == ["z000"]
+    plan = make_plan([3])
+    assert list_netperf_probes(plan) == []
+    assert list(plan.plan_by_zone) == ["z000"]
 
 
 @pytest.mark.parametrize(("zones", "interval_s"), [(2, 60), (10, 60), (15, 90), (40, 234), (100, 594)])
@@ -200,10 +201,12 @@ def test_a_hundred_zones_fit_far_below_a_mebibyte_per_object() -> None:
 @pytest.mark.parametrize("zones", [1, 10, 13, 40, 66, 100, 101, 150, 200, 400, 1000])
 def test_the_agents_role_names_every_results_object(zones: int) -> None:
     role = Path(__file__).parents[3] / "manifests" / "base" / "agent" / "rbac.yaml"
-    rules = [rule for found in yaml.safe_load_all(role.read_text()) for rule in found.get("rules", ())]
-    named = {name for rule in rules if "configmaps" in rule["resources"] for name in rule.get("resourceNames", ())}
+    rules = [rule for document in yaml.safe_load_all(role.read_text()) for rule in document.get("rules", ())]
+    resource_names = {
+        name for rule in rules if "configmaps" in rule["resources"] for name in rule.get("resourceNames", ())
+    }
     names = shard_names("netperf-metrics", zones)
-    assert set(names) <= named
+    assert set(names) <= resource_names
     assert len(names) * zones_per_shard(zones) >= zones
     assert (names == ["netperf-metrics"]) == (zones <= 10), "the object that other tools know"
 
@@ -221,9 +224,9 @@ def test_shards_have_a_limited_number_of_zones_and_zones_keep_their_shard_if_pos
 
 def test_epochs_increase_even_if_the_clock_is_set_back() -> None:
     first = make_plan([2, 2])
-    used = netperf_probes(first)[0].origin.node
+    node_with_probe = list_netperf_probes(first)[0].origin.node
     second = plan_probes(
-        [n for n in make_nodes([2, 2]) if n.name != used], PlanOptions(), first.plan_by_zone, NOW_S - 3000
+        [n for n in make_nodes([2, 2]) if n.name != node_with_probe], PlanOptions(), first.plan_by_zone, NOW_S - 3000
     )
     changed = [zone for zone in second.plan_by_zone if second.plan_by_zone[zone] != first.plan_by_zone[zone]]
     assert changed

@@ -34,11 +34,12 @@ HEALTHY = Measurement(
 )
 
 
-def changed(**fields: object) -> Measurement:
+def make_measurement(**fields: object) -> Measurement:
+    """A healthy measurement with other values in these fields."""
     return msgspec.structs.replace(HEALTHY, **fields)
 
 
-def taken(sequence: int, taken_at: float) -> Sample:
+def make_sample(sequence: int, taken_at: float) -> Sample:
     return Sample(
         origin=NodeLocation("a", "z1"),
         destination=NodeLocation("b", "z2"),
@@ -57,13 +58,13 @@ def test_a_latency_of_zero_or_beyond_the_limits_cannot_be_decoded(field: str, va
 
 
 def test_a_percentile_needs_enough_transactions() -> None:
-    few = changed(transactions=20)
+    few = make_measurement(transactions=20)
     assert few.percentile_us("p50") == 500
     assert few.percentile_us("p90") == 600
     assert few.percentile_us("p99") is None
 
 
-SLOW = changed(min_us=329_000, p50_us=329_000, p90_us=330_000, p99_us=331_000, max_us=331_000, transactions=12)
+SLOW = make_measurement(min_us=329_000, p50_us=329_000, p90_us=330_000, p99_us=331_000, max_us=331_000, transactions=12)
 FROZEN = {"p99_us": 1450, "max_us": 400_000, "transactions": 700}
 
 
@@ -71,19 +72,19 @@ FROZEN = {"p99_us": 1450, "max_us": 400_000, "transactions": 700}
     ("measurement", "quality_flags"),
     [
         (HEALTHY, ()),
-        (changed(throttled_us=20_000), ("throttled",)),
-        (changed(transactions=5, run_queue_us=0), ("too-few-samples",)),
-        (changed(run_queue_us=300_000), ("run-queue",)),
+        (make_measurement(throttled_us=20_000), ("throttled",)),
+        (make_measurement(transactions=5, run_queue_us=0), ("too-few-samples",)),
+        (make_measurement(run_queue_us=300_000), ("run-queue",)),
         # Waiting for a CPU matters only against the latency.
-        (changed(run_queue_us=300_000, mean_us=20_000, p50_us=20_000, p90_us=21_000, p99_us=22_000), ()),
-        (changed(loss_ratio=0.05), ("loss",)),
+        (make_measurement(run_queue_us=300_000, mean_us=20_000, p50_us=20_000, p90_us=21_000, p99_us=22_000), ()),
+        (make_measurement(loss_ratio=0.05), ("loss",)),
         # A peer that froze, though every percentile looks well; retransmissions explain it, and a slow path is none.
-        (changed(max_us=400_000), ("stalled",)),
-        (changed(**FROZEN), ("stalled",)),
-        (changed(**FROZEN, retransmits=2, loss_ratio=0.002), ()),
+        (make_measurement(max_us=400_000), ("stalled",)),
+        (make_measurement(**FROZEN), ("stalled",)),
+        (make_measurement(**FROZEN, retransmits=2, loss_ratio=0.002), ()),
         (SLOW, ()),
         # What is unknown is neither good nor bad.
-        (changed(throttled_us=None, run_queue_us=None, loss_ratio=None, transactions=None), ()),
+        (make_measurement(throttled_us=None, run_queue_us=None, loss_ratio=None, transactions=None), ()),
     ],
 )
 def test_each_fault_of_a_measurement_has_a_quality_flag(
@@ -93,9 +94,9 @@ def test_each_fault_of_a_measurement_has_a_quality_flag(
 
 
 def test_a_high_responder_delay_flags_netperfs_run() -> None:
-    starved = changed(prober="datagrams", responder_delay_us=30_000.0)
+    starved = make_measurement(prober="datagrams", responder_delay_us=30_000.0)
     assert find_quality_flags(HEALTHY, starved) == ("starved-peer",)
-    assert find_quality_flags(HEALTHY, changed(prober="datagrams", responder_delay_us=300.0)) == ()
+    assert find_quality_flags(HEALTHY, make_measurement(prober="datagrams", responder_delay_us=300.0)) == ()
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_netperfs_histogram_has_steps_of_a_tenth_to_a_hundredth(value_us: float,
 
 
 def test_datagrams_are_used_if_they_agree_with_netperf_or_its_run_is_flagged() -> None:
-    fine = changed(prober="datagrams", test="UDP_RR", p50_us=540.0, transactions=100)
+    fine = make_measurement(prober="datagrams", test="UDP_RR", p50_us=540.0, transactions=100)
     assert choose_cost_source(HEALTHY, fine, ()) == "datagrams"
     assert choose_cost_source(HEALTHY, msgspec.structs.replace(fine, p50_us=5000.0), ()) == "measurement"
     assert choose_cost_source(HEALTHY, msgspec.structs.replace(fine, p50_us=5000.0), ("throttled",)) == "datagrams"
@@ -118,16 +119,16 @@ def test_datagrams_are_used_if_they_agree_with_netperf_or_its_run_is_flagged() -
 
 @given(st.floats(min_value=-1e6, max_value=1e6))
 def test_age_is_by_the_readers_clock(skew_s: float) -> None:
-    first = update_sighting(None, taken(1, 1e9 + skew_s), now_s=100.0, wall_s=1e9)
-    second = update_sighting(first, taken(2, 1e9 + skew_s + 60), now_s=160.0, wall_s=1e9 + 60)
+    first = update_sighting(None, make_sample(1, 1e9 + skew_s), now_s=100.0, wall_s=1e9)
+    second = update_sighting(first, make_sample(2, 1e9 + skew_s + 60), now_s=160.0, wall_s=1e9 + 60)
     assert second.first_seen_at_s == 160.0
-    assert update_sighting(second, taken(2, 1e9 + skew_s + 60), now_s=900.0, wall_s=1e9 + 800) == second
+    assert update_sighting(second, make_sample(2, 1e9 + skew_s + 60), now_s=900.0, wall_s=1e9 + 800) == second
 
 
 @pytest.mark.parametrize(("ahead_s", "seen_at_s"), [(-500, 500.0), (500, 1000.0)])
 def test_a_restart_of_the_reader_makes_no_sample_younger(ahead_s: float, seen_at_s: float) -> None:
     """By the writer's clock, unless it is ahead."""
-    assert update_sighting(None, taken(7, 1e9 + ahead_s), now_s=1000.0, wall_s=1e9).first_seen_at_s == seen_at_s
+    assert update_sighting(None, make_sample(7, 1e9 + ahead_s), now_s=1000.0, wall_s=1e9).first_seen_at_s == seen_at_s
 
 
 RTT_US = 5_500.0
@@ -146,7 +147,7 @@ def tcp_calls_us(loss: float, calls: int = 4000) -> list[float]:
     return sorted(RTT_US + delay_us() + delay_us() for _ in range(calls))
 
 
-def datagrams(loss: float, transactions: int = 118) -> Measurement:
+def make_datagrams(loss_per_direction: float, transactions: int = 118) -> Measurement:
     return Measurement(
         prober="datagrams",
         test="UDP_RR",
@@ -154,7 +155,7 @@ def datagrams(loss: float, transactions: int = 118) -> Measurement:
         p90_us=RTT_US,
         p99_us=RTT_US,
         transactions=transactions,
-        loss_ratio=1 - (1 - loss) ** 2,
+        loss_ratio=1 - (1 - loss_per_direction) ** 2,
     )
 
 
@@ -162,5 +163,5 @@ def datagrams(loss: float, transactions: int = 118) -> Measurement:
 def test_datagrams_of_a_lossy_path_have_the_latency_of_a_call_over_tcp(loss: float) -> None:
     """Between, at 5 % each way, a tenth of the calls wait: the percentile lies at the edge."""
     calls_us = tcp_calls_us(loss)
-    read_us = datagrams(loss).percentile_us("p90")
+    read_us = make_datagrams(loss).percentile_us("p90")
     assert read_us == pytest.approx(calls_us[int(0.9 * len(calls_us))], rel=0.15)

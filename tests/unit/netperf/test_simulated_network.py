@@ -54,12 +54,14 @@ def test_a_cut_path_is_unreachable_within_three_rounds_and_back_within_one(nodes
     before = dict(network.costs)
     network.cut_zone_pairs.add(frozenset((A, B)))
     network.run_rounds(3)
-    dead = {pair for pair, entry in network.zone_costs.by_zone_pair.items() if entry.basis == "unreachable"}
-    assert dead == {(A, B), (B, A)}
-    assert {network.costs[pair] for pair in dead} == {10_001}
+    unreachable_pairs = {
+        pair for pair, entry in network.zone_costs.by_zone_pair.items() if entry.basis == "unreachable"
+    }
+    assert unreachable_pairs == {(A, B), (B, A)}
+    assert {network.costs[pair] for pair in unreachable_pairs} == {10_001}
     assert network.latency_us(A, B) is None
     assert (A, B) in network.latencies.unreachable_pairs
-    assert {p for p in before if network.costs[p] != before[p]} == dead
+    assert {p for p in before if network.costs[p] != before[p]} == unreachable_pairs
     network.run_rounds(20)
     assert network.zone_costs.by_zone_pair[A, B].basis == "unreachable"
     network.cut_zone_pairs.clear()
@@ -71,8 +73,10 @@ def test_a_cut_path_is_unreachable_within_three_rounds_and_back_within_one(nodes
 def test_a_slow_node_is_reported_and_does_not_change_costs_of_its_zone() -> None:
     network = make_converged_network(6, 6, noise=0.002)
     before = dict(network.costs)
-    used = [n for plan in network.plans.values() for p in plan.probes for n in (p.origin.node, p.destination.node)]
-    victim = max(sorted(set(used)), key=used.count)
+    measured_nodes = [
+        n for plan in network.plans.values() for p in plan.probes for n in (p.origin.node, p.destination.node)
+    ]
+    victim = max(sorted(set(measured_nodes)), key=measured_nodes.count)
     network.offset_us[victim] = 8000.0
     network.run_rounds(6)
     assert network.reported_nodes == {victim}
@@ -96,11 +100,11 @@ def test_a_lying_agent_is_reported_and_changes_latencies_by_at_most_a_tenth(node
     liar = f"{A}-n0"
     network.forge_by_node[liar] = lambda _probe, us: us / 15
     network.run_rounds(10)
-    for pair, was in before.items():
-        now = network.latency_us(*pair)
-        assert was is not None
-        assert now is not None
-        assert abs(now - was) <= (0.1 if A in pair else 0.031) * was, pair
+    for pair, before_us in before.items():
+        now_us = network.latency_us(*pair)
+        assert before_us is not None
+        assert now_us is not None
+        assert abs(now_us - before_us) <= (0.1 if A in pair else 0.031) * before_us, pair
     assert network.reported_nodes == {liar}
 
 
@@ -136,18 +140,18 @@ def test_a_liar_that_writes_most_latencies_of_a_link_is_disputed_and_changes_no_
     """Its zone has no other node, so it is the reporter of two of three readings of each link."""
     network = make_converged_network(3, 3, noise=0.002, node_count_by_zone={A: 1})
     liar = f"{A}-n0"
-    wrote = [
+    reporters = [
         p.origin.node
         for plan in network.plans.values()
         for p in plan.probes
         if {A, B} == {p.origin.zone, p.destination.zone}
     ]
-    assert len(wrote) == 3
+    assert len(reporters) == 3
     before = {pair: network.latency_us(*pair) for pair in network.costs}
     network.forge_by_node[liar] = lambda _probe, us: us / 15
     network.run_rounds(10)
-    for pair, was in before.items():
-        assert network.latency_us(*pair) == pytest.approx(was, rel=0.1), pair
+    for pair, before_us in before.items():
+        assert network.latency_us(*pair) == pytest.approx(before_us, rel=0.1), pair
     assert network.zone_costs.disputed_links or network.reported_nodes == {liar}
 
 
@@ -165,7 +169,7 @@ def test_two_writes_within_a_round_are_one_sample() -> None:
 
 @pytest.mark.parametrize("factor", [0.4, 3.0])
 def test_a_change_that_two_nodes_report_one_after_the_other_causes_no_dispute(factor: float) -> None:
-    """Each writes at its own moment of the round, and the controller prices in between."""
+    """Each writes at its own moment of the round, and the controller computes costs in between."""
     network = make_converged_network(4, 1, noise=0.001, staggered=True)
     network.scale_rtt(A, B, factor)
     for _ in range(4):
@@ -184,4 +188,4 @@ def test_the_first_full_window_sets_the_cost_without_hysteresis() -> None:
     assert network.costs[A, B] == 87
     network.rtt_us[frozenset((A, B))] = 80_000.0
     network.run_rounds(8)
-    assert network.costs[A, B] == 87, "from then on it is held within its hysteresis"
+    assert network.costs[A, B] == 87, "from then on it has hysteresis"

@@ -1,0 +1,39 @@
+"""A sample that is written again within a round replaces the one before in the window."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from netperf.smoothing import add_sample, replace_newest_sample
+
+
+@pytest.mark.parametrize(
+    ("earlier_us", "replaced_us", "new_us", "window_us"),
+    [
+        ([1000.0] * 3, 1000.0, 5000.0, [1000.0] * 3),
+        ([1000.0], 5000.0, 1010.0, [1000.0, 1010.0]),
+        ([1000.0], 5000.0, 9000.0, [1000.0]),
+        ([1000.0] * 3, 1000.0, 1010.0, [1000.0] * 3 + [1010.0]),
+        ([1000.0, 5000.0], 5000.0, 9000.0, [5000.0]),
+        ([1000.0], 1090.0, 1180.0, [1000.0]),
+        ([], 1000.0, 5000.0, [5000.0]),
+    ],
+)
+def test_a_sample_written_again_within_a_round_replaces_the_one_before(
+    earlier_us: list[float], replaced_us: float, new_us: float, window_us: list[float]
+) -> None:
+    smoothed = None
+    for us in (*earlier_us, replaced_us):
+        smoothed = add_sample(smoothed, us)
+    assert smoothed is not None
+    smoothed = replace_newest_sample(smoothed, new_us)
+    assert (smoothed.recent_us, smoothed.pending_us) == (tuple(window_us), None if new_us in window_us else new_us)
+    assert smoothed.latency_us == statistics.median(window_us)
+
+
+def test_after_its_only_sample_is_replaced_by_an_outlier_a_pair_has_the_latency_of_its_zones() -> None:
+    smoothed = add_sample(None, 1090.0, expected_us=1000.0)
+    replaced = replace_newest_sample(smoothed, 5000.0, expected_us=1000.0)
+    assert (replaced.latency_us, replaced.recent_us, replaced.pending_us) == (1000.0, (), 5000.0)
