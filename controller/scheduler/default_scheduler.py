@@ -124,8 +124,7 @@ class DefaultSchedulerModel:
     def _matches_node_affinity(self, constraints: Constraints) -> Bools:
         """[host] whether a pod's node selector and required node affinity match the host; its taints do not matter."""
         if constraints not in self._matching_hosts:
-            unmet = [constraints.unmet_constraint(host.name, host.labels) for host in self._hosts]
-            self._matching_hosts[constraints] = np.array([not constraint for constraint in unmet], np.bool_)
+            self._matching_hosts[constraints] = _allowed_hosts(constraints, self._hosts, with_taints=False)
         return self._matching_hosts[constraints]
 
     def _count_pods_in_domain(self, key: str, pods: Iterable[PodInfo], is_counted: Bools) -> Floats:
@@ -149,20 +148,18 @@ class DefaultSchedulerModel:
         return self._domains_by_key[key]
 
     def _score_node_affinity(self, spec: PodSpec) -> Ints:
-        affinity = spec.affinity.node_affinity if spec.affinity else None
+        affinity = spec.affinity and spec.affinity.node_affinity
         total = np.zeros(len(self._hosts), np.int64)
-        for term in (affinity.preferred_during_scheduling_ignored_during_execution if affinity else None) or ():
+        for term in (affinity and affinity.preferred_during_scheduling_ignored_during_execution) or ():
             total += [term.weight * term_matches(term.preference, host.name, host.labels) for host in self._hosts]
         return total
 
     def _score_pod_affinity(self, spec: PodSpec, namespace_pods: Sequence[PodInfo], is_feasible: Bools) -> Ints:
         """The pod's preferred pod affinity. That of other pods is left out: most of them are siblings with the same preferences."""
         raw, every_host = np.zeros(len(self._hosts)), np.ones(len(self._hosts), np.bool_)
-        for sign, affinity in (
-            (1, spec.affinity.pod_affinity if spec.affinity else None),
-            (-1, spec.affinity.pod_anti_affinity if spec.affinity else None),
-        ):
-            for weighted in (affinity.preferred_during_scheduling_ignored_during_execution if affinity else None) or ():
+        affinity = spec.affinity
+        for sign, terms in ((1, affinity and affinity.pod_affinity), (-1, affinity and affinity.pod_anti_affinity)):
+            for weighted in (terms and terms.preferred_during_scheduling_ignored_during_execution) or ():
                 term = weighted.pod_affinity_term
                 matching = _matching(compile_or_none(term.label_selector), namespace_pods)
                 raw += sign * weighted.weight * self._count_pods_in_domain(term.topology_key, matching, every_host)
@@ -199,7 +196,7 @@ def simulate_scheduling(
         selectors = volume_selectors.get(pod.key, ())
         key = pod.constraints, pod.key if selectors else ""
         if key not in allowed:
-            allowed[key] = _allowed_hosts(pod, selectors, all_hosts)
+            allowed[key] = _allowed_hosts(pod.constraints, all_hosts, selectors)
         requests = np.array([limit_amount(pod.requests_with_ports.get(r, 0)) for r in resources], np.int64)
         is_feasible = allowed[key] & ((requests <= 0) | (free >= requests)).all(axis=1)
         if not is_feasible.any():
@@ -224,11 +221,12 @@ def _free_amounts(hosts: Sequence[Host], used: Mapping[str, Amounts], resources:
     return np.array(amounts, np.int64).reshape(len(hosts), len(resources))
 
 
-def _allowed_hosts(pod: PodInfo, volume_selectors: Sequence[NodeSelector], hosts: Sequence[Host]) -> Bools:
-    """[host] whether node constraints and volumes allow a pod there."""
-    unmet = partial(pod.constraints.unmet_constraint, volume_selectors=volume_selectors)
-    reasons = (unmet(host.name, host.labels, host.taints) for host in hosts)
-    return np.array([not reason for reason in reasons], np.bool_)
+def _allowed_hosts(
+    constraints: Constraints, hosts: Sequence[Host], volumes: Sequence[NodeSelector] = (), *, with_taints: bool = True
+) -> Bools:
+    """[host] whether node constraints and node selectors of volumes allow a pod there."""
+    unmet = partial(constraints.unmet_constraint, volume_selectors=volumes)
+    return np.array([not unmet(h.name, h.labels, h.taints if with_taints else ()) for h in hosts], np.bool_)
 
 
 def _array_of(amounts: Mapping[str, int]) -> Ints:
