@@ -58,19 +58,20 @@ def parse_quantities(texts: Mapping[str, Any] | None) -> Counter[str]:
 def requests(pod: Json) -> Counter[str]:
     """A pod's requests as kube-scheduler counts them; a host port is a resource of which each host has one."""
     spec = pod["spec"]
-    held = {s["name"]: parse_quantities(s["resources"]["requests"]) for s in pod["status"].get("containerStatuses", ())}
+    statuses = pod["status"].get("containerStatuses", ())
+    allocated = {status["name"]: parse_quantities(status["resources"]["requests"]) for status in statuses}
     total: Counter[str] = Counter()
     for container in spec["containers"]:
-        total += parse_quantities(container["resources"].get("requests")) | held.get(container["name"], Counter())
+        total += parse_quantities(container["resources"].get("requests")) | allocated.get(container["name"], Counter())
     sidecars: Counter[str] = Counter()
-    most: Counter[str] = Counter()
+    initial: Counter[str] = Counter()
     for container in spec.get("initContainers", ()):
-        wanted = parse_quantities(container["resources"].get("requests"))
+        requested = parse_quantities(container["resources"].get("requests"))
         if container.get("restartPolicy") == "Always":
-            sidecars, total = sidecars + wanted, total + wanted
+            sidecars, total = sidecars + requested, total + requested
         else:
-            most |= sidecars + wanted
-    total |= most
+            initial |= sidecars + requested
+    total |= initial
     for name, value in parse_quantities(spec.get("resources", {}).get("requests")).items():
         total[name] = value
     total += parse_quantities(spec.get("overhead"))
@@ -196,27 +197,27 @@ class OracleCluster:
         self.classes: list[Json] = []
         self.members: list[list[str]] = []
         self.allowed: list[list[bool]] = []
-        known: dict[str, int] = {}
+        class_by_key: dict[str, int] = {}
         for pod in self.waiting:
-            may = self._allowed_hosts(pod)
+            is_allowed = self._allowed_hosts(pod)
             spec = {k: v for k, v in pod["spec"].items() if k != "volumes"}
-            key = json.dumps([pod["metadata"]["labels"], spec, may], sort_keys=True)
-            if key not in known:
-                known[key] = len(self.classes)
+            key = json.dumps([pod["metadata"]["labels"], spec, is_allowed], sort_keys=True)
+            if key not in class_by_key:
+                class_by_key[key] = len(self.classes)
                 self.classes.append(pod)
                 self.members.append([])
-                self.allowed.append(may)
-            self.members[known[key]].append(f"default/{pod['metadata']['name']}")
+                self.allowed.append(is_allowed)
+            self.members[class_by_key[key]].append(f"default/{pod['metadata']['name']}")
 
     def _allowed_hosts(self, pod: Json) -> list[bool]:
         """[host] whether node constraints and volumes allow the pod there."""
         spec, claims = pod["spec"], [v["persistentVolumeClaim"]["claimName"] for v in pod["spec"].get("volumes", ())]
-        named = {c["metadata"]["name"]: c["spec"]["volumeName"] for c in self.claims}
+        volume_by_claim = {c["metadata"]["name"]: c["spec"]["volumeName"] for c in self.claims}
         volumes = [
             v
             for v in self.volumes
-            for c in claims
-            if v["metadata"]["name"] == named.get(c) or v["spec"]["claimRef"]["name"] == c
+            for claim in claims
+            if v["metadata"]["name"] == volume_by_claim.get(claim) or v["spec"]["claimRef"]["name"] == claim
         ]
 
         def reaches_volumes(node: Json) -> bool:
@@ -256,10 +257,10 @@ class OracleCluster:
             return 1 if a == b else UNKNOWN_COST if cost is None else cost
         if a == b:
             return IN_ZONE_US
-        annotations = json.loads(self.topology["metadata"].get("annotations", {}).get("netaware.io/latency-us", "null"))
-        if annotations is not None:
-            us = annotations["us"][annotations["zones"].index(self.zones[a])][annotations["zones"].index(self.zones[b])]
-            return max(int(us), IN_ZONE_US)
+        latencies = json.loads(self.topology["metadata"].get("annotations", {}).get("netaware.io/latency-us", "null"))
+        if latencies is not None:
+            row, column = (latencies["zones"].index(self.zones[zone]) for zone in (a, b))
+            return max(int(latencies["us"][row][column]), IN_ZONE_US)
         return UNKNOWN_US if cost is None else max(cost * 1000, LEAST_US)
 
     @property
@@ -272,14 +273,14 @@ class OracleCluster:
         labels = {"app": self.workloads[workload]}
         for service in self.services:
             if not self.parity and selects({"matchLabels": service["spec"]["selector"]}, labels):
-                annotations = service["spec"].get("trafficDistribution", "")
-                return {"": "", "PreferSameNode": "node"}.get(annotations, "zone")
+                distribution = service["spec"].get("trafficDistribution", "")
+                return {"": "", "PreferSameNode": "node"}.get(distribution, "zone")
         return ""
 
     def weight(self, edge: tuple[int, int, int], callers: int) -> float:
         """Traffic of all callers of a dependency together."""
-        annotations = self.weights.get(self.workloads[edge[0]], {}).get(self.workloads[edge[1]])
-        return float(annotations) if annotations is not None else float(max(callers, 1))
+        weight = self.weights.get(self.workloads[edge[0]], {}).get(self.workloads[edge[1]])
+        return float(max(callers, 1) if weight is None else weight)
 
     def bound_replicas(self) -> list[list[int]]:
         """[workload][host] number of bound replicas."""
@@ -307,13 +308,13 @@ class OracleCluster:
 
     def evaluate(self, placements: Mapping[str, str]) -> PlacementValue:
         """The value of a placement; raises BrokenRuleError."""
-        found = _Model(self)
-        found.fix(placements)
-        goals = found.goals()
+        model = _Model(self)
+        model.fix(placements)
+        goals = model.goals()
         # The helper variables of the goals have a bound on one side only.
-        found.model.minimize(sum(goals[:3]))
-        solver = found.solver(10.0)
-        if solver.solve(found.model) not in {cp_model.OPTIMAL, cp_model.FEASIBLE}:
+        model.model.minimize(sum(goals[:3]))
+        solver = model.solver(10.0)
+        if solver.solve(model.model) not in {cp_model.OPTIMAL, cp_model.FEASIBLE}:
             raise BrokenRuleError(placements)
         return PlacementValue(*(solver.value(goal) for goal in goals))
 
@@ -321,20 +322,20 @@ class OracleCluster:
         """The best placement that CP-SAT finds, and whether it is proven; the search begins with a placement, and limits the time per goal."""
         model = _Model(self)
         model.hint(placements)
-        proven, found = True, dict(placements)
+        is_proven, best_placements = True, dict(placements)
         for goal in model.goals():
             if isinstance(goal, int):
                 continue
             model.model.minimize(goal)
             solver = model.solver(seconds)
             status = solver.solve(model.model)
-            proven &= status == cp_model.OPTIMAL
+            is_proven &= status == cp_model.OPTIMAL
             if status not in {cp_model.OPTIMAL, cp_model.FEASIBLE}:
                 break
-            found = model.placements(solver)
+            best_placements = model.placements(solver)
             model.model.add(goal <= round(solver.objective_value))
-            model.hint(found)
-        return self.evaluate(found), proven
+            model.hint(best_placements)
+        return self.evaluate(best_placements), is_proven
 
     def most_placed(self, seconds: float) -> dict[str, str]:
         """A placement of as many pods as CP-SAT can place in this time."""
@@ -351,11 +352,11 @@ class _Model:
     def __init__(self, cluster: OracleCluster) -> None:
         self.cluster, self.model = cluster, cp_model.CpModel()
         hosts = range(len(cluster.nodes))
-        self.n = [
+        self.pod_count = [
             [self.model.new_int_var(0, len(keys) if cluster.allowed[k][h] else 0, "") for h in hosts]
             for k, keys in enumerate(cluster.members)
         ]
-        for row, keys in zip(self.n, cluster.members, strict=True):
+        for row, keys in zip(self.pod_count, cluster.members, strict=True):
             self.model.add(sum(row) <= len(keys))
         self._add_resources()
         for k, pod in enumerate(cluster.classes):
@@ -384,19 +385,19 @@ class _Model:
         requests_by_class = [requests(pod) for pod in cluster.classes]
         for h, free in enumerate(cluster.free):
             for resource in {r for requested in requests_by_class for r, n in requested.items() if n}:
-                port = resource.startswith("port ")
-                available = int((h, resource) not in cluster.taken_ports) if port else free[resource]
-                wanted = [
+                is_port = resource.startswith("port ")
+                available = int((h, resource) not in cluster.taken_ports) if is_port else free[resource]
+                used = [
                     requested[resource] * row[h]
-                    for requested, row in zip(requests_by_class, self.n, strict=True)
+                    for requested, row in zip(requests_by_class, self.pod_count, strict=True)
                     if requested[resource]
                 ]
                 if available < 0:
-                    for requested, row in zip(requests_by_class, self.n, strict=True):
+                    for requested, row in zip(requests_by_class, self.pod_count, strict=True):
                         if requested[resource]:
                             self.model.add(row[h] == 0)
                 else:
-                    self.model.add(sum(wanted) <= available)
+                    self.model.add(sum(used) <= available)
 
     def _domain(self, key: str, host: int) -> list[int]:
         value = self.cluster.nodes[host]["metadata"]["labels"].get(key)
@@ -408,14 +409,14 @@ class _Model:
     def _placed_vars(self, selector: Json, hosts: Iterable[int]) -> list[Any]:
         """Variables for the selected waiting pods on these hosts."""
         matching = [k for k, p in enumerate(self.cluster.classes) if selects(selector, p["metadata"]["labels"])]
-        return [self.n[k][h] for k in matching for h in hosts]
+        return [self.pod_count[k][h] for k in matching for h in hosts]
 
-    def _count_bound(self, selector: Json, hosts: Iterable[int], *, leaving: bool = True) -> int:
+    def _count_bound(self, selector: Json, hosts: Iterable[int], *, with_terminating: bool = True) -> int:
         within = set(hosts)
         return sum(
             h in within
             and selects(selector, p["metadata"]["labels"])
-            and (leaving or "deletionTimestamp" not in p["metadata"])
+            and (with_terminating or "deletionTimestamp" not in p["metadata"])
             for h, p in self.cluster.bound
         )
 
@@ -427,16 +428,20 @@ class _Model:
     def _add_spread(self, constraint: Json, pod: Json) -> None:
         """PodTopologySpread: nodes that the node policies exclude do not count."""
         cluster, selector = self.cluster, constraint["labelSelector"]
-        honoured = constraint.get("nodeAffinityPolicy", "Honor") == "Honor"
-        taints = constraint.get("nodeTaintsPolicy", "Ignore") == "Honor"
+        honours_affinity = constraint.get("nodeAffinityPolicy", "Honor") == "Honor"
+        honours_taints = constraint.get("nodeTaintsPolicy", "Ignore") == "Honor"
         counted = [
             h
             for h, node in enumerate(cluster.nodes)
-            if (not honoured or matches_node(pod["spec"], node)) and (not taints or tolerates(pod["spec"], node))
+            if (not honours_affinity or matches_node(pod["spec"], node))
+            and (not honours_taints or tolerates(pod["spec"], node))
         ]
         domains = [[h for h in d if h in counted] for d in self._domains(constraint["topologyKey"])]
         domains = [d for d in domains if d]
-        totals = [self._count_bound(selector, d, leaving=False) + sum(self._placed_vars(selector, d)) for d in domains]
+        totals = [
+            self._count_bound(selector, d, with_terminating=False) + sum(self._placed_vars(selector, d))
+            for d in domains
+        ]
         least = self.model.new_int_var(0, 100, "")
         if len(domains) < constraint.get("minDomains", 0):
             self.model.add(least == 0)
@@ -446,32 +451,32 @@ class _Model:
         for total, domain in zip(totals, domains, strict=True):
             self.model.add(least <= total)
             used = self._is_any_placed(
-                [self.n[k][h] for k in owners for h in domain if self._same_nodes(cluster.classes[k], pod)]
+                [self.pod_count[k][h] for k in owners for h in domain if self._same_nodes(cluster.classes[k], pod)]
             )
             self.model.add(total <= least + constraint["maxSkew"]).only_enforce_if(used)
 
-    def _same_nodes(self, one: Json, other: Json) -> bool:
-        return all(matches_node(one["spec"], n) == matches_node(other["spec"], n) for n in self.cluster.nodes)
+    def _same_nodes(self, first: Json, second: Json) -> bool:
+        return all(matches_node(first["spec"], n) == matches_node(second["spec"], n) for n in self.cluster.nodes)
 
     def _add_anti_affinity(self, term: Json, owner: int) -> None:
         selector = term["labelSelector"]
-        itself = selects(selector, self.cluster.classes[owner]["metadata"]["labels"])
+        counts_itself = selects(selector, self.cluster.classes[owner]["metadata"]["labels"])
         for domain in self._domains(term["topologyKey"]):
-            mine = [self.n[owner][h] for h in domain]
-            others = self._count_bound(selector, domain) + sum(self._placed_vars(selector, domain))
-            self.model.add(others <= int(itself)).only_enforce_if(self._is_any_placed(mine))
+            owners = [self.pod_count[owner][h] for h in domain]
+            counted = self._count_bound(selector, domain) + sum(self._placed_vars(selector, domain))
+            self.model.add(counted <= int(counts_itself)).only_enforce_if(self._is_any_placed(owners))
 
     def _add_affinity(self, term: Json, owner: int) -> None:
         selector = term["labelSelector"]
         for domain in self._domains(term["topologyKey"]):
-            mine = [self.n[owner][h] for h in domain]
+            owners = [self.pod_count[owner][h] for h in domain]
             counted = self._count_bound(selector, domain) + sum(self._placed_vars(selector, domain))
-            self.model.add(counted >= 1).only_enforce_if(self._is_any_placed(mine))
+            self.model.add(counted >= 1).only_enforce_if(self._is_any_placed(owners))
 
     @property
     def unplaced(self) -> Any:
         """Number of pods without a place."""
-        return len(self.cluster.waiting) - sum(var for row in self.n for var in row)
+        return len(self.cluster.waiting) - sum(var for row in self.pod_count for var in row)
 
     def goals(self) -> list[Any]:
         """The fields of `PlacementValue`."""
@@ -480,7 +485,8 @@ class _Model:
         fixed = cluster.bound_replicas()
         on = [
             [
-                fixed[w][h] + sum(self.n[k][h] for k, p in enumerate(cluster.classes) if cluster.workload(p) == w)
+                fixed[w][h]
+                + sum(self.pod_count[k][h] for k, p in enumerate(cluster.classes) if cluster.workload(p) == w)
                 for h in hosts
             ]
             for w in range(len(cluster.workloads))
@@ -537,7 +543,7 @@ class _Model:
         return var
 
     def _counts(self, placements: Mapping[str, str]) -> Iterable[tuple[Any, int]]:
-        for row, keys in zip(self.n, self.cluster.members, strict=True):
+        for row, keys in zip(self.pod_count, self.cluster.members, strict=True):
             at = Counter(self.cluster.index[placements[key]] for key in keys if key in placements)
             for h, var in enumerate(row):
                 yield var, at[h]
@@ -552,9 +558,9 @@ class _Model:
             self.model.add_hint(var, value)
 
     def placements(self, solver: cp_model.CpSolver) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for row, keys in zip(self.n, self.cluster.members, strict=True):
-            where = [h for h, var in enumerate(row) for _ in range(solver.value(var))]
-            for key, h in zip(keys, where, strict=False):
-                found[key] = self.cluster.nodes[h]["metadata"]["name"]
-        return found
+        node_by_pod: dict[str, str] = {}
+        for row, keys in zip(self.pod_count, self.cluster.members, strict=True):
+            hosts = [h for h, var in enumerate(row) for _ in range(solver.value(var))]
+            for key, h in zip(keys, hosts, strict=False):
+                node_by_pod[key] = self.cluster.nodes[h]["metadata"]["name"]
+        return node_by_pod

@@ -22,9 +22,9 @@ from tests.unit.controller import groups
 from tests.unit.controller.groups import bound_pod, node, plan_of, snapshot, waiting_pod
 
 
-def line(replicas: tuple[int, ...] = (1, 1, 1), most: int = 100) -> groups.GroupCase:
-    """w0 -> w1 -> w2, in three zones 5 apart from the next and 50 from the one after."""
-    edges = tuple((i, i + 1, most) for i in range(len(replicas) - 1))
+def chain(replicas: tuple[int, ...] = (1, 1, 1), limit: int = 100) -> groups.GroupCase:
+    """w0 calls w1, which calls w2; of three zones, neighbours have cost 5, the outer two cost 50."""
+    edges = tuple((i, i + 1, limit) for i in range(len(replicas) - 1))
     return groups.GroupCase(replicas, edges, ((0, 5, 50), (5, 0, 5), (50, 5, 0)), (9, 9, 9))
 
 
@@ -32,17 +32,17 @@ THREE_NODES = [node("a", "z0"), node("b", "z1"), node("c", "z2")]
 
 
 def nodes_of(**cpus: str) -> list[Node]:
-    """Nodes with so much cpu: a and a2 in z0, b in z1, c in z2."""
+    """Nodes with these amounts of cpu: a and a2 in z0, b in z1, c in z2."""
     return [node(name, f"z{'abc'.index(name[0])}", cpu) for name, cpu in cpus.items()]
 
 
-def hosts_in(plan: Plan) -> dict[str, str | None]:
-    """Pod -> node, None for a pod without a place."""
-    found: dict[str, str | None] = {key: target.node for key, target in plan.targets.items()}
-    return {key.removeprefix("default/"): host for key, host in (found | dict.fromkeys(plan.unplaced)).items()}
+def node_by_pod(plan: Plan) -> dict[str, str | None]:
+    """Pod -> node, None for an unplaced pod."""
+    nodes: dict[str, str | None] = {key: target.node for key, target in plan.targets.items()}
+    return {key.removeprefix("default/"): node for key, node in (nodes | dict.fromkeys(plan.unplaced)).items()}
 
 
-def zones_of(plan: Plan) -> dict[str, str]:
+def zone_by_pod(plan: Plan) -> dict[str, str]:
     return {key.removeprefix("default/"): target.zone for key, target in plan.targets.items()}
 
 
@@ -75,21 +75,21 @@ FINISHED = msgspec.structs.replace(FIRST, status=msgspec.structs.replace(FIRST.s
 OTHERWISE_GATED = waiting_pod(
     "w0-0", "w0", schedulingGates=[{"name": "netaware.io/topological-order"}, {"name": "kueue.x-k8s.io/admission"}]
 )
-TWO_WORKLOADS, ONE_WORKLOAD = line((1, 1)), groups.GroupCase((5,), (), ((0, 5), (5, 0)), (9, 9))
+TWO_WORKLOADS, ONE_WORKLOAD = chain((1, 1)), groups.GroupCase((5,), (), ((0, 5), (5, 0)), (9, 9))
 FIRST_BOUND = [bound_pod("w0-0", "w0", "b"), SECOND]
 
 
 PLANS: dict[str, tuple[groups.GroupCase, str | dict[str, str], dict[str, Any], dict[str, str | None]]] = {
     "bound pods stay and attract the rest": (
-        line(), "999", {"pods": [FIRST, SECOND, bound_pod("w2-0", "w2", "c")]},
+        chain(), "999", {"pods": [FIRST, SECOND, bound_pod("w2-0", "w2", "c")]},
         {"w0-0": "c", "w1-0": "c"},
     ),
     "requests of bound pods are not free": (TWO_WORKLOADS, "22", {"used": {"a": {"cpu": 1000}}}, {"w0-0": "b", "w1-0": "b"}),
     "a released pod keeps its target": (
-        line(), "199", {"released_targets": {FIRST_KEY: ON_A}},
+        chain(), "199", {"released_targets": {FIRST_KEY: ON_A}},
         {"w0-0": "a", "w1-0": "b", "w2-0": "b"},
     ),
-    "a released pod whose target is gone gets another": (line((1,)), "9", {"released_targets": {FIRST_KEY: ON_DELETED_NODE}}, {"w0-0": "a"}),
+    "a released pod whose target is gone gets another": (chain((1,)), "9", {"released_targets": {FIRST_KEY: ON_DELETED_NODE}}, {"w0-0": "a"}),
     "a bound pod that is not counted yet attracts the rest": (TWO_WORKLOADS, "12", {"pods": FIRST_BOUND, "assigned_nodes": {}}, {"w1-0": "b"}),
     "a bound pod that is not counted yet uses its node's resources": (TWO_WORKLOADS, "11", {"pods": FIRST_BOUND, "assigned_nodes": {}}, {"w1-0": "a"}),
     "a pod is counted but still looks waiting": (
@@ -97,11 +97,11 @@ PLANS: dict[str, tuple[groups.GroupCase, str | dict[str, str], dict[str, Any], d
         {"w1-0": "b"},
     ),
     "the previous plan is kept if no other is better": (
-        line(), "999", {"previous_targets": {f"default/w{i}-0": ON_B for i in range(3)}},
+        chain(), "999", {"previous_targets": {f"default/w{i}-0": ON_B for i in range(3)}},
         {"w0-0": "b", "w1-0": "b", "w2-0": "b"},
     ),
     "the previous plan is kept on the last node": (
-        line(), "999", {"previous_targets": {f"default/w{i}-0": ON_C for i in range(3)}},
+        chain(), "999", {"previous_targets": {f"default/w{i}-0": ON_C for i in range(3)}},
         {"w0-0": "c", "w1-0": "c", "w2-0": "c"},
     ),
     "a pod with another gate gets no target": (
@@ -109,7 +109,7 @@ PLANS: dict[str, tuple[groups.GroupCase, str | dict[str, str], dict[str, Any], d
         {"w1-0": "a"},
     ),
     "no limit is violated to avoid a host": (
-        line((1, 1), most=9), "999", {"avoided_nodes": frozenset("ab"), "pods": [bound_pod("w0-0", "w0", "a"), SECOND]},
+        chain((1, 1), limit=9), "999", {"avoided_nodes": frozenset("ab"), "pods": [bound_pod("w0-0", "w0", "a"), SECOND]},
         {"w1-0": "a"},
     ),
     "finished pods and pods of unknown workloads get no target": (
@@ -128,8 +128,8 @@ PLANS: dict[str, tuple[groups.GroupCase, str | dict[str, str], dict[str, Any], d
         TWO_WORKLOADS, "31", {"reserved": {"a": {"cpu": 2000}}, "released_targets": {FIRST_KEY: ON_A}},
         {"w0-0": "a", "w1-0": "b"},
     ),
-    "a zone that an earlier plan required is not a constraint": (line((1,)), "9", {"pods": [required_zone("z1", by_us=True)]}, {"w0-0": "a"}),
-    "a zone that the user requires is a constraint": (line((1,)), "9", {"pods": [required_zone("z1", by_us=False)]}, {"w0-0": None}),
+    "a zone that an earlier plan required is not a constraint": (chain((1,)), "9", {"pods": [required_zone("z1", by_us=True)]}, {"w0-0": "a"}),
+    "a zone that the user requires is a constraint": (chain((1,)), "9", {"pods": [required_zone("z1", by_us=False)]}, {"w0-0": None}),
     "the oldest pods get zones in turn, the youngest has no place": (
         ONE_WORKLOAD, "22", {"pods": make_aged_pods("w0", *"edcba")},
         {"e": "a", "d": "b", "c": "a", "b": "b", "a": None},
@@ -158,14 +158,14 @@ def test_targets_of_pods(
     case: groups.GroupCase, cpus: str | dict[str, str], changes: dict[str, Any], hosts: dict[str, str | None]
 ) -> None:
     sizes = cpus if isinstance(cpus, dict) else dict(zip("abc", cpus, strict=False))
-    assert hosts_in(plan_of(case, nodes_of(**sizes), **changes)) == hosts
+    assert node_by_pod(plan_of(case, nodes_of(**sizes), **changes)) == hosts
 
 
 @pytest.mark.parametrize("distribution", ["", "PreferSameZone", "PreferSameNode"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_plan_fits_and_its_figures_equal_those_of_its_bound_pods(seed: int, distribution: str) -> None:
     case = groups.random_case(random.Random(seed))
-    tight = msgspec.structs.replace(case, edges=tuple((a, b, most // 3) for a, b, most in case.edges))
+    tight = msgspec.structs.replace(case, edges=tuple((a, b, limit // 3) for a, b, limit in case.edges))
     services = [groups.service(f"w{i}", distribution) for i in range(len(case.replicas))]
     start = snapshot(tight, services=services, objective="time" if distribution else "parity")
     plan = plan_group(start)
@@ -176,22 +176,22 @@ def test_a_plan_fits_and_its_figures_equal_those_of_its_bound_pods(seed: int, di
         for pod in start.pods
         if pod.metadata.key in plan.targets
     ]
-    found = plan_group(msgspec.structs.replace(start, pods=bound))
-    assert (found.cost, found.violations) == (plan.cost, plan.violations)
+    plan_of_bound = plan_group(msgspec.structs.replace(start, pods=bound))
+    assert (plan_of_bound.cost, plan_of_bound.violations) == (plan.cost, plan.violations)
 
 
 def test_a_pod_group_that_does_not_fit_wholly_gets_no_target() -> None:
     gang: dict[str, Any] = {"schedulingGroup": {"podGroupName": "gang"}}
     pods = [waiting_pod("w0-0", "w0", **gang), SECOND, waiting_pod("w0-1", "w0", "99", **gang)]
-    plan = plan_of(line((2, 1)), nodes_of(a="2", b="1"), pods=pods)
+    plan = plan_of(chain((2, 1)), nodes_of(a="2", b="1"), pods=pods)
     assert set(plan.targets) == {SECOND_KEY}
     assert (plan.cost, plan.traffic) == (0, 0)
 
 
 def test_a_limit_is_violated_only_if_that_is_unavoidable() -> None:
     nodes, pods = nodes_of(a="1", b="1", c="1"), [FIRST, SECOND]
-    assert plan_of(line(most=5), nodes, pods=pods).violations == 0
-    assert plan_of(line(most=5), [nodes[0], nodes[2]], pods=pods).violations == 1
+    assert plan_of(chain(limit=5), nodes, pods=pods).violations == 0
+    assert plan_of(chain(limit=5), [nodes[0], nodes[2]], pods=pods).violations == 1
 
 
 @pytest.mark.parametrize("objective", ["parity", "time"])
@@ -202,12 +202,12 @@ def test_latency_is_reported_for_every_objective(objective: str) -> None:
 
 def test_a_limit_per_dependency_does_not_multiply_the_cost_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """A group may have thousands of limits, and other groups wait for its plan."""
-    zones, workloads, checks = 12, 16, list[int]()
-    check = CostTable.compare_with_limit
+    zones, workloads, comparisons = 12, 16, list[int]()
+    compare = CostTable.compare_with_limit
 
     def count(*args: Any) -> Any:
-        checks.append(1)
-        return check(*args)
+        comparisons.append(1)
+        return compare(*args)
 
     monkeypatch.setattr(CostTable, "compare_with_limit", count)
     pairs = [(i, j) for i in range(workloads) for j in range(workloads) if i != j]
@@ -215,16 +215,18 @@ def test_a_limit_per_dependency_does_not_multiply_the_cost_of_a_plan(monkeypatch
     counts = []
     for limits in ([50] * len(pairs), range(50, 50 + len(pairs))):
         edges = tuple((i, j, limit) for (i, j), limit in zip(pairs, limits, strict=True))
-        checks.clear()
+        comparisons.clear()
         plan_group(groups.snapshot(groups.GroupCase((1,) * workloads, edges, cost, (2,) * zones)), deadline_s=0.5)
-        counts.append(len(checks))
+        counts.append(len(comparisons))
     assert counts[1] < 2 * counts[0]
 
 
 def test_the_order_of_pods_and_nodes_does_not_change_the_plan() -> None:
-    one = groups.snapshot(groups.random_case(random.Random(4)))
-    other = msgspec.structs.replace(one, pods=list(reversed(one.pods)), hosts=dict(reversed(list(one.hosts.items()))))
-    assert plan_group(one) == plan_group(other)
+    start = groups.snapshot(groups.random_case(random.Random(4)))
+    reversed_start = msgspec.structs.replace(
+        start, pods=list(reversed(start.pods)), hosts=dict(reversed(list(start.hosts.items())))
+    )
+    assert plan_group(start) == plan_group(reversed_start)
 
 
 @pytest.mark.parametrize(
@@ -239,18 +241,18 @@ def test_the_order_of_pods_and_nodes_does_not_change_the_plan() -> None:
 def test_services_of_a_workload_decide_the_routing_of_its_calls(services: Any, *, elsewhere: bool, near: bool) -> None:
     """With several namespaces the Service with the weakest preference decides, not the first by name."""
     full = {"a": {"cpu": 1000}, "b": {"cpu": 1000}}
-    pods = [bound_pod("w0-0", "w0", "a"), bound_pod("w0-1", "w0", "b"), *groups.pods_of(line((0, 2)))]
+    pods = [bound_pod("w0-0", "w0", "a"), bound_pod("w0-1", "w0", "b"), *groups.pods_of(chain((0, 2)))]
     if elsewhere:
         moved = msgspec.structs.replace(pods[-1].metadata, namespace="elsewhere")
         pods[-1] = msgspec.structs.replace(pods[-1], metadata=moved)
     nodes = [node("a", "z0", "2"), node("b", "z1", "2")]
-    plan = plan_of(line((2, 2, 0)), nodes, used=full, pods=pods, objective="time", services=services)
+    plan = plan_of(chain((2, 2, 0)), nodes, used=full, pods=pods, objective="time", services=services)
     assert plan.latency_us < 1000.0 if near else plan.latency_us > 2000.0
 
 
 def test_declared_replicas_without_a_pod_are_placed_without_a_target() -> None:
     """w0 declares two more replicas: two of the four callers are in the other zone, wherever the pods are placed."""
-    inputs = snapshot(line((1, 1)), [node("a", "z0", "2"), node("b", "z1", "2")])
+    inputs = snapshot(chain((1, 1)), [node("a", "z0", "2"), node("b", "z1", "2")])
     assert plan_group(inputs).cost == 0
     plan = plan_group(msgspec.structs.replace(inputs, replicas={"w0": 3, "w1": 1}))
     assert plan.cost == 10
@@ -277,7 +279,7 @@ def test_the_weight_of_a_dependency_is_its_number_of_callers() -> None:
     def placed(callers: int) -> dict[str, str]:
         pods = [bound_pod(f"w0-{i}", "w0", "a") for i in range(callers)] + [bound_pod("w2-0", "w2", "b")]
         pods.append(waiting_pod("w1-0", "w1"))
-        return zones_of(plan_of(case, nodes, used=full, pods=pods, objective="time"))
+        return zone_by_pod(plan_of(case, nodes, used=full, pods=pods, objective="time"))
 
     assert placed(3) == {"w1-0": "z2"}
     assert placed(2) == {"w1-0": "z3"}
@@ -287,12 +289,14 @@ def test_an_avoided_host_is_used_only_if_that_places_more_pods() -> None:
     nodes = [node("a", "z0"), node("b", "z1")]
     nowhere = waiting_pod("w1-0", "w1", nodeSelector={"disk": "none"})
     previous = {"default/w0-0": Target("z0", "r", "a")}
-    inputs = snapshot(line((1, 1)), nodes, avoided_nodes=frozenset({"a"}), previous_targets=previous)
+    inputs = snapshot(chain((1, 1)), nodes, avoided_nodes=frozenset({"a"}), previous_targets=previous)
     inputs = msgspec.structs.replace(inputs, pods=[inputs.pods[0], nowhere])
     plan = plan_group(inputs)
-    assert (zones_of(plan), plan.unplaced) == ({"w0-0": "z1"}, ("default/w1-0",))
+    assert (zone_by_pod(plan), plan.unplaced) == ({"w0-0": "z1"}, ("default/w1-0",))
     plan = plan_group(msgspec.structs.replace(inputs, avoided_nodes=frozenset({"a", "b"})))
-    assert (zones_of(plan), plan.unplaced) == ({"w0-0": "z0"}, ("default/w1-0",)), "an avoided host is the last resort"
+    assert (zone_by_pod(plan), plan.unplaced) == ({"w0-0": "z0"}, ("default/w1-0",)), (
+        "an avoided host is the last resort"
+    )
     full = waiting_pod("w1-0", "w1", cpu="99")
     plan = plan_group(msgspec.structs.replace(inputs, pods=[inputs.pods[0], full]))
     assert "2 insufficient cpu" in plan.unplaced_reasons["default/w1-0"], "the avoided host is not the reason"
@@ -306,7 +310,7 @@ def test_a_topology_spread_constraint_spreads_replicas_over_zones() -> None:
         "labelSelector": {"matchLabels": {WORKLOAD_LABEL: "w0"}},
     }
     pods = [waiting_pod(f"w0-{k}", "w0", topologySpreadConstraints=[constraint]) for k in range(3)]
-    where = zones_of(plan_of(line((3, 1, 1)), THREE_NODES, pods=[*pods, waiting_pod("w1-0", "w1")]))
+    where = zone_by_pod(plan_of(chain((3, 1, 1)), THREE_NODES, pods=[*pods, waiting_pod("w1-0", "w1")]))
     assert ({where[f"w0-{k}"] for k in range(3)}, where["w1-0"]) == ({"z0", "z1", "z2"}, "z1")
 
 
@@ -315,39 +319,41 @@ def test_preferred_anti_affinity_places_replicas_on_different_hosts_if_there_are
     preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "podAffinityTerm": term}]}
     pods = [waiting_pod(f"w0-{k}", "w0", affinity={"podAntiAffinity": preferred}) for k in range(3)]
     hosts = [node("a", "z0"), node("b", "z0"), node("c", "z2")]
-    plan = plan_of(line((3, 1, 1)), hosts, pods=pods)
+    plan = plan_of(chain((3, 1, 1)), hosts, pods=pods)
     assert sorted(t.node for t in plan.targets.values()) == ["a", "b", "c"]
-    assert len(plan_of(line((3, 1, 1)), hosts[:2], pods=pods).targets) == 3
+    assert len(plan_of(chain((3, 1, 1)), hosts[:2], pods=pods).targets) == 3
 
 
 def test_a_group_without_pods_and_a_cluster_without_nodes_are_planned() -> None:
-    nothing = plan_of(line(), [node("a", "z0")], pods=[])
+    nothing = plan_of(chain(), [node("a", "z0")], pods=[])
     assert (nothing.targets, nothing.cost, nothing.violations, nothing.latency_us) == ({}, 0, 0, 0.0)
-    assert sorted(plan_of(line(), []).unplaced) == ["default/w0-0", "default/w1-0", "default/w2-0"]
+    assert sorted(plan_of(chain(), []).unplaced) == ["default/w0-0", "default/w1-0", "default/w2-0"]
 
 
 def test_requests_are_counted_as_kube_scheduler_counts_them() -> None:
     def container(cpu: str, **fields: Any) -> Container:
         return msgspec.convert({"resources": {"requests": {"cpu": cpu}}, **fields}, Container)
 
-    def of(containers: list[Container], first: list[Container] | None = None, **fields: Any) -> dict[str, int]:
-        return requests_of(PodSpec(containers=containers, init_containers=first, **fields))
+    def requests(
+        containers: list[Container], init_containers: list[Container] | None = None, **fields: Any
+    ) -> dict[str, int]:
+        return requests_of(PodSpec(containers=containers, init_containers=init_containers, **fields))
 
     sidecar = container("200m", restartPolicy="Always")
-    whole = ResourceRequirements(requests={"cpu": "700m", "memory": "1Ki", "example.com/gpu": "3"})
-    assert of([container("1"), container("500m")]) == {"cpu": 1500, "pods": 1}
-    assert of([container("1")], [container("3")], overhead={"cpu": "100m"}) == {"cpu": 3100, "pods": 1}
-    assert of([container("1")], [sidecar, container("900m")]) == {"cpu": 1200, "pods": 1}
-    assert of([container("1")], [sidecar, container("2")]) == {"cpu": 2200, "pods": 1}
-    assert of([container("1")], resources=whole) == {"cpu": 700, "memory": 1024, "pods": 1}
-    assert of([container("1")], resources=whole, overhead={"cpu": "1"})["cpu"] == 1700
+    pod_level = ResourceRequirements(requests={"cpu": "700m", "memory": "1Ki", "example.com/gpu": "3"})
+    assert requests([container("1"), container("500m")]) == {"cpu": 1500, "pods": 1}
+    assert requests([container("1")], [container("3")], overhead={"cpu": "100m"}) == {"cpu": 3100, "pods": 1}
+    assert requests([container("1")], [sidecar, container("900m")]) == {"cpu": 1200, "pods": 1}
+    assert requests([container("1")], [sidecar, container("2")]) == {"cpu": 2200, "pods": 1}
+    assert requests([container("1")], resources=pod_level) == {"cpu": 700, "memory": 1024, "pods": 1}
+    assert requests([container("1")], resources=pod_level, overhead={"cpu": "1"})["cpu"] == 1700
 
 
 @pytest.mark.parametrize(
-    ("requested", "allocated", "has", "conditions", "cpu"),
+    ("requested", "allocated", "in_use", "conditions", "cpu"),
     [
         ("1", None, None, [], 1000),
-        ("1", "1", "2", [], 2000),  # the node has not applied a shrink yet
+        ("1", "1", "2", [], 2000),  # the node in_use not applied a shrink yet
         ("4", "2", "2", [], 4000),  # a growth
         ("1", "3", "2", [], 3000),
         ("4", "2", "2", [{"type": "PodResizePending", "status": "True", "reason": "Infeasible"}], 2000),
@@ -355,26 +361,29 @@ def test_requests_are_counted_as_kube_scheduler_counts_them() -> None:
     ],
 )
 def test_an_in_place_resize_counts_the_larger_of_old_and_new_requests(
-    requested: str, allocated: str | None, has: str | None, conditions: list[dict[str, str]], cpu: int
+    requested: str, allocated: str | None, in_use: str | None, conditions: list[dict[str, str]], cpu: int
 ) -> None:
-    held: dict[str, Any] = {"name": "c"}
+    status: dict[str, Any] = {"name": "c"}
     if allocated:
-        held["allocatedResources"] = {"cpu": allocated}
-    if has:
-        held["resources"] = {"requests": {"cpu": has}}
+        status["allocatedResources"] = {"cpu": allocated}
+    if in_use:
+        status["resources"] = {"requests": {"cpu": in_use}}
     body = {
         "metadata": {"name": "p", "namespace": "d"},
         "spec": {"nodeName": "a", "containers": [{"name": "c", "resources": {"requests": {"cpu": requested}}}]},
-        "status": {"containerStatuses": [held], "conditions": conditions},
+        "status": {"containerStatuses": [status], "conditions": conditions},
     }
     pod, reader = msgspec.convert(body, Pod), PodReader()
     assert requests_of(pod.spec, pod.status)["cpu"] == cpu
-    other = msgspec.convert({**body, "status": {}}, Pod)
-    assert (reader.read(other).requests["cpu"], reader.read(pod).requests["cpu"]) == (int(requested) * 1000, cpu)
+    without_status = msgspec.convert({**body, "status": {}}, Pod)
+    assert (reader.read(without_status).requests["cpu"], reader.read(pod).requests["cpu"]) == (
+        int(requested) * 1000,
+        cpu,
+    )
 
 
 @pytest.mark.parametrize(
-    ("taint", "ready", "why"),
+    ("taint", "ready", "reason"),
     [
         ("DeletionCandidateOfClusterAutoscaler", "True", "about to be removed"),
         ("karpenter.sh/disrupted", "True", "about to be removed"),
@@ -382,48 +391,56 @@ def test_an_in_place_resize_counts_the_larger_of_old_and_new_requests(
         ("node.kubernetes.io/unreachable", "Unknown", "not Ready"),
     ],
 )
-def test_tolerations_of_every_taint_do_not_admit_nodes_that_are_not_ready(taint: str, ready: str, why: str) -> None:
-    closed = node("a1", "z0", taints=[{"key": taint, "effect": "PreferNoSchedule"}])
+def test_tolerations_of_every_taint_do_not_admit_nodes_that_are_not_ready(taint: str, ready: str, reason: str) -> None:
+    tainted_node = node("a1", "z0", taints=[{"key": taint, "effect": "PreferNoSchedule"}])
     conditions = [Condition(type="Ready", status=ready)]
-    closed = msgspec.structs.replace(closed, status=msgspec.structs.replace(closed.status, conditions=conditions))
+    tainted_node = msgspec.structs.replace(
+        tainted_node, status=msgspec.structs.replace(tainted_node.status, conditions=conditions)
+    )
     pod = waiting_pod("w0-0", "w0", tolerations=[{"operator": "Exists"}])
-    assert plan_of(line((1, 0, 0)), [closed], pods=[pod]).unplaced_reasons == {
-        "default/w0-0": f"0/1 nodes are available: 1 {why}"
+    assert plan_of(chain((1, 0, 0)), [tainted_node], pods=[pod]).unplaced_reasons == {
+        "default/w0-0": f"0/1 nodes are available: 1 {reason}"
     }
 
 
-@pytest.mark.parametrize(("restarts", "held"), [("Always", True), (None, False)])
-def test_host_ports_of_sidecars_count_and_of_init_containers_do_not(restarts: str | None, held: bool) -> None:
+@pytest.mark.parametrize(("restart_policy", "is_counted"), [("Always", True), (None, False)])
+def test_host_ports_of_sidecars_count_and_of_init_containers_do_not(
+    restart_policy: str | None, is_counted: bool
+) -> None:
     """The planner and the node cache count ports of containers that keep running, as kube-scheduler does."""
-    first = {"name": "i", "restartPolicy": restarts, "ports": [{"containerPort": 9100, "hostPort": 9100}]}
-    spec = {"containers": [{"name": "c"}], "initContainers": [first]}
+    init_container = {
+        "name": "i",
+        "restartPolicy": restart_policy,
+        "ports": [{"containerPort": 9100, "hostPort": 9100}],
+    }
+    spec = {"containers": [{"name": "c"}], "initContainers": [init_container]}
     body = {"metadata": {"name": "p", "namespace": "d"}, "spec": {"nodeName": "a", **spec}}
     node_cache = NodeCache()
     node_cache.on_node_change("a", None, node("a", "z0"))
     node_cache.on_pod_change("d/p", None, PodReader().read(msgspec.convert(body, Pod)))
-    assert node_cache.requested["a"].get("port:TCP/9100", 0) == held
-    pods = [waiting_pod(f"w0-{i}", "w0", initContainers=[first], containers=[{"name": "c"}]) for i in range(2)]
+    assert node_cache.requested["a"].get("port:TCP/9100", 0) == is_counted
+    pods = [waiting_pod(f"w0-{i}", "w0", initContainers=[init_container], containers=[{"name": "c"}]) for i in range(2)]
     plan = plan_of(groups.GroupCase((2,), (), ((0,),), (9,)), [node("b", "z0")], pods=pods)
-    assert len(plan.unplaced) == held
+    assert len(plan.unplaced) == is_counted
 
 
 def test_allocated_resources_above_the_requests_are_free_after_the_pod() -> None:
     """During an in-place resize the pod frees all that its host counts for it."""
     pod = bound_pod("w0-0", "w0", "a")
-    kept = ContainerStatus(resources=ResourceRequirements(requests={"cpu": "2"}))
-    pod = msgspec.structs.replace(pod, status=PodStatus(phase="Running", container_statuses=[kept]))
+    status = ContainerStatus(resources=ResourceRequirements(requests={"cpu": "2"}))
+    pod = msgspec.structs.replace(pod, status=PodStatus(phase="Running", container_statuses=[status]))
     node_cache = NodeCache()
     node_cache.on_node_change("a", None, node("a", "z0"))
     node_cache.on_pod_change("default/w0-0", None, PodReader().read(pod))
     case = groups.GroupCase((1,), (), ((0,),), (9,))
-    gone = without_pod(
+    after_eviction = without_pod(
         snapshot(case, [], hosts=node_cache.hosts, used=node_cache.requested, pods=[pod]), "default/w0-0"
     )
-    assert node_cache.requested["a"]["cpu"] + gone.reserved["a"]["cpu"] == 0
+    assert node_cache.requested["a"]["cpu"] + after_eviction.reserved["a"]["cpu"] == 0
 
 
 @pytest.mark.parametrize(
-    ("cpu", "why"),
+    ("cpu", "reason"),
     [
         ("999m", "insufficient cpu"),
         ("1", "insufficient resources beside the other pods of the plan"),
@@ -431,28 +448,28 @@ def test_allocated_resources_above_the_requests_are_free_after_the_pod() -> None
         ("2", "pod affinity, anti-affinity or topology spread constraints"),
     ],
 )
-def test_the_reason_of_an_unplaced_pod_names_what_its_node_lacks(cpu: str, why: str) -> None:
+def test_the_reason_of_an_unplaced_pod_names_what_its_node_lacks(cpu: str, reason: str) -> None:
     """Two replicas of one core each that may not share a host: what fits exactly fits."""
-    own = {"matchLabels": {WORKLOAD_LABEL: "w0"}}
-    terms = [{"topologyKey": "kubernetes.io/hostname", "labelSelector": own}]
-    apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
-    pods = [waiting_pod(f"w0-{k}", "w0", affinity=apart) for k in range(2)]
+    same_workload = {"matchLabels": {WORKLOAD_LABEL: "w0"}}
+    terms = [{"topologyKey": "kubernetes.io/hostname", "labelSelector": same_workload}]
+    anti_affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    pods = [waiting_pod(f"w0-{k}", "w0", affinity=anti_affinity) for k in range(2)]
     plan = plan_of(groups.GroupCase((2,), (), ((0,),), (2,)), [node("a", "z0", cpu)], pods=pods)
     assert plan.unplaced[-1] == "default/w0-1"
-    assert plan.unplaced_reasons["default/w0-1"] == f"0/1 nodes are available: 1 {why}"
+    assert plan.unplaced_reasons["default/w0-1"] == f"0/1 nodes are available: 1 {reason}"
 
 
 def test_an_unmeasured_path_is_expensive_if_other_paths_are_measured() -> None:
     """There is a NetworkTopology; without one, zones count as near."""
     nodes = [node("a", "z0", "1"), node("b", "z9", "1")]
-    unknown = plan_of(line((1, 1)), nodes, objective="time")
-    none = plan_of(line((1, 1)), nodes, objective="time", has_topology=False)
-    assert unknown.latency_us == 100_000
-    assert none.latency_us < 10_000
+    with_topology = plan_of(chain((1, 1)), nodes, objective="time")
+    without_topology = plan_of(chain((1, 1)), nodes, objective="time", has_topology=False)
+    assert with_topology.latency_us == 100_000
+    assert without_topology.latency_us < 10_000
 
 
 @pytest.mark.parametrize(
-    ("seats", "used", "promised"),
+    ("assigned_nodes", "used_cpu", "reserved_cpu"),
     [
         ({"default/w0-0": "a", "default/w0-1": "b"}, 1000, 1000),
         ({"default/w0-1": "b"}, 0, 1000),
@@ -461,41 +478,41 @@ def test_an_unmeasured_path_is_expensive_if_other_paths_are_measured() -> None:
     ],
     ids=["counted", "not counted yet", "alone", "alone, not counted yet"],
 )
-def test_a_snapshot_without_a_pod_has_its_room_and_a_waiting_replacement(
-    seats: dict[str, str], used: int, promised: int
+def test_after_an_eviction_the_resources_of_the_pod_are_free_and_its_replacement_waits(
+    assigned_nodes: dict[str, str], used_cpu: int, reserved_cpu: int
 ) -> None:
-    """Host a has room for one pod, whether its pods are counted yet or not; the pod on host b stays."""
+    """Node a has capacity for one pod, whether its usage includes the pod yet or not; the pod on node b stays."""
     bound = [bound_pod("w0-0", "w0", "a"), bound_pod("w0-1", "w0", "b")]
-    nodes = [node("a", "z0", "2" if promised else "1"), node("b", "z1", "1")]
-    others = {"a": {"cpu": promised}} if promised else {}
-    counted = {"a": {"cpu": used, "pods": used // 1000}, "b": {"cpu": 1000, "pods": 1}}
+    nodes = [node("a", "z0", "2" if reserved_cpu else "1"), node("b", "z1", "1")]
+    reserved = {"a": {"cpu": reserved_cpu}} if reserved_cpu else {}
+    usage = {"a": {"cpu": used_cpu, "pods": used_cpu // 1000}, "b": {"cpu": 1000, "pods": 1}}
     start = snapshot(
-        line((3,)),
+        chain((3,)),
         nodes,
         pods=[*bound, waiting_pod("w0-2", "w0")],
-        assigned_nodes=seats,
-        used=counted,
-        reserved={k: dict(v) for k, v in others.items()},
+        assigned_nodes=assigned_nodes,
+        used=usage,
+        reserved={k: dict(v) for k, v in reserved.items()},
     )
     assert plan_group(start).targets == {}
-    left = without_pod(start, "default/w0-0")
-    assert [pod.metadata.name for pod in left.pods if pod.is_waiting] == ["w0-0", "w0-2"]
-    found = plan_group(left)
-    assert [target.node for target in found.targets.values()] == ["a"]
-    assert len(found.unplaced) == 1
-    assert start.reserved == others, "whose it is stays as it was"
+    after_eviction = without_pod(start, "default/w0-0")
+    assert [pod.metadata.name for pod in after_eviction.pods if pod.is_waiting] == ["w0-0", "w0-2"]
+    plan = plan_group(after_eviction)
+    assert [target.node for target in plan.targets.values()] == ["a"]
+    assert len(plan.unplaced) == 1
+    assert start.reserved == reserved, "the first snapshot is unchanged"
 
 
 def test_unreadable_annotations_are_reported_once_and_count_as_absent() -> None:
-    case = line((1, 1))
+    case = chain((1, 1))
     group = groups.group_of(case)
-    odd = {"netaware.io/spread": "everywhere", "netaware.io/objective": "speed", "netaware.io/weights": "{"}
-    group = msgspec.structs.replace(group, metadata=msgspec.structs.replace(group.metadata, annotations=odd))
-    noted = [
-        msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, annotations=odd))
+    unreadable = {"netaware.io/spread": "everywhere", "netaware.io/objective": "speed", "netaware.io/weights": "{"}
+    group = msgspec.structs.replace(group, metadata=msgspec.structs.replace(group.metadata, annotations=unreadable))
+    annotated_pods = [
+        msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, annotations=unreadable))
         for pod in groups.pods_of(case)
     ]
-    plan = plan_of(case, [node("a", "z0")], group=group, pods=noted)
+    plan = plan_of(case, [node("a", "z0")], group=group, pods=annotated_pods)
     assert len(plan.annotation_errors) == len(set(plan.annotation_errors)) == 3
     assert plan.annotation_errors[0].startswith("annotation netaware.io/spread: 'everywhere' is none of")
     assert {t.node for t in plan.targets.values()} == {"a"}
@@ -507,7 +524,7 @@ def test_total_cost_sums_all_pairs_and_is_0_within_a_host() -> None:
     def cost(*at: str) -> tuple[int, int]:
         names = ("w0-0", "w0-1", "w1-0")
         pods = [bound_pod(name, name[:2], host) for name, host in zip(names, at, strict=True)]
-        plan = plan_of(line((2, 1), most=4), nodes, pods=pods)
+        plan = plan_of(chain((2, 1), limit=4), nodes, pods=pods)
         return plan.cost, plan.violations
 
     assert cost("a", "b", "b") == (5, 1)
@@ -517,17 +534,20 @@ def test_total_cost_sums_all_pairs_and_is_0_within_a_host() -> None:
 
 
 def test_nodes_without_a_zone_label_are_far_apart_in_a_cluster_with_zones() -> None:
-    """Where none has one, they are: a cluster in one rack."""
+    """If no node has the label, all are one zone, such as a rack."""
     case = groups.GroupCase((1, 1), ((0, 1, 100),), ((0, 5), (5, 0)), (9, 9))
 
-    def bare(name: str) -> Node:
+    def unlabelled_node(name: str) -> Node:
         return node(name, "z", cpu="1", labels={"topology.kubernetes.io/zone": ""})
 
-    two, zoned = [bare("u1"), bare("u2")], [node("n0", "z0", cpu="1"), node("n1", "z1", cpu="1")]
-    wishes = {"spread": "none", "objective": "time"}
-    found = plan_of(case, [*two, *zoned], **wishes)
-    assert set(zones_of(found).values()) == {"z0", "z1"}
-    assert plan_of(case, two, **wishes, has_topology=False).latency_us == 100.0
+    unlabelled, labelled = (
+        [unlabelled_node("u1"), unlabelled_node("u2")],
+        [node("n0", "z0", cpu="1"), node("n1", "z1", cpu="1")],
+    )
+    annotations = {"spread": "none", "objective": "time"}
+    plan = plan_of(case, [*unlabelled, *labelled], **annotations)
+    assert set(zone_by_pod(plan).values()) == {"z0", "z1"}
+    assert plan_of(case, unlabelled, **annotations, has_topology=False).latency_us == 100.0
 
 
 def with_revision(pod: Pod, revision: str, minute: int, node: str = "") -> Pod:
@@ -548,7 +568,7 @@ def with_revision(pod: Pod, revision: str, minute: int, node: str = "") -> Pod:
 def test_outdated_replicas_do_not_count_for_spread_over_zones(workload: str, *, rolls_back: bool) -> None:
     """The caller is in z0, so is one new replica; the old one in z1 is there for calls, and gone in a moment."""
     nodes = [node("a", "z0"), node("b", "z1"), node("c", "z2")]
-    base = snapshot(line((0, 0, 0)), nodes, objective="time", spread="zone")
+    base = snapshot(chain((0, 0, 0)), nodes, objective="time", spread="zone")
     calls = {"w1": "w0", "w2": "w1"}[workload]
     caller = msgspec.structs.replace(waiting_pod("caller", calls), spec=PodSpec(node_name="a"))
     old, new = ("b", "a") if rolls_back else ("a", "b")
@@ -559,7 +579,7 @@ def test_outdated_replicas_do_not_count_for_spread_over_zones(workload: str, *, 
         with_revision(waiting_pod("z", workload), new, 6),
     ]
     plan = plan_group(msgspec.structs.replace(base, pods=pods))
-    assert zones_of(plan)["z"] != "z0"
+    assert zone_by_pod(plan)["z"] != "z0"
     # Without a rollout the same replica survives.
     still = [*pods[:2], with_revision(waiting_pod("y", workload), new, 1, node="b"), pods[3]]
-    assert zones_of(plan_group(msgspec.structs.replace(base, pods=still)))["z"] == "z0"
+    assert zone_by_pod(plan_group(msgspec.structs.replace(base, pods=still)))["z"] == "z0"
