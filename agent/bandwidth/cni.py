@@ -114,15 +114,11 @@ class ResultCache:
         self._attachment_by_file = {
             file: before[file] if file in before else self._read_file(file[0]) for file in files
         }
-        attachment_by_uid: dict[str, Attachment] = {}
-        # By modification time, because the newest belongs to the pod's current sandbox.
-        for _, attachment in sorted(self._attachment_by_file.items(), key=lambda item: item[0][1]):
-            if attachment is None or attachment.interface != interface:
-                continue
-            other = attachment_by_uid.get(attachment.pod_uid)
-            if other is None or attachment.precedence >= other.precedence:
-                attachment_by_uid[attachment.pod_uid] = attachment
-        return attachment_by_uid
+        items = self._attachment_by_file.items()
+        attachments = [(a, mtime_ns) for (_, mtime_ns), a in items if a is not None and a.interface == interface]
+        # The best of a pod comes last, and replaces the others. The newest belongs to the pod's current sandbox.
+        attachments.sort(key=lambda item: (item[0].precedence, item[1]))
+        return {attachment.pod_uid: attachment for attachment, _ in attachments}
 
     def _read_file(self, name: str) -> Attachment | None:
         try:

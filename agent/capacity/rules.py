@@ -45,8 +45,8 @@ _MAX_DEPTH = 8
 """Longest chain of devices, such as a VLAN on a bond on two ports."""
 
 
-class _UnknownCapacityError(Exception):
-    """The capacity is unknown; the text is the reason."""
+class _UnknownSpeedError(Exception):
+    """The speed of a link is unknown; the text is the reason."""
 
 
 class _Uplinks(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ def find_capacity(snapshot: LinkSnapshot) -> HardwareCapacity:
         return HardwareCapacity(None, "there is no default route")
     try:
         speed_by_family = {family: resolver.resolve_route(indexes) for family, indexes in used.items()}
-    except _UnknownCapacityError as error:
+    except _UnknownSpeedError as error:
         indexes = [index for family_indexes in used.values() for index in family_indexes]
         return HardwareCapacity(None, str(error), resolver.find_physical_names(indexes))
     smallest = min(speed_by_family.values(), key=lambda speed: speed.mbps)
@@ -128,18 +128,18 @@ class _LinkResolver:
         """Add up the speeds of a route's devices; a device that is reached twice counts once.
 
         Raises:
-            _UnknownCapacityError: the capacity of a device is unknown.
+            _UnknownSpeedError: the speed of a device is unknown.
         """
         mbps, names, parts = 0, frozenset[str](), list[str]()
         for index in uplinks:
             if index not in self._link_by_index:
-                raise _UnknownCapacityError(f"the default route's device {index} is not there")
+                raise _UnknownSpeedError(f"the default route's device {index} is not there")
             speed = self._resolve(self._link_by_index[index])
             if speed.physical_names <= names:
                 parts.append(f"{self.name_of(index)} (counted already)")
                 continue
             if speed.physical_names & names:
-                raise _UnknownCapacityError(f"{self.name_of(index)} shares some of its devices with another uplink")
+                raise _UnknownSpeedError(f"{self.name_of(index)} shares some of its devices with another uplink")
             mbps, names = mbps + speed.mbps, names | speed.physical_names
             parts.append(speed.explanation)
         return _LinkSpeed(mbps, " + ".join(parts), names)
@@ -170,7 +170,7 @@ class _LinkResolver:
         if link.root_qdisc not in _SHAPERS:
             return unshaped
         if link.root_qdisc_mbps is None:
-            raise _UnknownCapacityError(
+            raise _UnknownSpeedError(
                 f"{link.name}: its queueing discipline {link.root_qdisc} may limit it; set --capacity"
             )
         if link.root_qdisc_mbps >= unshaped.mbps:
@@ -181,7 +181,7 @@ class _LinkResolver:
 
     def _resolve_unshaped(self, link: Link, depth: int) -> _LinkSpeed:
         if depth >= _MAX_DEPTH:
-            raise _UnknownCapacityError(f"{link.name} is below {_MAX_DEPTH} other devices; set --capacity")
+            raise _UnknownSpeedError(f"{link.name} is below {_MAX_DEPTH} other devices; set --capacity")
         if link.kind == "bond":
             return self._resolve_bond(link, depth)
         if link.kind == "bridge":
@@ -197,10 +197,10 @@ class _LinkResolver:
 
     def _parent_of(self, link: Link) -> Link:
         if link.is_parent_elsewhere:
-            raise _UnknownCapacityError(f"{link.name}: the device below is in another network namespace")
+            raise _UnknownSpeedError(f"{link.name}: the device below is in another network namespace")
         parent = self._link_by_index.get(link.parent_index) if link.parent_index is not None else None
         if parent is None:
-            raise _UnknownCapacityError(f"{link.name}: the device below is not there")
+            raise _UnknownSpeedError(f"{link.name}: the device below is not there")
         return parent
 
     def _resolve_bond(self, link: Link, depth: int) -> _LinkSpeed:
@@ -210,13 +210,13 @@ class _LinkResolver:
         if mode == BOND_ACTIVE_BACKUP:
             slaves = [slave for slave in slaves if slave.index == link.active_slave_index]
             if not slaves:
-                raise _UnknownCapacityError(f"{link.name} ({name}) has no active slave")
+                raise _UnknownSpeedError(f"{link.name} ({name}) has no active slave")
         if mode == BOND_LACP and link.active_aggregator is not None:
             # Slaves that negotiated with another switch, or with none, are in other aggregators (bond_3ad.c).
             slaves = [slave for slave in slaves if slave.slave_aggregator in {None, link.active_aggregator}]
         slaves = [slave for slave in slaves if slave.is_up]
         if not slaves:
-            raise _UnknownCapacityError(f"{link.name} ({name}) has no slave that is up")
+            raise _UnknownSpeedError(f"{link.name} ({name}) has no slave that is up")
         speeds = [self._resolve(slave, depth + 1) for slave in slaves]
         names = frozenset[str]().union(*(speed.physical_names for speed in speeds))
         # The slowest slave limits both: broadcast sends everything on each slave, balance-tlb receives on one slave only.
@@ -228,7 +228,7 @@ class _LinkResolver:
         """Resolve to the slowest of the ports that are up and lead out of the machine, because the path is unknown."""
         ports = [port for port in self._ports_of(link) if port.is_up and port.kind in _OUTWARD_KINDS]
         if not ports:
-            raise _UnknownCapacityError(f"{link.name}: no port that is up leads out of this machine")
+            raise _UnknownSpeedError(f"{link.name}: no port that is up leads out of this machine")
         speeds = [self._resolve(port, depth + 1) for port in ports]
         slowest = min(speeds, key=lambda speed: speed.mbps)
         suffix = f", slowest of {len(speeds)} ports" if len(speeds) > 1 else ""
@@ -238,13 +238,13 @@ class _LinkResolver:
     def _resolve_hardware(self, link: Link) -> _LinkSpeed:
         """Return the speed of a device that has none below it, if the speed is reliable."""
         if link.is_loopback:
-            raise _UnknownCapacityError(f"{link.name} is the loopback")
+            raise _UnknownSpeedError(f"{link.name} is the loopback")
         if link.kind and link.kind not in _UNRELIABLE_KINDS:
-            raise _UnknownCapacityError(
+            raise _UnknownSpeedError(
                 f"{link.name}: the speed of a device of kind {link.kind} is not known; set --capacity"
             )
         if link.is_virtual_function:
-            raise _UnknownCapacityError(f"{link.name} is a virtual function, which shares its port; set --capacity")
+            raise _UnknownSpeedError(f"{link.name} is a virtual function, which shares its port; set --capacity")
         unreliable_reason = _UNRELIABLE_KINDS.get(link.kind) or _UNRELIABLE_DRIVERS.get(link.driver)
         evidence = self._machine.hypervisor_evidence
         if unreliable_reason is None and self._machine.asset_tag == AZURE_ASSET_TAG:
@@ -252,11 +252,11 @@ class _LinkResolver:
         elif unreliable_reason is None and evidence:
             unreliable_reason = f"inside a virtual machine ({evidence}) a speed is the port's, not the guest's"
         if unreliable_reason is not None:
-            raise _UnknownCapacityError(
+            raise _UnknownSpeedError(
                 f"{link.name}: {unreliable_reason}; set --capacity, or a capacity by instance type"
             )
         if not link.is_up:
-            raise _UnknownCapacityError(f"{link.name} is down")
+            raise _UnknownSpeedError(f"{link.name} is down")
         implausible_speeds: list[str] = []
         for source, mbps in (("sysfs", link.sysfs_mbps), ("psutil", link.psutil_mbps)):
             if mbps is not None and 0 < mbps <= _MAX_MBPS:
@@ -266,4 +266,4 @@ class _LinkResolver:
                 implausible_speeds.append(f"{source} reports {mbps}")
         driver = f" ({link.driver})" if link.driver else ""
         reason = f" ({', '.join(implausible_speeds)})" if implausible_speeds else ""
-        raise _UnknownCapacityError(f"{link.name}{driver}: its speed is unknown{reason}")
+        raise _UnknownSpeedError(f"{link.name}{driver}: its speed is unknown{reason}")

@@ -63,19 +63,19 @@ def pod_by_plugins(version: str, main: str, number: int, bandwidth: dict[str, in
     main_config = {**common, "type": main, "ipam": ipam, "bridge": f"nab{tag}", "isGateway": True}
     bandwidth_config = {**common, "type": "bandwidth", "runtimeConfig": {"bandwidth": bandwidth}}
     programs = find_or_build_plugin(f"main/{main}", MAIN_VERSION), find_or_build_plugin("meta/bandwidth", version)
-    groups = cgroup_hierarchy() / f"natest-{tag}"
+    cgroup_root = cgroup_hierarchy() / f"natest-{tag}"
     pod = NodePod(
         name=f"plugged-{tag}",
         host_address=f"10.250.{number}.1",
         address="",
         namespace=f"napod-{tag}",
         host_device="",
-        groups=groups,
+        cgroup_root=cgroup_root,
     )
     with ExitStack() as cleanup:
         cleanup.callback(subprocess.run, ["ip", "link", "del", f"nab{tag}"], check=False, capture_output=True)
         cleanup.callback(subprocess.run, ["ip", "netns", "del", pod.namespace], check=False, capture_output=True)
-        cleanup.callback(remove_groups, groups)
+        cleanup.callback(remove_groups, cgroup_root)
         run(f"ip netns add {pod.namespace}")
         pod.process = subprocess.Popen(pod.command("sleep", "3600"))
         cleanup.callback(pod.process.wait)

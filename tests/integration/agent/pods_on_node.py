@@ -64,7 +64,7 @@ class NodePod:
     address: str
     namespace: str
     host_device: str
-    groups: Path
+    cgroup_root: Path
     node: tuple[str, ...] = ()
     uid: str = field(default_factory=lambda: str(uuid.uuid4()))
     container: str = field(default_factory=lambda: uuid.uuid4().hex + uuid.uuid4().hex)
@@ -79,7 +79,7 @@ class NodePod:
     def join_cgroup(self, uid: str) -> None:
         """Move the process into the cgroup of the pod with this uid."""
         self.uid = uid
-        group = self.groups / f"kubepods/burstable/pod{uid}/{self.container}"
+        group = self.cgroup_root / f"kubepods/burstable/pod{uid}/{self.container}"
         group.mkdir(parents=True)
         (group / "cgroup.procs").write_text(str(self.pid))
 
@@ -120,9 +120,9 @@ def enforce(*limits: PodBandwidthSpec, policy: RepairPolicy = ENFORCE) -> Bandwi
     return plan(*limits, policy=policy)
 
 
-def statuses_of_pod(found: BandwidthPlan, pod: NodePod) -> dict[str, LimitStatus]:
+def statuses_of_pod(limit_plan: BandwidthPlan, pod: NodePod) -> dict[str, LimitStatus]:
     """A pod's statuses, by direction."""
-    return {status.direction: status for status in found.statuses if status.pod.uid == pod.uid}
+    return {status.direction: status for status in limit_plan.statuses if status.pod.uid == pod.uid}
 
 
 def wait_until_in_namespace(pid: int, namespace: str) -> None:
@@ -142,14 +142,14 @@ def node_pod(number: int, *, adopt_uid: bool = False, node_namespace: str = "") 
     network namespace instead of this machine.
     """
     tag = uuid.uuid4().hex[:6]
-    top = cgroup_hierarchy() / f"natest-{tag}"
+    cgroup_root = cgroup_hierarchy() / f"natest-{tag}"
     pod = NodePod(
         name=f"pod-{number}-{tag}",
         host_address=f"10.251.{number}.1",
         address=f"10.251.{number}.2",
         namespace=f"napod-{tag}",
         host_device=f"nap{tag}",
-        groups=top,
+        cgroup_root=cgroup_root,
         node=("ip", "netns", "exec", node_namespace) if node_namespace else (),
     )
     try:
@@ -168,7 +168,7 @@ def node_pod(number: int, *, adopt_uid: bool = False, node_namespace: str = "") 
         if pod.process is not None:
             pod.process.kill()
             pod.process.wait()
-        remove_groups(top)
+        remove_groups(cgroup_root)
         subprocess.run(["ip", "netns", "del", pod.namespace], check=False, capture_output=True)
         ifb = plugin_ifb_name(NETWORK, pod.container)
         for device in (pod.host_device, ifb):

@@ -38,9 +38,9 @@ CONTAINERD_BURST = 536_870_911
 CRIO_BURST = 4_294_967_294
 
 
-def actions_on(found: BandwidthPlan, pod: NodePod) -> list[str]:
+def actions_on(limit_plan: BandwidthPlan, pod: NodePod) -> list[str]:
     """Types of the planned actions on the devices of a pod."""
-    return [type(action).__name__ for action in found.actions if action.device_name == pod.host_device]
+    return [type(action).__name__ for action in limit_plan.actions if action.device_name == pod.host_device]
 
 
 def device_of(pod: NodePod, direction: Direction) -> str:
@@ -56,7 +56,10 @@ def test_enforced_limits_hold_from_the_first_second_and_keep_the_queue_short(rat
     with node_pod(rate % 251) as pod, running_generators(pod):
         spec = pod.spec(ingress=f"{rate}M", egress=f"{rate}M")
         statuses = statuses_of_pod(enforce(spec), pod)
-        assert {name: j.verdict for name, j in statuses.items()} == {"ingress": "enforced", "egress": "enforced"}
+        assert {d: s.verdict for d, s in statuses.items()} == {
+            "ingress": "enforced",
+            "egress": "enforced",
+        }
         # The limit holds in every run. Other work slows streams and round trips, so one run must use it up with a short queue.
         mean = 0.0
         while mean < 0.90:
@@ -85,10 +88,10 @@ def test_the_default_burst_of_a_runtime_exceeds_the_limit_and_is_reported(direct
     with node_pod(9) as pod, running_generators(pod):
         set_limits_as_plugin(pod, 50_000_000, CONTAINERD_BURST)
         spec = pod.spec(ingress="50M", egress="50M")
-        found = plan(spec)
-        status = statuses_of_pod(found, pod)[direction]
+        limit_plan = plan(spec)
+        status = statuses_of_pod(limit_plan, pod)[direction]
         assert status.verdict == "burst-too-large"
-        assert actions_on(found, pod) == []
+        assert actions_on(limit_plan, pod) == []
         assert measure_shares(pod, direction, device_of(pod, direction), 50e6)[0] > 3
         # Repaired on request, the same traffic is limited.
         enforce(spec, policy=RepairPolicy(enforce=True, repair_burst=True))
@@ -143,8 +146,8 @@ def test_a_changed_annotation_changes_the_limit_and_a_removed_one_removes_it() -
         enforce(pod.spec(ingress="10M", egress="10M"))
         changed = pod.spec(ingress="80M", egress="40M")
         assert {status.verdict for status in statuses_of_pod(plan(changed), pod).values()} == {"wrong-rate"}
-        found = {d: (s.verdict, s.rate_bytes_per_s) for d, s in statuses_of_pod(enforce(changed), pod).items()}
-        assert found == {"ingress": ("enforced", 10**7), "egress": ("enforced", 5 * 10**6)}
+        limits = {d: (s.verdict, s.rate_bytes_per_s) for d, s in statuses_of_pod(enforce(changed), pod).items()}
+        assert limits == {"ingress": ("enforced", 10**7), "egress": ("enforced", 5 * 10**6)}
         run(f"ip link set {pod.host_device} mtu 1400")
         assert {status.verdict for status in statuses_of_pod(plan(changed), pod).values()} == {"enforced"}, (
             "with any MTU"
@@ -172,8 +175,8 @@ def test_a_lost_part_of_a_limit_is_found_and_repaired() -> None:
         ):
             for command in commands:
                 run(command)
-            found = statuses_of_pod(plan(spec), pod)["egress"]
-            assert (found.verdict, found.rate_bytes_per_s) == (verdict, None), commands
+            status = statuses_of_pod(plan(spec), pod)["egress"]
+            assert (status.verdict, status.rate_bytes_per_s) == (verdict, None), commands
             assert statuses_of_pod(enforce(spec), pod)["egress"].verdict == "enforced"
         assert "UP" in run(f"ip -br link show {name}").split()[-1]
 

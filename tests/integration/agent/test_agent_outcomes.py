@@ -158,9 +158,7 @@ async def test_each_failure_is_counted_by_name_and_has_no_latency(
     zones = {
         name: f"127.66.0.{i}" for i, name in enumerate(("gone", "resets", "stranger", "killed", "healthy", "hangs"), 11)
     }
-    plan = probing_node.plan(
-        zones, idle_slots=3
-    )  # a peer that hangs is given up after six seconds, which miss the next turns
+    plan = probing_node.plan(zones, idle_slots=3)  # a run to a peer that hangs takes six seconds
     port, netserver = plan.settings.control_port, str(netperf_programs.netserver)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(misbehaving_peer(port, "hangs", zones["hangs"]))
@@ -282,8 +280,8 @@ async def test_samples_of_a_throttled_agent_are_flagged(probing_node: ProbingNod
             ),
             probing_node.agent(netperf=netperf_programs, prefix=enter) as agent,
         ):
-            doubt = ("healthy", "TCP_RR", "throttled")
-            await eventually(counted(agent, "netaware_probe_quality_flags", doubt), PATIENCE_S)
+            flag_labels = ("healthy", "TCP_RR", "throttled")
+            await eventually(counted(agent, "netaware_probe_quality_flags", flag_labels), PATIENCE_S)
             assert await series(agent, "netaware_probe_sample_trusted") == {("healthy",): 0.0}
 
             async def is_flagged_as_throttled() -> bool:

@@ -23,15 +23,15 @@ def test_the_plugins_limits_are_read_changed_and_deleted_by_the_plugin(version: 
     with pod_by_plugins(version, main, 60, requested, tmp_path) as pod:
         spec = pod.spec(ingress=str(RATE), egress=str(RATE))
         statuses = statuses_of_pod(plan(spec), pod)
-        found = {d: (j.verdict, j.device_name, j.rate_bytes_per_s) for d, j in statuses.items()}
+        limits = {d: (s.verdict, s.device_name, s.rate_bytes_per_s) for d, s in statuses.items()}
         name = plugin_ifb_name(NETWORK, pod.container)
-        assert found == {
+        assert limits == {
             "ingress": ("enforced", pod.host_device, RATE // 8),
             "egress": ("enforced", name, RATE // 8),
         }
         # A changed annotation changes the limit of the running pod, whatever kind it was of.
         changed = statuses_of_pod(enforce(pod.spec(ingress="5M", egress="5M")), pod)
-        assert {d: (j.verdict, j.rate_bytes_per_s) for d, j in changed.items()} == {
+        assert {d: (s.verdict, s.rate_bytes_per_s) for d, s in changed.items()} == {
             "ingress": ("enforced", 625_000),
             "egress": ("enforced", 625_000),
         }
