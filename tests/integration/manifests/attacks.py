@@ -10,6 +10,7 @@ import msgspec
 
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
+from kubekit.wire import PODS
 
 MAX_CONCURRENT_REQUESTS = 24
 Json = dict[str, Any]
@@ -32,6 +33,15 @@ async def dry_run(
             if error.status != 429:
                 return f"{error.status} {error.message}", b""
         await asyncio.sleep(0.2)
+
+
+async def dry_run_pod(client: Client, namespace: str, pod: Json) -> tuple[str, bytes]:
+    """Create a pod as `dry_run`, after its namespace has got a service account."""
+    while True:
+        refusal, response = await dry_run(client, "POST", PODS.path(namespace), pod)
+        if "service account" not in refusal:
+            return refusal, response
+        await asyncio.sleep(0.1)
 
 
 class Schemas:

@@ -50,16 +50,16 @@ async def stolen(victims: None, token_for: TokenFor) -> AsyncIterator[dict[str, 
 
 
 async def read(admin: Client, path: str) -> Json:
-    found: Json = msgspec.json.decode(await admin.request("GET", path))
-    return found
+    body: Json = msgspec.json.decode(await admin.request("GET", path))
+    return body
 
 
 NODE = {"": f"{CORE}.Node", "metadata": META, "spec": f"{CORE}.NodeSpec", "status": f"{CORE}.NodeStatus"}
 POD = {"": f"{CORE}.Pod", "metadata": META, "spec": f"{CORE}.PodSpec", "status": f"{CORE}.PodStatus"}
 CONFIGMAP = {"": f"{CORE}.ConfigMap", "metadata": META}
 VOLUME = {"metadata": META, "spec": f"{CORE}.PersistentVolumeSpec"}
-# Program, object, its types by section, and the fields that may change: those that the policies name.
-FIELDS: tuple[tuple[str, str, dict[str, str], set[str]], ...] = (
+# Program, object, its types by section, and the fields that the policies let the program change.
+MUTABLE_FIELDS: tuple[tuple[str, str, dict[str, str], set[str]], ...] = (
     ("agent", NODE_A, NODE, set()),
     ("agent", NODE_B, NODE, set()),
     ("agent", RESULTS, CONFIGMAP, set()),
@@ -77,9 +77,9 @@ FIELDS: tuple[tuple[str, str, dict[str, str], set[str]], ...] = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("program", "path", "types", "free"), FIELDS)
+@pytest.mark.parametrize(("program", "path", "types", "mutable_fields"), MUTABLE_FIELDS)
 async def test_only_expected_fields_can_be_changed(
-    stolen: dict[str, Client], admin: Client, program: str, path: str, types: dict[str, str], free: set[str]
+    stolen: dict[str, Client], admin: Client, program: str, path: str, types: dict[str, str], mutable_fields: set[str]
 ) -> None:
     """Fields are those of the API server's types, so that fields of new versions are tried too."""
     schemas = await Schemas.read(admin, "/api/v1")
@@ -87,9 +87,10 @@ async def test_only_expected_fields_can_be_changed(
     subresources = ("", "/status") if "status" in types else ("",)
     for subresource in subresources:
         changed = await find_patchable_fields(stolen[program], path + subresource, before, schemas, types)
-        assert changed <= free, f"{program} {path}{subresource}"
-    # The method finds what can be changed where nothing holds it back.
-    assert len(await find_patchable_fields(admin, path + subresources[-1], before, schemas, types)) > len(free) + 1
+        assert changed <= mutable_fields, f"{program} {path}{subresource}"
+    # The administrator may change more, so the search finds fields.
+    admins_fields = await find_patchable_fields(admin, path + subresources[-1], before, schemas, types)
+    assert len(admins_fields) > len(mutable_fields) + 1
 
 
 def patch_type(path: str, body: Any) -> str:
@@ -101,27 +102,27 @@ def patch_type(path: str, body: Any) -> str:
 async def test_attacks_are_refused_and_the_work_of_programs_is_allowed(
     stolen: dict[str, Client], admin: Client, token_for: TokenFor
 ) -> None:
-    wrong = []
+    unexpected = []
     async with Client(await token_for("netaware-agent", "")) as unbound:
         clients = {**stolen, "unbound": unbound, "admin": admin}
         for method, attacks in ATTACKS.items():
             for program, path, body, expected in attacks:
                 refusal, _ = await dry_run(clients[program], method, path, body, patch_type(path, body))
                 if not re.search(expected, refusal):
-                    wrong.append((program, method, path, body, refusal))
-    assert wrong == []
+                    unexpected.append((program, method, path, body, refusal))
+    assert unexpected == []
 
 
 HOT = {"key": "netaware.io/hot", "effect": "PreferNoSchedule"}
 
 
-def tainted(**more: str) -> list[Json]:
-    return [{"op": "add", "path": "/spec/taints/-", "value": {**HOT, **more}}]
+def add_taint(**fields: str) -> list[Json]:
+    """A JSON patch that adds the taint of hot nodes, with other ``fields``."""
+    return [{"op": "add", "path": "/spec/taints/-", "value": {**HOT, **fields}}]
 
 
-# What is refused with the right to patch nodes.
-ON_NODES: tuple[Any, ...] = (
-    *(tainted(effect="NoSchedule"), tainted(effect="NoExecute"), tainted(key="any/other"), tainted(value="x")),
+REFUSED_NODE_PATCHES: tuple[Any, ...] = (
+    *(add_taint(effect="NoSchedule"), add_taint(effect="NoExecute"), add_taint(key="any/other"), add_taint(value="x")),
     [{"op": "remove", "path": "/spec/taints/0"}],  # another writer's
     {"spec": {"taints": [HOT]}},
     {"spec": {"taints": None}},
@@ -139,19 +140,19 @@ async def test_the_right_to_taint_nodes_allows_only_our_soft_taint(stolen: dict[
         content = JSON_PATCH if isinstance(body, list) else MERGE_PATCH
         return (await dry_run(stolen["controller"], "PATCH", NODE_A, body, content))[0]
 
-    assert await refusal(tainted()) == ""
-    assert [body for body in ON_NODES if not await refusal(body)] == []
+    assert await refusal(add_taint()) == ""
+    assert [body for body in REFUSED_NODE_PATCHES if not await refusal(body)] == []
     schemas = await Schemas.read(admin, "/api/v1")
     assert await find_patchable_fields(stolen["controller"], NODE_A, await read(admin, NODE_A), schemas, NODE) == set()
-    # It may remove what it wrote.
-    await admin.request("PATCH", NODE_A, body=tainted(), content_type=JSON_PATCH)
-    at = [t["key"] for t in (await read(admin, NODE_A))["spec"]["taints"]].index(HOT["key"])
-    assert await refusal([{"op": "remove", "path": f"/spec/taints/{at}"}]) == ""
+    # The controller may remove its own taint.
+    await admin.request("PATCH", NODE_A, body=add_taint(), content_type=JSON_PATCH)
+    index = [taint["key"] for taint in (await read(admin, NODE_A))["spec"]["taints"]].index(HOT["key"])
+    assert await refusal([{"op": "remove", "path": f"/spec/taints/{index}"}]) == ""
 
 
 OWNER = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "u", "controller": True}
-# Owners, whether we wrote its affinity, node, and whether the right to delete pods reaches it.
-STALE: tuple[tuple[list[Json], bool, str, bool], ...] = (
+# Owners, whether the controller wrote the pod's affinity, its node, and whether the controller may delete it.
+PODS_TO_DELETE: tuple[tuple[list[Json], bool, str, bool], ...] = (
     ([OWNER], True, "", True),
     ([OWNER], True, "node-b", False),
     ([OWNER], False, "", False),
@@ -165,10 +166,11 @@ async def test_the_right_to_delete_pods_allows_only_unschedulable_pods_with_an_o
     stolen: dict[str, Client], admin: Client, kubectl: Kubectl
 ) -> None:
     paths = []
-    for number, (owners, ours, node, _) in enumerate(STALE):
+    for number, (owners, has_our_affinity, node, _) in enumerate(PODS_TO_DELETE):
         body = object_of("Pod", f"stale-{number}", spec={"containers": [{"name": "c", "image": "good"}]})
-        body["metadata"] |= {"ownerReferences": owners, "annotations": {"netaware.io/narrowed": "{}"} if ours else {}}
-        # The garbage collector deletes what has no owner, and the finalizer keeps it.
+        annotations = {"netaware.io/narrowed": "{}"} if has_our_affinity else {}
+        body["metadata"] |= {"ownerReferences": owners, "annotations": annotations}
+        # The finalizer keeps pods that the garbage collector deletes, because their owners do not exist.
         body["metadata"]["finalizers"] = ["tests.netaware.io/kept"]
         body["spec"] |= {"schedulerName": "nobody", "nodeName": node, "terminationGracePeriodSeconds": 0}
         await admin.request("POST", "/api/v1/namespaces/with-appgroup/pods", body=body)
@@ -181,7 +183,7 @@ async def test_the_right_to_delete_pods_allows_only_unschedulable_pods_with_an_o
     await kubectl("apply", "--server-side", "-f", rights)
     try:
         await eventually(is_allowed)
-        assert [await is_allowed(path) for path in paths] == [allowed for *_, allowed in STALE]
+        assert [await is_allowed(path) for path in paths] == [may_delete for *_, may_delete in PODS_TO_DELETE]
     finally:
         await kubectl("delete", "-f", rights)
         for path in paths:

@@ -7,12 +7,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from kubekit.client import Client
-from kubekit.errors import ApiError
-from kubekit.wire import NAMESPACES, PODS, Object
+from kubekit.wire import NAMESPACES, Object
+from tests.integration.manifests.attacks import dry_run_pod
 from tests.integration.manifests.kubectl import (
     MANIFESTS,
     NAMESPACE,
@@ -101,16 +100,7 @@ async def _admit(admin: Client, template: dict[str, Any], level: str) -> str:
         spec.pop(field, None)
     spec["automountServiceAccountToken"] = False
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x", "namespace": namespace}, "spec": spec}
-    path = f"{PODS.path(namespace)}?dryRun=All"
-    for _ in range(200):
-        try:
-            await admin.request("POST", path, body=pod)
-        except ApiError as error:
-            if "service account" in error.message:
-                continue  # the namespace is a moment old
-            return error.message
-        return ""
-    pytest.fail("the namespace got no service account")
+    return (await dry_run_pod(admin, namespace, pod))[0]
 
 
 async def test_each_privilege_has_an_explanation(kustomize: Kubectl) -> None:

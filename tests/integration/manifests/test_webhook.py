@@ -11,23 +11,23 @@ import pytest_asyncio
 import yaml
 
 from kubekit.client import Client
-from kubekit.errors import ApiError
-from kubekit.wire import NAMESPACES, PODS, Object
+from kubekit.wire import NAMESPACES, Object
 from lab.controlplane import ControlPlane
 from tests.integration.conftest import eventually
+from tests.integration.manifests.attacks import dry_run_pod
 from tests.integration.manifests.kubectl import MANIFESTS, Kubectl
 from tests.support.webhook_program import generate_manifests, start_webhook
 
 GATE = {"name": "netaware.io/topological-order"}
 GROUP = {"appgroup.diktyo.x-k8s.io": "shop"}
-PLACED_HERE = {"netaware.io/placement": "affinity"}
+PLACED_BY_AFFINITY = {"netaware.io/placement": "affinity"}
 
 
 @pytest_asyncio.fixture
 async def webhook(plane: ControlPlane, kubectl: Kubectl, admin: Client, tmp_path: Path) -> AsyncIterator[None]:
     """The webhook as a program that the API server calls by URL."""
     program, configuration = start_webhook(plane.programs, tmp_path)
-    for name, labels in (("netaware-system", {}), ("gated", PLACED_HERE), ("plain", {})):
+    for name, labels in (("netaware-system", {}), ("gated", PLACED_BY_AFFINITY), ("plain", {})):
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
         await admin.apply(NAMESPACES, name, body, Object, field_manager="tests")
     documents = yaml.safe_dump(configuration)
@@ -58,20 +58,9 @@ async def gates_after_admission(
         "metadata": {"generateName": "x-", "labels": labels, "annotations": annotations or {}},
         "spec": {"containers": [{"name": "c", "image": "i"}], **spec},
     }
-    answer: dict[str, Any] = {}
-
-    async def done() -> bool:
-        try:
-            answer.update(
-                msgspec.json.decode(await admin.request("POST", f"{PODS.path(namespace)}?dryRun=All", body=pod))
-            )
-        except ApiError as error:
-            if "service account" not in error.message:  # the namespace is a moment old
-                raise
-        return bool(answer)
-
-    await eventually(done)
-    return list(answer["spec"].get("schedulingGates", []))
+    refusal, response = await dry_run_pod(admin, namespace, pod)
+    assert refusal == ""
+    return list(msgspec.json.decode(response)["spec"].get("schedulingGates", []))
 
 
 async def test_pods_are_gated_as_by_the_policies_and_created_if_the_webhook_is_down(
@@ -79,11 +68,11 @@ async def test_pods_are_gated_as_by_the_policies_and_created_if_the_webhook_is_d
 ) -> None:
     ours: dict[str, Any] = {"schedulerName": "network-aware-scheduler"}
 
-    async def gates() -> bool:
+    async def is_gated() -> bool:
         return await gates_after_admission(admin, "plain", GROUP, **ours) == [GATE]
 
-    await eventually(gates)
-    assert await gates_after_admission(admin, "plain", {**GROUP, **PLACED_HERE}) == [GATE]
+    await eventually(is_gated)
+    assert await gates_after_admission(admin, "plain", {**GROUP, **PLACED_BY_AFFINITY}) == [GATE]
     assert await gates_after_admission(admin, "gated", GROUP) == [GATE]
     assert await gates_after_admission(admin, "gated", GROUP, {"a": "x" * 200_000}) == [GATE]
     assert await gates_after_admission(admin, "plain", GROUP) == []
