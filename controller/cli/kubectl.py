@@ -108,8 +108,7 @@ async def _stop_process(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:
-        async with asyncio.timeout(STOP_TIMEOUT_S):
-            await process.wait()
+        await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
     except TimeoutError:
         process.kill()
         await process.wait()

@@ -43,13 +43,15 @@ def make_node(
 ) -> Node:
     number = zlib.crc32(name.encode())
     address = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
-    note = msgspec.json.encode({"address": address, "port": 12865, "version": "0.1.0", "prober": "netperf"}).decode()
+    announcement = msgspec.json.encode(
+        {"address": address, "port": 12865, "version": "0.1.0", "prober": "netperf"}
+    ).decode()
     amounts = {BANDWIDTH: capacity} if capacity else {}
     body = {
         "metadata": {
             "name": name,
             "labels": {ZONE_LABEL: zone, REGION_LABEL: region} if zone else {},
-            "annotations": {AGENT_ANNOTATION: note, "netaware.io/bandwidth-source": "ethtool"} if agent else {},
+            "annotations": {AGENT_ANNOTATION: announcement, "netaware.io/bandwidth-source": "ethtool"} if agent else {},
         },
         "status": {
             "capacity": amounts,
@@ -78,19 +80,18 @@ def make_pod(
     return scheduling.pod("", node, name=name, metadata=metadata, status=status, containers=containers)
 
 
-def boutique() -> AppGroup:
+def make_boutique() -> AppGroup:
     """The shipped AppGroup with a computed status."""
     document: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
     document["spec"]["topologySortingAlgorithm"] = "ReverseKahn"
     document["metadata"]["namespace"] = "default"
     group = msgspec.convert(document, AppGroup)
-    probe_nodes = compute_group_state(
-        group, (), {}, CostTable(), Membership.from_objects([group], (), NetworkOverheadArgs())
-    )
-    return msgspec.structs.replace(group, status=build_status(group, probe_nodes, NOW_S))
+    membership = Membership.from_objects([group], (), NetworkOverheadArgs())
+    state = compute_group_state(group, (), {}, CostTable(), membership)
+    return msgspec.structs.replace(group, status=build_status(group, state, NOW_S))
 
 
-def boutique_pods(nodes: Sequence[str], group: AppGroup) -> list[Pod]:
+def make_boutique_pods(nodes: Sequence[str], group: AppGroup) -> list[Pod]:
     """One pod per workload, on these nodes in turn."""
     workloads = group.spec.workloads or []
     return [
@@ -165,14 +166,14 @@ def make_snapshot(zones: int, per_zone: int = 2) -> ClusterSnapshot:
         },
     }
     topology = msgspec.convert(body, NetworkTopology)
-    group = boutique()
+    group = make_boutique()
     data = {key: value for key, value in encode_samples(samples).items() if value is not None}
     return ClusterSnapshot(
         now_s=NOW_S,
         nodes=tuple(nodes),
         topologies=(topology,),
         groups=(group,),
-        pods=tuple(boutique_pods([n.metadata.name for n in nodes], group)),
+        pods=tuple(make_boutique_pods([n.metadata.name for n in nodes], group)),
         results={f"{HOME}/netperf-metrics": data},
         plans=plans,
     )

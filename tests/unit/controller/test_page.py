@@ -34,8 +34,7 @@ from tests.unit.controller.healthy_cluster import make_snapshot
 
 def page_data(snapshot: ClusterSnapshot) -> dict[str, Any]:
     """The data as the browser decodes it."""
-    data: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(encode_overview(build_overview(snapshot))))
-    return data
+    return dict(msgspec.json.decode(msgspec.json.encode(encode_overview(build_overview(snapshot)))))
 
 
 def test_columns_of_the_matrix_are_in_the_order_of_the_zones_without_the_diagonal() -> None:
@@ -89,14 +88,14 @@ class Unreachable:
 async def test_a_failed_computation_is_answered_by_503_until_the_next_one_succeeds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    broken = asyncio.Event()
+    is_broken = asyncio.Event()
 
-    def failing(snapshot: ClusterSnapshot) -> Overview:
-        if broken.is_set():
+    def build_or_fail(snapshot: ClusterSnapshot) -> Overview:
+        if is_broken.is_set():
             raise IndexError
         return build_overview(snapshot)
 
-    monkeypatch.setattr(server, "build_overview", failing)
+    monkeypatch.setattr(server, "build_overview", build_or_fail)
     monkeypatch.setattr(server, "MIN_REFRESH_INTERVAL_S", 0.0)
     monkeypatch.setattr(server, "PAUSE_FACTOR", 0.0)
     client = cast("Client", Unreachable())
@@ -109,19 +108,19 @@ async def test_a_failed_computation_is_answered_by_503_until_the_next_one_succee
     page.add_routes(app)
     async with TestClient(TestServer(app)) as browser:
         policy = "default-src 'none'; frame-ancestors 'none'"
-        broken.set()
+        is_broken.set()
         assert (await browser.get("/api/v1/overview")).status == 503
-        broken.clear()
+        is_broken.clear()
         answer = await browser.get("/api/v1/overview")
         assert (answer.status, answer.headers["Content-Security-Policy"]) == (200, policy)
         later = await browser.get("/api/v1/overview")
         assert later.headers["ETag"] == answer.headers["ETag"]
         assert (await later.json())["readAt"] > (await answer.json())["readAt"]
         monkeypatch.setattr(server, "MIN_REFRESH_INTERVAL_S", 3600.0)
-        broken.set()
+        is_broken.set()
         again = await browser.get("/api/v1/overview", headers={"If-None-Match": answer.headers["ETag"]})
         assert (again.status, again.headers["Content-Security-Policy"]) == (503, policy)
-        broken.clear()
+        is_broken.clear()
         assert (await browser.get("/api/v1/overview")).status == 503, "a failure is not repeated at once either"
 
 

@@ -13,18 +13,18 @@ from lab.controlplane_commands import LOOPBACK
 
 async def test_errors_name_the_address_without_the_password() -> None:
     """Viewers of the page see the address, in the readings' source and in errors."""
-    sent = []
+    authorizations = []
 
     async def refuse(request: web.Request) -> web.Response:
-        sent.append(request.headers["Authorization"])
+        authorizations.append(request.headers["Authorization"])
         return web.json_response({"status": "error", "error": "no"}, status=400)
 
-    async def never(_: web.Request) -> web.Response:
+    async def hang(_: web.Request) -> web.Response:
         await asyncio.Event().wait()
         raise AssertionError
 
     app = web.Application()
-    app.router.add_post("/slow/api/v1/query", never)
+    app.router.add_post("/slow/api/v1/query", hang)
     app.router.add_post("/base/api/v1/query", refuse)
     runner = web.AppRunner(app, shutdown_timeout=0.1)  # one request never ends
     await runner.setup()
@@ -46,6 +46,6 @@ async def test_errors_name_the_address_without_the_password() -> None:
                 await wrong.query("up")
     finally:
         await runner.cleanup()
-    assert sent == [encode_basic_auth("who", "secret")]
+    assert authorizations == [encode_basic_auth("who", "secret")]
     assert str(refused.value) == f"http://{host}/base: no"
     assert "secret" not in str(missed.value)

@@ -16,9 +16,9 @@ from tests.unit.controller import groups
 GROUP = "appgroup.diktyo.x-k8s.io"
 
 
-def make_manifest(version: str, kind: str, made: Any, **metadata: Any) -> dict[str, Any]:
+def make_manifest(version: str, kind: str, decoded: Any, **metadata: Any) -> dict[str, Any]:
     """An object as a file has it."""
-    body = msgspec.to_builtins(made)
+    body = msgspec.to_builtins(decoded)
     return {"apiVersion": version, "kind": kind, **body, "metadata": {**body["metadata"], **metadata}}
 
 
@@ -28,9 +28,9 @@ def node(name: str, zone: str = "z0", cpu: str = "8", **more: Any) -> dict[str, 
 
 def pod(name: str, workload: str = "", *, cpu: str = "1", metadata: Any = None, **spec: Any) -> dict[str, Any]:
     """A pod that waits without a gate, of the group when it has a workload."""
-    made = make_manifest("v1", "Pod", groups.waiting_pod(name, workload, cpu, **{"schedulingGates": None, **spec}))
-    labels = made["metadata"]["labels"] if workload else {}
-    return {**made, "metadata": {**made["metadata"], "labels": labels, **(metadata or {})}}
+    body = make_manifest("v1", "Pod", groups.waiting_pod(name, workload, cpu, **{"schedulingGates": None, **spec}))
+    labels = body["metadata"]["labels"] if workload else {}
+    return {**body, "metadata": {**body["metadata"], "labels": labels, **(metadata or {})}}
 
 
 def app_group(*edges: tuple[int, int, int], workloads: int = 2, name: str = "g", **annotations: str) -> dict[str, Any]:
@@ -79,14 +79,14 @@ def test_answer_has_the_stable_fields(simulate: Any) -> None:
 
 def test_yaml_and_lists_of_one_kind_are_read(simulate: Any) -> None:
     nodes = {"kind": "NodeList", "items": [{**n, "kind": None} for n in TWO_ZONES]}
-    made = pod("p", "w0", metadata={"creationTimestamp": None})
-    text = yaml.safe_dump_all([nodes, {"kind": "List", "items": [app_group(workloads=1)]}, made])
+    pending_pod = pod("p", "w0", metadata={"creationTimestamp": None})
+    text = yaml.safe_dump_all([nodes, {"kind": "List", "items": [app_group(workloads=1)]}, pending_pod])
     text += "---\nkind: ConfigMap\nmetadata: {name: other, creationTimestamp: 2026-01-01T00:00:00Z}\n"
     assert set(simulate(text=text)["placements"]) == {"default/p"}
 
 
 def test_unplaced_pods_have_reasons_and_pods_without_a_group_are_left_out(simulate: Any) -> None:
-    lost = pod("lost", "w0", metadata={"labels": {GROUP: "absent", f"{GROUP}.workload": "w0"}})
+    pod_of_absent_group = pod("lost", "w0", metadata={"labels": {GROUP: "absent", f"{GROUP}.workload": "w0"}})
     answer = simulate(
         node("n", taints=[{"key": "k", "effect": "NoSchedule"}]),
         node("m", cpu="2"),
@@ -96,7 +96,7 @@ def test_unplaced_pods_have_reasons_and_pods_without_a_group_are_left_out(simula
         pod("held", "w0", schedulingGates=[{"name": "kueue.x-k8s.io/admission"}]),
         pod("ours", "w1", schedulingGates=[{"name": "netaware.io/topological-order"}]),
         pod("alone"),
-        lost,
+        pod_of_absent_group,
     )
     assert answer["placements"] == {"default/ours": "m"}
     assert set(answer["unplaced"]) == {"default/big", "default/picky", "default/held"}

@@ -1,4 +1,4 @@
-"""The overview of a made-up cluster: pairs of zones, agents, AppGroups, bandwidth and findings."""
+"""The overview of a simulated cluster: pairs of zones, agents, AppGroups, bandwidth and findings."""
 
 from __future__ import annotations
 
@@ -36,12 +36,10 @@ def read_pod_info(pod: Pod) -> PodInfo:
 
 
 def findings_by_code(snapshot: ClusterSnapshot) -> dict[str, Finding]:
-    """The findings of a snapshot, by code; the state of our programs is not readable."""
+    """The findings of a snapshot, by code; the state of netaware's programs is unknown."""
     status = ControlPlaneStatus(is_lease_conclusive=False)
-    return {
-        finding.code: finding
-        for finding in build_overview(msgspec.structs.replace(snapshot, control_plane=status)).findings
-    }
+    overview = build_overview(msgspec.structs.replace(snapshot, control_plane=status))
+    return {finding.code: finding for finding in overview.findings}
 
 
 def test_a_healthy_cluster_has_a_measured_cost_for_every_pair_and_its_latencies() -> None:
@@ -63,11 +61,12 @@ def test_the_basis_of_a_cost_follows_from_the_newest_sample_and_the_topology() -
     assert {(p.origin, p.destination) for p in network.pairs if p.basis == "stale"} == {old.zones, old.zones[::-1]}
     assert build_overview(replace_samples(snapshot, others)).network.pairs_by_zones[first.zones].basis == "inferred"
     flagged = msgspec.structs.replace(first, quality_flags=("throttled",))
-    shown = build_overview(replace_samples(snapshot, [flagged, *others])).network.pairs_by_zones
-    assert shown[flagged.zones].quality_flags == ("throttled",)
-    bare = msgspec.structs.replace(snapshot, topologies=())
-    assert all(pair.cost is None and pair.p50_us is not None for pair in build_overview(bare).network.pairs)
-    assert findings_by_code(bare)["no-topology"].severity == "critical"
+    pairs_by_zones = build_overview(replace_samples(snapshot, [flagged, *others])).network.pairs_by_zones
+    assert pairs_by_zones[flagged.zones].quality_flags == ("throttled",)
+    without_topology = msgspec.structs.replace(snapshot, topologies=())
+    pairs = build_overview(without_topology).network.pairs
+    assert all(pair.cost is None and pair.p50_us is not None for pair in pairs)
+    assert findings_by_code(without_topology)["no-topology"].severity == "critical"
 
 
 def test_a_pair_shows_the_round_trips_of_the_measurement_that_gives_its_cost() -> None:
@@ -107,19 +106,20 @@ def test_agents_are_up_down_or_excluded_with_a_reason() -> None:
     agent_pod = read_pod_info(msgspec.structs.replace(pod, status=not_ready))
     (first, *_) = build_overview(ClusterSnapshot(now_s=NOW_S, nodes=nodes, agent_pods=(agent_pod,))).agents
     assert (first.node, first.state) == ("n1", "down")
-    reporting = {AGENT_ANNOTATION: encode_announcement(Announcement("10.0.0.1", problem="results are refused"))}
-    meta = msgspec.structs.replace(nodes[0].metadata, annotations=reporting)
-    nodes = (msgspec.structs.replace(nodes[0], metadata=meta), *nodes[1:])
+    annotations = {AGENT_ANNOTATION: encode_announcement(Announcement("10.0.0.1", problem="results are refused"))}
+    metadata = msgspec.structs.replace(nodes[0].metadata, annotations=annotations)
+    nodes = (msgspec.structs.replace(nodes[0], metadata=metadata), *nodes[1:])
     (first, *_) = build_overview(ClusterSnapshot(now_s=NOW_S, nodes=nodes, agent_pods=(agent_pod,))).agents
     assert "results are refused" in first.reason
 
 
 def test_agents_that_are_up_are_those_that_the_probe_plan_uses() -> None:
-    announced = make_node("n1", "z1", "r1").metadata.annotations or {}
-    nowhere = {key: text.replace("10.0.0.1", "n2.example") for key, text in announced.items()}
-    named = make_node("n2", "z1", "r1")
-    named = msgspec.structs.replace(named, metadata=msgspec.structs.replace(named.metadata, annotations=nowhere))
-    nodes = (make_node("n1", "z1", "r1"), named, make_node("n3", "", ""), make_node("n4", "z1", "r1", agent=False))
+    usable_node, node_with_name = make_node("n1", "z1", "r1"), make_node("n2", "z1", "r1")
+    annotations = usable_node.metadata.annotations or {}
+    annotations = {key: text.replace("10.0.0.1", "n2.example") for key, text in annotations.items()}
+    metadata = msgspec.structs.replace(node_with_name.metadata, annotations=annotations)
+    node_with_name = msgspec.structs.replace(node_with_name, metadata=metadata)
+    nodes = (usable_node, node_with_name, make_node("n3", "", ""), make_node("n4", "z1", "r1", agent=False))
     usable, _ = select_probe_nodes(to_probe_node(node, {}) for node in nodes)
     up = {a.node for a in build_overview(ClusterSnapshot(now_s=NOW_S, nodes=nodes)).agents if a.state == "up"}
     assert up == {name for peers in usable.values() for name in peers} == {"n1"}
@@ -183,23 +183,22 @@ def test_a_missing_capacity_is_none_and_an_overcommitted_node_is_a_finding() -> 
     pod = read_pod_info(make_pod("a", node="n1", request="2G"))
     snapshot = msgspec.structs.replace(make_snapshot(2), nodes=(small,), bandwidth_pods=(pod,))
     assert findings_by_code(snapshot)["bandwidth-overcommitted"].affects == ("n1",)
-    none_left = msgspec.structs.replace(build_overview(snapshot).bandwidth.nodes[0], allocatable_bps=0)
-    assert none_left.is_overcommitted, "allocatable 0 with requests"
+    node_view = msgspec.structs.replace(build_overview(snapshot).bandwidth.nodes[0], allocatable_bps=0)
+    assert node_view.is_overcommitted, "allocatable 0 with requests"
 
 
 @pytest.mark.parametrize(("age_s", "code"), [(0, ""), (900, "pairs-stale"), (20_000, "pairs-unmeasured")])
 def test_an_old_sample_is_one_finding(age_s: float, code: str) -> None:
     snapshot = make_snapshot(4)
-    samples = [msgspec.structs.replace(each, taken_at=each.taken_at - age_s) for each in read_samples(snapshot)[:1]]
-    findings = findings_by_code(replace_samples(snapshot, [*samples, *read_samples(snapshot)[1:]]))
-    assert [each.code for each in findings.values() if each.severity != "info"] == ([code] if code else [])
+    first, *others = read_samples(snapshot)
+    old = msgspec.structs.replace(first, taken_at=first.taken_at - age_s)
+    findings = findings_by_code(replace_samples(snapshot, [old, *others])).values()
+    assert [finding.code for finding in findings if finding.severity != "info"] == ([code] if code else [])
 
 
 def test_an_unenforced_limit_is_a_finding() -> None:
     verdicts = {"default/a": {"egress": "no-limit"}, "default/b": {"egress": "enforced"}}
-    limited = {"kubernetes.io/egress-bandwidth": "1G"}
-    pods = tuple(read_pod_info(make_pod(name, node="n1", annotations=limited)) for name in "ab")
-    findings = findings_by_code(
-        msgspec.structs.replace(make_snapshot(2), verdicts_by_pod=verdicts, bandwidth_pods=pods)
-    )
-    assert findings["limits-not-enforced"].affects == ("default/a",)
+    annotations = {"kubernetes.io/egress-bandwidth": "1G"}
+    pods = tuple(read_pod_info(make_pod(name, node="n1", annotations=annotations)) for name in "ab")
+    snapshot = msgspec.structs.replace(make_snapshot(2), verdicts_by_pod=verdicts, bandwidth_pods=pods)
+    assert findings_by_code(snapshot)["limits-not-enforced"].affects == ("default/a",)
