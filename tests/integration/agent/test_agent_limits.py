@@ -56,10 +56,7 @@ def test_enforced_limits_hold_from_the_first_second_and_keep_the_queue_short(rat
     with node_pod(rate % 251) as pod, running_generators(pod):
         spec = pod.spec(ingress=f"{rate}M", egress=f"{rate}M")
         statuses = statuses_of_pod(enforce(spec), pod)
-        assert {d: s.verdict for d, s in statuses.items()} == {
-            "ingress": "enforced",
-            "egress": "enforced",
-        }
+        assert {d: s.verdict for d, s in statuses.items()} == {"ingress": "enforced", "egress": "enforced"}
         # The limit holds in every run. Other work slows streams and round trips, so one run must use it up with a short queue.
         mean = 0.0
         while mean < 0.90:

@@ -135,12 +135,6 @@ def routes(*devices: int, multipath: bool = False) -> tuple[Route, ...]:
             id="partly shared devices",
         ),
         pytest.param((nic(2, "a", 2**32 - 1),), routes(2), "its speed is unknown", id="an absurd speed"),
-        pytest.param(
-            (*(vlan(index, index + 1) for index in range(2, 11)), nic(11, "a", 1_000)),
-            routes(2),
-            "v10 is below 8 other devices",
-            id="VLANs of nine levels",
-        ),
     ],
 )
 def test_bonds_routes_and_shapers_give_a_capacity_or_a_reason(
