@@ -43,7 +43,7 @@ _MAX_NAME_LENGTH = 15
 """IFNAMSIZ without the final zero byte."""
 _HOOK_BY_DIRECTION: dict[Direction, Hook] = {"ingress": "egress", "egress": "ingress"}
 """The host's end of a veth pair sends what the pod receives."""
-_REPAIRABLE: frozenset[Verdict] = frozenset({"missing", "wrong-rate", "filter-missing"})
+_REPAIRABLE: frozenset[Verdict] = frozenset({"missing", "wrong-rate", "burst-too-small", "filter-missing"})
 _WRONG_BURST: frozenset[Verdict] = frozenset({"burst-too-large", "burst-overflow"})
 
 
@@ -256,7 +256,7 @@ def _assess_params(params: TbfParams, rate_bps: int, mtu: int, *, is_ours: bool)
         detail = f"a burst of {requested_bytes} bytes overflowed into one of {params.burst_bytes}, {effect}"
         return "burst-overflow", detail
     if blocks_everything:
-        return "wrong-rate", f"a burst of {params.burst_bytes} bytes lets no packet through"
+        return "burst-too-small", f"a burst of {params.burst_bytes} bytes lets no packet through"
     if tbf.has_excessive_burst_or_queue(params, mtu):
         return "burst-too-large", (
             f"a burst of {params.burst_bytes} bytes passes unlimited for {params.burst_s:.1f} s at the limit's rate, "

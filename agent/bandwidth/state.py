@@ -34,6 +34,7 @@ Verdict = Literal[
     "enforced",
     "missing",
     "wrong-rate",
+    "burst-too-small",
     "burst-too-large",
     "burst-overflow",
     "filter-missing",

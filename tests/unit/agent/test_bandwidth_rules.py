@@ -111,7 +111,7 @@ FAST_RATE = 100_000_000
         (5 * RATE, make_our_qdisc(VETH), "wrong-rate", RATE // 8, make_repair(5 * RATE), make_repair(5 * RATE)),
         (RATE, make_plugin_qdisc(), "burst-overflow", RATE // 8, None, make_repair()),
         (FAST_RATE, make_plugin_qdisc(FAST_RATE), "burst-too-large", FAST_RATE // 8, None, make_repair(FAST_RATE)),
-        (RATE, TINY_BURST, "wrong-rate", 0, make_repair(), make_repair()),
+        (RATE, TINY_BURST, "burst-too-small", 0, make_repair(), make_repair()),
     ],
 )
 def test_a_root_qdisc_gives_the_verdict_and_the_repair(
