@@ -438,10 +438,8 @@ class _Model:
         ]
         domains = [[h for h in d if h in counted] for d in self._domains(constraint["topologyKey"])]
         domains = [d for d in domains if d]
-        totals = [
-            self._count_bound(selector, d, with_terminating=False) + sum(self._placed_vars(selector, d))
-            for d in domains
-        ]
+        bound = [self._count_bound(selector, d, with_terminating=False) for d in domains]
+        totals = [count + sum(self._placed_vars(selector, d)) for count, d in zip(bound, domains, strict=True)]
         least = self.model.new_int_var(0, 100, "")
         if len(domains) < constraint.get("minDomains", 0):
             self.model.add(least == 0)

@@ -223,10 +223,8 @@ def test_a_limit_per_dependency_does_not_multiply_the_cost_of_a_plan(monkeypatch
 
 def test_the_order_of_pods_and_nodes_does_not_change_the_plan() -> None:
     start = groups.snapshot(groups.random_case(random.Random(4)))
-    reversed_start = msgspec.structs.replace(
-        start, pods=list(reversed(start.pods)), hosts=dict(reversed(list(start.hosts.items())))
-    )
-    assert plan_group(start) == plan_group(reversed_start)
+    pods, hosts = list(reversed(start.pods)), dict(reversed(list(start.hosts.items())))
+    assert plan_group(start) == plan_group(msgspec.structs.replace(start, pods=pods, hosts=hosts))
 
 
 @pytest.mark.parametrize(
@@ -294,9 +292,7 @@ def test_an_avoided_host_is_used_only_if_that_places_more_pods() -> None:
     plan = plan_group(inputs)
     assert (zone_by_pod(plan), plan.unplaced) == ({"w0-0": "z1"}, ("default/w1-0",))
     plan = plan_group(msgspec.structs.replace(inputs, avoided_nodes=frozenset({"a", "b"})))
-    assert (zone_by_pod(plan), plan.unplaced) == ({"w0-0": "z0"}, ("default/w1-0",)), (
-        "an avoided host is the last resort"
-    )
+    assert (zone_by_pod(plan), plan.unplaced) == ({"w0-0": "z0"}, ("default/w1-0",)), "avoided: the last resort"
     full = waiting_pod("w1-0", "w1", cpu="99")
     plan = plan_group(msgspec.structs.replace(inputs, pods=[inputs.pods[0], full]))
     assert "2 insufficient cpu" in plan.unplaced_reasons["default/w1-0"], "the avoided host is not the reason"
@@ -334,10 +330,8 @@ def test_requests_are_counted_as_kube_scheduler_counts_them() -> None:
     def container(cpu: str, **fields: Any) -> Container:
         return msgspec.convert({"resources": {"requests": {"cpu": cpu}}, **fields}, Container)
 
-    def requests(
-        containers: list[Container], init_containers: list[Container] | None = None, **fields: Any
-    ) -> dict[str, int]:
-        return requests_of(PodSpec(containers=containers, init_containers=init_containers, **fields))
+    def requests(containers: list[Container], init: list[Container] | None = None, **fields: Any) -> dict[str, int]:
+        return requests_of(PodSpec(containers=containers, init_containers=init, **fields))
 
     sidecar = container("200m", restartPolicy="Always")
     pod_level = ResourceRequirements(requests={"cpu": "700m", "memory": "1Ki", "example.com/gpu": "3"})
@@ -353,7 +347,7 @@ def test_requests_are_counted_as_kube_scheduler_counts_them() -> None:
     ("requested", "allocated", "in_use", "conditions", "cpu"),
     [
         ("1", None, None, [], 1000),
-        ("1", "1", "2", [], 2000),  # the node in_use not applied a shrink yet
+        ("1", "1", "2", [], 2000),  # the node has not applied a shrink yet
         ("4", "2", "2", [], 4000),  # a growth
         ("1", "3", "2", [], 3000),
         ("4", "2", "2", [{"type": "PodResizePending", "status": "True", "reason": "Infeasible"}], 2000),
@@ -376,10 +370,8 @@ def test_an_in_place_resize_counts_the_larger_of_old_and_new_requests(
     pod, reader = msgspec.convert(body, Pod), PodReader()
     assert requests_of(pod.spec, pod.status)["cpu"] == cpu
     without_status = msgspec.convert({**body, "status": {}}, Pod)
-    assert (reader.read(without_status).requests["cpu"], reader.read(pod).requests["cpu"]) == (
-        int(requested) * 1000,
-        cpu,
-    )
+    assert reader.read(without_status).requests["cpu"] == int(requested) * 1000
+    assert reader.read(pod).requests["cpu"] == cpu
 
 
 @pytest.mark.parametrize(
@@ -408,11 +400,8 @@ def test_host_ports_of_sidecars_count_and_of_init_containers_do_not(
     restart_policy: str | None, is_counted: bool
 ) -> None:
     """The planner and the node cache count ports of containers that keep running, as kube-scheduler does."""
-    init_container = {
-        "name": "i",
-        "restartPolicy": restart_policy,
-        "ports": [{"containerPort": 9100, "hostPort": 9100}],
-    }
+    ports = [{"containerPort": 9100, "hostPort": 9100}]
+    init_container = {"name": "i", "restartPolicy": restart_policy, "ports": ports}
     spec = {"containers": [{"name": "c"}], "initContainers": [init_container]}
     body = {"metadata": {"name": "p", "namespace": "d"}, "spec": {"nodeName": "a", **spec}}
     node_cache = NodeCache()
@@ -540,10 +529,8 @@ def test_nodes_without_a_zone_label_are_far_apart_in_a_cluster_with_zones() -> N
     def unlabelled_node(name: str) -> Node:
         return node(name, "z", cpu="1", labels={"topology.kubernetes.io/zone": ""})
 
-    unlabelled, labelled = (
-        [unlabelled_node("u1"), unlabelled_node("u2")],
-        [node("n0", "z0", cpu="1"), node("n1", "z1", cpu="1")],
-    )
+    unlabelled = [unlabelled_node("u1"), unlabelled_node("u2")]
+    labelled = [node("n0", "z0", cpu="1"), node("n1", "z1", cpu="1")]
     annotations = {"spread": "none", "objective": "time"}
     plan = plan_of(case, [*unlabelled, *labelled], **annotations)
     assert set(zone_by_pod(plan).values()) == {"z0", "z1"}

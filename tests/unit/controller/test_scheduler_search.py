@@ -105,21 +105,6 @@ def test_a_search_beyond_its_deadline_keeps_the_hinted_hosts() -> None:
     assert len(set(native_problem.search(hints, seed=0, steps=0, deadline_s=9.0).host_of.tolist())) == 1
 
 
-def test_problems_without_replicas_or_without_hosts_are_solved() -> None:
-    problem = make_problem([0], [2])
-    without_pods = msgspec.structs.replace(problem, class_of=np.zeros(0, np.int64))
-    assert len(solve(without_pods)) == 0
-    without_hosts = msgspec.structs.replace(
-        problem,
-        free=np.zeros((0, 1), np.int64),
-        capacity=np.zeros((0, 1), np.int64),
-        zone_of=np.zeros(0, np.int64),
-        has_zone_label=np.zeros(0, np.bool_),
-        allowed=np.zeros((1, 0), np.bool_),
-    )
-    assert solve(without_hosts).tolist() == [-1, -1]
-
-
 def test_flexible_replicas_free_the_only_host_of_a_constrained_replica() -> None:
     """Each replica fills a host. The constrained workload fits only host 0, which the first workload would take."""
     allowed = np.array([[True, True, True], [True, False, False]], np.bool_)
