@@ -126,18 +126,12 @@ def apply_hysteresis(written: Latencies, fresh: Latencies) -> Latencies:
     Otherwise every latency that changed by more than half of the hysteresis is written too, because it would soon cause another write.
     Changed error bars alone do not cause a write.
     """
-    old_us_by_pair, new_us_by_pair = written.latency_us_by_pair, fresh.latency_us_by_pair
-    has_same_pairs = (
-        old_us_by_pair.keys() == new_us_by_pair.keys() and written.unreachable_pairs == fresh.unreachable_pairs
-    )
-    if has_same_pairs and not any(_differs(old_us_by_pair[pair], us, 1.0) for pair, us in new_us_by_pair.items()):
+    old_us, new_us = written.latency_us_by_pair, fresh.latency_us_by_pair
+    has_same_pairs = old_us.keys() == new_us.keys() and written.unreachable_pairs == fresh.unreachable_pairs
+    if has_same_pairs and not any(_differs(old_us[pair], us, 1.0) for pair, us in new_us.items()):
         return written
-    kept_us_by_pair = {
-        pair: us
-        for pair, us in old_us_by_pair.items()
-        if pair in new_us_by_pair and not _differs(us, new_us_by_pair[pair], 0.5)
-    }
-    return Latencies({**new_us_by_pair, **kept_us_by_pair}, fresh.error_us_by_pair, fresh.unreachable_pairs)
+    kept_us = {pair: us for pair, us in old_us.items() if pair in new_us and not _differs(us, new_us[pair], 0.5)}
+    return Latencies({**new_us, **kept_us}, fresh.error_us_by_pair, fresh.unreachable_pairs)
 
 
 def _differs(written_us: float, new_us: float, hysteresis_share: float) -> bool:

@@ -293,8 +293,7 @@ async def _diagnose_failure(
     message = _last_line(completed.stderr) or _last_line(completed.stdout) or f"exit status {completed.returncode}"
     peer = await _check_control_port(address, settings.control_port)
     if completed.returncode == NO_CONTROL_CONNECTION_STATUS:
-        name = peer.state if peer.state in {"unreachable", "timeout"} else "refused"
-        return ProbeFailedError(name, message)
+        return ProbeFailedError(peer.state if peer.state in {"unreachable", "timeout"} else "refused", message)
     if peer.state in {"refused", "unreachable", "timeout"}:
         return ProbeFailedError("reset", f"{message}; the control port is now {peer.state}")
     if "recv_response" not in message:

@@ -15,22 +15,21 @@ PRODUCT = ("kubekit", "netperf", "agent", "controller")
 
 
 def test_decoders_are_created_at_import() -> None:
-    found = [
+    calls = [
         f"{path.relative_to(ROOT)}:{call.lineno}: {ast.unparse(call)[:100]}"
         for package in PRODUCT
         for path in sorted((ROOT / package).rglob("*.py"))
-        for call in _decoding_in_functions(parse_module(path))
+        for call in _find_decode_calls(parse_module(path))
     ]
-    assert not found, "make a decoder beside the class, `_decode_x = msgspec.json.Decoder(X).decode`:\n" + "\n".join(
-        found
-    )
+    fix = "make a decoder beside the class, `_decode_x = msgspec.json.Decoder(X).decode`"
+    assert not calls, "\n".join([fix, *calls])
 
 
-def _decoding_in_functions(tree: ast.Module) -> Iterator[ast.Call]:
+def _find_decode_calls(tree: ast.Module) -> Iterator[ast.Call]:
     """Calls of ``msgspec.json.decode(..., type=X)``, unless the type is a parameter of the function."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "msgspec.json.decode":
             for keyword in node.keywords:
-                parameter = isinstance(keyword.value, ast.Name) and keyword.value.id.lstrip("_")[0].islower()
-                if keyword.arg == "type" and not parameter:
+                is_parameter = isinstance(keyword.value, ast.Name) and keyword.value.id.lstrip("_")[0].islower()
+                if keyword.arg == "type" and not is_parameter:
                     yield node
