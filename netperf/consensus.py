@@ -174,10 +174,8 @@ def _find_suspects(latencies_by_link: Mapping[ZoneLink, list[NodePairLatency]]) 
     contradictions = _find_contradictions(latencies_by_link)
     severity = contradictions.severity
     for node in sorted(sorted(contradictions.latencies_by_node), key=severity, reverse=True):
-        suspects = contradictions.latencies_by_node[node]
-        is_minority = (
-            len(suspects) < MIN_CONTRADICTIONS or 2 * len(suspects) <= contradictions.compared_count_by_node[node]
-        )
+        suspects, compared_count = contradictions.latencies_by_node[node], contradictions.compared_count_by_node[node]
+        is_minority = len(suspects) < MIN_CONTRADICTIONS or 2 * len(suspects) <= compared_count
         if is_minority or _lacks_majority(suspects, latencies_by_link):
             continue
         # The partners of a bad node are contradicted too, but only in the pair with this node.
@@ -185,9 +183,7 @@ def _find_suspects(latencies_by_link: Mapping[ZoneLink, list[NodePairLatency]]) 
         if all(severity(node) > severity(partner) for partner in partners):
             # If the node is one end of every latency of a link, nothing else shows which end is at fault.
             undecided_links = {
-                suspect.link
-                for suspect in suspects
-                if all(node in latency.nodes for latency in latencies_by_link[suspect.link])
+                link for link, latencies in latencies_by_link.items() if all(node in n.nodes for n in latencies)
             }
             return [suspect for suspect in suspects if suspect.origin == node or suspect.link not in undecided_links]
     return _find_outvoted(latencies_by_link)

@@ -136,6 +136,11 @@ class _PairNodes(msgspec.Struct, frozen=True):
     node_b: str | None
     rotation: int
 
+    @property
+    def nodes(self) -> tuple[str | None, str | None]:
+        """Both nodes."""
+        return self.node_a, self.node_b
+
 
 def plan_probes(
     nodes: Iterable[ProbeNode], options: PlanOptions, previous_plans: Mapping[str, ZonePlan], now_s: float
@@ -274,7 +279,7 @@ def _choose_nodes(
             node_a, node_b = chooser.keep(key.zone_a, previous.node_a), chooser.keep(key.zone_b, previous.node_b)
         nodes_by_key[key] = _PairNodes(node_a, node_b, rotation)
     for key, nodes in nodes_by_key.items():
-        if nodes.node_a is None or nodes.node_b is None:
+        if None in nodes.nodes:
             sibling_keys = [_PairKey(key.zone_a, key.zone_b, index) for index in range(options.node_pairs)]
             siblings = {k.pair_index: nodes_by_key[k] for k in sibling_keys if k != key and k in nodes_by_key}
             nodes_by_key[key] = chooser.pick_missing(key, nodes, siblings)
@@ -297,9 +302,7 @@ class _NodeChooser:
     def __init__(self, keys: Sequence[_PairKey], peers_by_zone: Mapping[str, Mapping[str, Peer]]) -> None:
         pair_counts = Counter(zone for key in keys for zone in (key.zone_a, key.zone_b))
         self._share_by_zone = {zone: math.ceil(pair_counts[zone] / len(nodes)) for zone, nodes in peers_by_zone.items()}
-        self._hash_by_node_by_zone = {
-            zone: {name: _hash(name) for name in nodes} for zone, nodes in peers_by_zone.items()
-        }
+        self._hashes_by_zone = {zone: {name: _hash(name) for name in nodes} for zone, nodes in peers_by_zone.items()}
         self._load_by_node: dict[str, int] = defaultdict(int)
 
     def keep(self, zone: str, node: str | None) -> str | None:
@@ -307,11 +310,8 @@ class _NodeChooser:
 
         With a lower limit, a new zone would change pairs of other zones. Rotation evens out the loads.
         """
-        if (
-            node is None
-            or node not in self._hash_by_node_by_zone[zone]
-            or self._load_by_node[node] >= 2 * self._share_by_zone[zone]
-        ):
+        max_load = 2 * self._share_by_zone[zone]
+        if node is None or node not in self._hashes_by_zone[zone] or self._load_by_node[node] >= max_load:
             return None
         self._load_by_node[node] += 1
         return node
@@ -322,13 +322,11 @@ class _NodeChooser:
         Nodes of ``siblings``, the pairs between the same zones by pair index, are avoided, because all latencies of one reporter count as
         one: first those of all siblings, else those of siblings in the same direction.
         """
-        same_direction = [other for index, other in siblings.items() if (index - key.pair_index) % 2 == 0]
-        node_a = nodes.node_a or self._pick(
-            key, key.zone_a, nodes.rotation, {s.node_a for s in siblings.values()}, {s.node_a for s in same_direction}
-        )
-        node_b = nodes.node_b or self._pick(
-            key, key.zone_b, nodes.rotation, {s.node_b for s in siblings.values()}, {s.node_b for s in same_direction}
-        )
+        avoided = {node for sibling in siblings.values() for node in sibling.nodes}
+        same_direction = [sibling for index, sibling in siblings.items() if (index - key.pair_index) % 2 == 0]
+        strictly_avoided = {node for sibling in same_direction for node in sibling.nodes}
+        node_a = nodes.node_a or self._pick(key, key.zone_a, nodes.rotation, avoided, strictly_avoided)
+        node_b = nodes.node_b or self._pick(key, key.zone_b, nodes.rotation, avoided, strictly_avoided)
         return _PairNodes(node_a, node_b, nodes.rotation)
 
     def _pick(
@@ -339,7 +337,7 @@ class _NodeChooser:
         The node is not in ``avoided`` if possible, or at least not in ``strictly_avoided``.
         """
         seed = _hash(f"{key.zone_a}\0{key.zone_b}\0{key.pair_index}\0{rotation}")
-        hash_by_node = self._hash_by_node_by_zone[zone]
+        hash_by_node = self._hashes_by_zone[zone]
         allowed_nodes = (
             [name for name in hash_by_node if name not in avoided]
             or [name for name in hash_by_node if name not in strictly_avoided]
