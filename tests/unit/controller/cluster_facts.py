@@ -129,9 +129,9 @@ def stuck_facts(message: str, nodes: Mapping[str, NodeFact] | None = None, **fie
     return facts(pods=pods, **({} if nodes is None else {"nodes": nodes}))
 
 
-def topology_facts(type_: str, status: str, reason: str, message: str, **fields: Any) -> Facts:
+def topology_facts(type_: str, status: str, reason: str, message: str, *, ago_s: float = 900.0, **fields: Any) -> Facts:
     """Facts with a condition of the NetworkTopology."""
-    failed = msgspec.convert(condition(type_, status, reason, message), Condition)
+    failed = msgspec.convert(condition(type_, status, reason, message, ago_s=ago_s), Condition)
     return facts(topology_conditions={"netaware-system/nt-default": (failed,)}, **fields)
 
 

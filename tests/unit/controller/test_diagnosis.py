@@ -206,18 +206,13 @@ MANY_SILENT = tuple(
 QUEUED = tuple(pod(name, created_s=NOW_S - ago) for name, ago in (("new", 5), ("old", 60)))
 
 
-def condition_facts(type_: str, status: str, reason: str, *, ago_s: float, **fields: Any) -> Facts:
-    since = msgspec.convert(condition(type_, status, reason, "ignored: n2", ago_s=ago_s), Condition)
-    return facts(topology_conditions={"netaware-system/nt-default": (since,)}, **fields)
-
-
 def outlier_facts(ago_s: float) -> Facts:
-    return condition_facts("OutlierNodes", "True", "NodesContradicted", ago_s=ago_s)
+    return topology_facts("OutlierNodes", "True", "NodesContradicted", "ignored: n2", ago_s=ago_s)
 
 
 def unmeasured_facts(ago_s: float) -> Facts:
     absent = network(absent=(("z0", "z1"),))
-    return condition_facts("Measured", "False", "PairsAbsent", ago_s=ago_s, network=absent)
+    return topology_facts("Measured", "False", "PairsAbsent", "none", ago_s=ago_s, network=absent)
 
 
 def facts_of(message: str) -> Facts:

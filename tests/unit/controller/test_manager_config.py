@@ -25,23 +25,6 @@ def write_config(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
-def test_every_section_is_read(tmp_path: Path) -> None:
-    text = HEAD + (
-        "namespace: net\nlisten: 127.0.0.1:1\nlogFormat: json\n"
-        "leaderElection: {leaseDurationS: 5}\n"
-        "topology: {probing: {intervalS: 10, durationS: 0.5}, costPolicy: {unitUs: 100}}\n"
-        "appGroup: {namespaces: [shop]}\n"
-        "scheduler: {networkOverhead: {weightsName: NetperfCosts}}\n"
-    )
-    config = load_config(write_config(tmp_path, text))
-    assert (config.namespace, config.listen, config.log_format) == ("net", "127.0.0.1:1", "json")
-    assert config.leader_election.resolve().duration_s == 5
-    assert config.topology.probing.interval_s == 10
-    assert config.topology.resolve_cost_policy().unit_us == 100
-    assert config.app_group.namespaces == ("shop",)
-    assert config.scheduler.network_overhead_args.weights_name == "NetperfCosts"
-
-
 @pytest.mark.parametrize(
     ("text", "field"),
     [

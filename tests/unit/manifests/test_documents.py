@@ -73,7 +73,7 @@ def test_commands_in_documents_are_right_usage() -> None:
     ] == []
 
 
-def test_configurations_in_documents_are_read(tmp_path: Path) -> None:
+def test_configurations_in_documents_and_manifests_are_read(tmp_path: Path) -> None:
     def read_agent(block: str) -> object:
         (tmp_path / "agent.yaml").write_text(block)
         return read_capacities(tmp_path / "agent.yaml")
@@ -83,12 +83,13 @@ def test_configurations_in_documents_are_read(tmp_path: Path) -> None:
         "ControllerConfiguration": lambda block: parse_config(block, "the document"),
     }
     blocks = [block for text in TEXTS.values() for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+    blocks += [path.read_text() for path in (ROOT / "manifests").rglob("config.yaml")]
     configurations = [
         readers[kind[1]](block)
         for block in blocks
         if (kind := re.search(r"^kind: (\w+)$", block, re.MULTILINE)) and kind[1] in readers
     ]
-    assert len(configurations) >= 2
+    assert len(configurations) >= 4
 
 
 def test_links_between_documents_lead_somewhere() -> None:

@@ -10,7 +10,6 @@ from importlib import import_module
 import pytest
 import yaml
 
-from controller.config import parse_config
 from lab.image_build import AGENT, CONTROLLER
 from tests.unit.manifests.metric_names import ROOT
 
@@ -45,11 +44,3 @@ def test_programs_accept_the_arguments_in_the_manifests(program: str) -> None:
         argv = [sys.executable, "-m", program, *(config if w.startswith("--config=") else w for w in words)]
         result = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=ROOT, env=variables, timeout=60)
         assert (result.returncode, "--credentials: /var/run" in result.stderr) == (2, True), f"{words}: {result.stderr}"
-
-
-def test_shipped_configurations_are_read() -> None:
-    texts = {str(path): path.read_text() for path in MANIFESTS.rglob("config.yaml")}
-    configurations = {path: text for path, text in texts.items() if "kind: ControllerConfiguration" in text}
-    assert configurations
-    for path, text in configurations.items():
-        parse_config(text, path)
