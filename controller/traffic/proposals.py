@@ -195,7 +195,10 @@ def _connected_components(
     for workload, group in group_by_workload.items():
         if group:
             join(workload, first_members.setdefault(group, workload))
-    rates = _rates_by_workload(edges)
+    rates: dict[WorkloadId, float] = defaultdict(float)
+    for edge in edges:
+        rates[edge.client] += edge.bytes_per_s
+        rates[edge.server] += edge.bytes_per_s
     hubs = _find_hubs(edges, len(workloads))
     most_traffic_first = sorted(edges, key=lambda edge: (-edge.bytes_per_s, edge.client, edge.server))
     for edge in most_traffic_first:
@@ -207,15 +210,6 @@ def _connected_components(
             join(edge.server, edge.client)
     components = {members[0]: frozenset(members) for members in component_by_workload.values()}
     return [members for _, members in sorted(components.items())]
-
-
-def _rates_by_workload(edges: Iterable[ObservedDependency]) -> Mapping[WorkloadId, float]:
-    """Bytes per second of each workload, as client and as server."""
-    rates: dict[WorkloadId, float] = defaultdict(float)
-    for edge in edges:
-        rates[edge.client] += edge.bytes_per_s
-        rates[edge.server] += edge.bytes_per_s
-    return rates
 
 
 def _find_hubs(edges: Sequence[ObservedDependency], workload_count: int) -> set[WorkloadId]:

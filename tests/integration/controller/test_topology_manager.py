@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 import pytest
@@ -48,38 +48,44 @@ class MeasuredTopology:
         body = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": name}, "spec": spec}
         await self.client.create(NETWORK_TOPOLOGIES, body, Object, namespace=namespace or self.namespace)
 
-    async def read_topology(self, name: str = "nt-default") -> NetworkTopology:
-        return await self.client.get(NETWORK_TOPOLOGIES, name, NetworkTopology, namespace=self.namespace)
+    async def read_topology(self) -> NetworkTopology:
+        return await self.client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=self.namespace)
 
-    async def read_raw_topology(self, name: str = "nt-default") -> dict[str, Any]:
-        return await self.client.get(NETWORK_TOPOLOGIES, name, dict, namespace=self.namespace)
+    async def read_raw_topology(self) -> dict[str, Any]:
+        return await self.client.get(NETWORK_TOPOLOGIES, "nt-default", dict, namespace=self.namespace)
 
-    async def read_costs(self, name: str = "nt-default") -> dict[ZonePair, int]:
-        return zone_costs_of((await self.read_topology(name)).weight(NETPERF_COSTS))
+    async def read_costs(self) -> dict[ZonePair, int]:
+        return zone_costs_of((await self.read_topology()).weight(NETPERF_COSTS))
+
+    async def patch_node(self, name: str, body: dict[str, Any]) -> None:
+        """Patch the node of this name, without the namespace that it begins with."""
+        await self.client.patch(NODES, f"{self.namespace}-{name}", body, Node, patch_type=MERGE_PATCH)
+
+    async def patch_results(self, data: Mapping[str, Any] | None) -> None:
+        """Write these keys into the results ConfigMap."""
+        await self.client.patch(CONFIGMAPS, "netperf-metrics", {"data": data}, Object, namespace=self.namespace)
 
     async def has_costs(self, count: int) -> bool:
         return len(await self.read_costs()) == count
 
     async def condition_status(self, type_: str) -> str:
-        found = find_condition((await self.read_topology()).status.conditions, type_)
-        return found.status if found else ""
+        condition = find_condition((await self.read_topology()).status.conditions, type_)
+        return condition.status if condition else ""
 
     async def measured_reason(self) -> str:
         """Reason of the condition Measured."""
-        found = find_condition((await self.read_topology()).status.conditions, "Measured")
-        return found.reason if found else ""
+        condition = find_condition((await self.read_topology()).status.conditions, "Measured")
+        return condition.reason if condition else ""
 
     async def measure_until_priced(self, count: int = 6) -> None:
         """Write results until this number of costs is measured; the first may be computed from a part of the results."""
 
-        async def done() -> bool:
+        async def are_priced() -> bool:
             await self.agents.measure()
-            return await self.has_costs(count) and await self.measured_reason() in {
-                "AllPairsMeasured",
-                "MeasurementsOld",
-            }
+            reasons = {"AllPairsMeasured", "MeasurementsOld"}
+            return await self.has_costs(count) and await self.measured_reason() in reasons
 
-        await eventually(done)
+        await eventually(are_priced)
 
 
 @pytest_asyncio.fixture
@@ -102,8 +108,8 @@ async def _zones_are(topology: MeasuredTopology, wanted: set[str]) -> bool:
 
 async def _planned_nodes(topology: MeasuredTopology) -> set[str]:
     """Nodes of planned probes."""
-    found = await read_plans(topology.client, topology.namespace)
-    return {end.node for plan in found for probe in plan.probes for end in (probe.origin, probe.destination)}
+    plans = await read_plans(topology.client, topology.namespace)
+    return {end.node for plan in plans for probe in plan.probes for end in (probe.origin, probe.destination)}
 
 
 async def test_measured_costs_are_written_beside_the_users_weights_under_our_field_manager(
@@ -113,12 +119,11 @@ async def test_measured_costs_are_written_beside_the_users_weights_under_our_fie
     before = json.dumps((await topology.read_raw_topology())["spec"]["weights"][0])
     start()
     await topology.measure_until_priced()
-    found = await read_plans(topology.client, topology.namespace)
-    assert sum(probe.pair_index == 0 for plan in found for probe in plan.probes) == 3, (
-        "one of a few pairs of nodes runs netperf"
-    )
-    assert sum(len(plan.probes) for plan in found) > 3
-    assert {plan.zone for plan in found} == set(ZONES)
+    plans = await read_plans(topology.client, topology.namespace)
+    pair_indexes = [probe.pair_index for plan in plans for probe in plan.probes]
+    assert pair_indexes.count(0) == 3, "one of a few pairs of nodes runs netperf"
+    assert len(pair_indexes) > 3
+    assert {plan.zone for plan in plans} == set(ZONES)
     assert await topology.read_costs() == {
         ("z1", "z2"): 5, ("z2", "z1"): 5, ("z1", "z3"): 20, ("z3", "z1"): 20, ("z2", "z3"): 22, ("z3", "z2"): 22,
     }  # fmt: skip
@@ -127,9 +132,8 @@ async def test_measured_costs_are_written_beside_the_users_weights_under_our_fie
     assert read_topology.status.node_count >= 6
     assert read_topology.status.weight_calculation_time is not None
     read_raw_topology = await topology.read_raw_topology()
-    ours = [
-        entry for entry in read_raw_topology["metadata"]["managedFields"] if entry["manager"] == "netaware-controller"
-    ]
+    managed_fields = read_raw_topology["metadata"]["managedFields"]
+    ours = [entry for entry in managed_fields if entry["manager"] == "netaware-controller"]
     spec = next(e["fieldsV1"]["f:spec"] for e in ours if "f:spec" in e["fieldsV1"])
     assert list(spec["f:weights"]) == ['k:{"name":"NetperfCosts"}'], "and nothing of the user's"
     assert next(e for e in ours if e.get("subresource") == "status")["operation"] == "Apply"
@@ -173,7 +177,7 @@ async def test_costs_without_new_results_become_stale_and_are_then_removed_but_n
     assert await topology.read_costs() == good
     notes = [e["reason"] for e in await topology.client.list(EVENTS, dict, namespace=topology.namespace)]
     assert "PairsAbsent" in notes
-    assert notes.count("MeasurementsOld") == 1, "events tell transitions only"
+    assert notes.count("MeasurementsOld") == 1, "only transitions have events"
 
 
 async def test_deleted_malformed_partial_or_too_large_results_are_reported_and_change_no_cost(
@@ -184,9 +188,6 @@ async def test_deleted_malformed_partial_or_too_large_results_are_reported_and_c
     await topology.measure_until_priced()
     good = await topology.read_costs()
 
-    async def write(data: dict[str, Any]) -> None:
-        await topology.client.patch(CONFIGMAPS, "netperf-metrics", {"data": data}, Object, namespace=topology.namespace)
-
     async def stored() -> dict[str, str]:
         objects = await topology.client.list(CONFIGMAPS, ConfigMap, namespace=topology.namespace)
         return next((found.data or {} for found in objects if found.metadata.name == "netperf-metrics"), {})
@@ -195,7 +196,7 @@ async def test_deleted_malformed_partial_or_too_large_results_are_reported_and_c
     origin = key.removeprefix("netaware.v1.").split("_")[0]
 
     async def is_named() -> bool:
-        await write({key: "{half"})
+        await topology.patch_results({key: "{half"})
         notes = await topology.client.list(EVENTS, dict, namespace=topology.namespace)
         return any(f"bad-json of {origin}" in note.get("note", "") for note in notes)
 
@@ -204,7 +205,7 @@ async def test_deleted_malformed_partial_or_too_large_results_are_reported_and_c
 
     await eventually(is_named)
     await eventually(is_gone)
-    await write({"x": "y" * 100_000, "netperf.p90.latency.milliseconds.origin.a": "0"})
+    await topology.patch_results({"x": "y" * 100_000, "netperf.p90.latency.milliseconds.origin.a": "0"})
     refused = f'netaware_results_refused_keys{{reason="bad-key",topology="{topology.namespace}/nt-default"}}'
 
     async def is_counted() -> bool:
@@ -215,7 +216,7 @@ async def test_deleted_malformed_partial_or_too_large_results_are_reported_and_c
     assert await topology.read_costs() == good
     # A mebibyte is what the API server stores; with the other keys beside it no more than this fits.
     filler = {f"theirs-{i}": "x" * 100_000 for i in range(9)}
-    await write(filler)
+    await topology.patch_results(filler)
 
     async def input_is_too_large() -> bool:
         found = find_condition((await topology.read_topology()).status.conditions, "InputValid")
@@ -234,20 +235,16 @@ async def test_planned_pairs_follow_nodes_and_their_zones(topology: MeasuredTopo
     await topology.create()
     start()
     await topology.measure_until_priced()
-    await topology.client.patch(
-        CONFIGMAPS, "netperf-metrics", {"data": {"mine": "1"}}, Object, namespace=topology.namespace
-    )
-    gone = {"metadata": {"annotations": {"netaware.io/agent": None}}}
-    await topology.client.patch(NODES, f"{topology.namespace}-z1a", gone, Node, patch_type=MERGE_PATCH)
+    await topology.patch_results({"mine": "1"})
+    await topology.patch_node("z1a", {"metadata": {"annotations": {"netaware.io/agent": None}}})
 
-    async def moved_away() -> bool:
+    async def is_left_out() -> bool:
         nodes = await _planned_nodes(topology)
         return f"{topology.namespace}-z1a" not in nodes and len(nodes) >= 3
 
-    await eventually(moved_away)
+    await eventually(is_left_out)
     for copy in "ab":
-        label = {"metadata": {"labels": {"topology.kubernetes.io/zone": "z9"}}}
-        await topology.client.patch(NODES, f"{topology.namespace}-z3{copy}", label, Node, patch_type=MERGE_PATCH)
+        await topology.patch_node(f"z3{copy}", {"metadata": {"labels": {"topology.kubernetes.io/zone": "z9"}}})
     await eventually(lambda: _zones_are(topology, {"z1", "z2", "z9"}))
     topology.agents.set_latency("z1", "z9", 50)
     topology.agents.set_latency("z2", "z9", 52)
@@ -261,14 +258,13 @@ async def test_planned_pairs_follow_nodes_and_their_zones(topology: MeasuredTopo
     for copy in "ab":
         await topology.client.delete(NODES, f"{topology.namespace}-z3{copy}")
 
-    async def swept() -> bool:
+    async def are_removed() -> bool:
         found = await topology.client.get(CONFIGMAPS, "netperf-metrics", ConfigMap, namespace=topology.namespace)
         return "mine" in (found.data or {}) and not any("-z3" in key for key in found.data or {})
 
-    await eventually(swept)
+    await eventually(are_removed)
     await eventually(lambda: _equals(topology.read_costs(), {("z1", "z2"): 5, ("z2", "z1"): 5}))
-    bare = {"metadata": {"labels": {"topology.kubernetes.io/zone": None}}}
-    await topology.client.patch(NODES, f"{topology.namespace}-z1b", bare, Node, patch_type=MERGE_PATCH)
+    await topology.patch_node("z1b", {"metadata": {"labels": {"topology.kubernetes.io/zone": None}}})
     await eventually(lambda: _equals(topology.condition_status("InputValid"), "False"))
 
 
@@ -283,18 +279,17 @@ async def test_a_new_leader_reports_no_results_of_the_previous_plan_as_unplanned
     written = await topology.client.get(CONFIGMAPS, "netperf-metrics", ConfigMap, namespace=topology.namespace)
     node = f"{topology.namespace}-z3b"
     assert any(node in value for value in (written.data or {}).values())
-    await topology.client.patch(NODES, node, {"spec": {"unschedulable": True}}, Node, patch_type=MERGE_PATCH)
+    await topology.patch_node("z3b", {"spec": {"unschedulable": True}})
     start()
 
-    async def planned_without() -> bool:
+    async def is_unplanned() -> bool:
         return node not in await _planned_nodes(topology)
 
-    await eventually(planned_without)
+    await eventually(is_unplanned)
     for _ in range(20):
         await asyncio.sleep(0.2)
         # Agents that have not read the new plan yet go on with the one before.
-        patch = {"data": written.data}
-        await topology.client.patch(CONFIGMAPS, "netperf-metrics", patch, Object, namespace=topology.namespace)
+        await topology.patch_results(written.data)
         assert await topology.condition_status("OutlierNodes") == "False"
 
 
@@ -314,8 +309,10 @@ async def test_corrupted_plans_and_recreated_topologies_recover_and_external_res
     )
     first, second, _ = (found.metadata.name for found in objects)
     await topology.client.delete(CONFIGMAPS, first, namespace=topology.namespace)
-    spoil = [{"op": "replace", "path": "/data/plan.json", "value": "{"}]
-    await topology.client.patch(CONFIGMAPS, second, spoil, Object, patch_type=JSON_PATCH, namespace=topology.namespace)
+    corruption = [{"op": "replace", "path": "/data/plan.json", "value": "{"}]
+    await topology.client.patch(
+        CONFIGMAPS, second, corruption, Object, patch_type=JSON_PATCH, namespace=topology.namespace
+    )
     await eventually(lambda: _zones_are(topology, set(ZONES)))
     foreign = f"foreign-{topology.namespace}"
     await topology.create(foreign, "default", configmapName=foreign)
@@ -329,13 +326,13 @@ async def test_corrupted_plans_and_recreated_topologies_recover_and_external_res
     body = {"metadata": {"name": foreign}, "data": data}
     await topology.client.create(CONFIGMAPS, body, Object, namespace="default")
 
-    async def priced() -> bool:
+    async def are_priced() -> bool:
         found = await topology.client.get(NETWORK_TOPOLOGIES, foreign, NetworkTopology, namespace="default")
         read_costs = zone_costs_of(found.weight(NETPERF_COSTS))
         return {("z7", "z8"): 33, ("z8", "z7"): 32}.items() <= read_costs.items()
 
     try:
-        await eventually(priced)
+        await eventually(are_priced)
     finally:
         await topology.client.delete(NETWORK_TOPOLOGIES, foreign, namespace="default")
 
@@ -362,8 +359,8 @@ async def test_bandwidth_of_placed_pods_is_allocated_and_released(
     assert await allocated() == {}
     await topology.client.create(PODS, pod("a", f"{topology.namespace}-z1a"), Object, namespace=topology.namespace)
     await topology.client.create(PODS, pod("b", f"{topology.namespace}-z3a"), Object, namespace=topology.namespace)
-    taken = {("z1", "z3"): "10000000", ("west", "east"): "10000000"}
-    await eventually(lambda: _equals(allocated(), taken))
+    allocated_bps = {("z1", "z3"): "10000000", ("west", "east"): "10000000"}
+    await eventually(lambda: _equals(allocated(), allocated_bps))
     await topology.client.delete(PODS, "b", namespace=topology.namespace, grace_period_s=0)
     await eventually(lambda: _equals(allocated(), {}))
 
@@ -380,13 +377,13 @@ async def test_topologies_of_other_namespaces_get_costs_under_the_shipped_rights
     await topology.client.create(NETWORK_TOPOLOGIES, body, Object, namespace="default")
     replica = start(kubeconfig, topology={"namespaces": ["default"]})
 
-    async def priced() -> bool:
+    async def are_priced() -> bool:
         await topology.agents.measure()
         found = await topology.client.get(NETWORK_TOPOLOGIES, name, NetworkTopology, namespace="default")
         return len(zone_costs_of(found.weight(NETPERF_COSTS))) == 6 and bool(found.status.conditions)
 
     try:
-        await eventually(priced)
+        await eventually(are_priced)
     finally:
         await topology.client.delete(NETWORK_TOPOLOGIES, name, namespace="default")
     refused = [line for line in replica.log.read_text().splitlines() if "forbidden" in line]

@@ -240,7 +240,7 @@ HOT = (NODES, [pod("p", "hot")], {"hot": amounts(3, 1), "idle": amounts(0.1, 1)}
 
 
 @pytest.mark.parametrize(
-    ("results", "least", "goes"),
+    ("results", "min_success_percent", "moves"),
     [
         (results(3, 0), 50, True),
         (results(4, 1), 50, False),
@@ -254,14 +254,14 @@ HOT = (NODES, [pod("p", "hot")], {"hot": amounts(3, 1), "idle": amounts(0.1, 1)}
     ],
 )
 def test_the_breaker_stops_a_strategy_if_too_few_moves_helped(
-    results: tuple[BreakerEntry, ...], least: int, goes: bool
+    results: tuple[BreakerEntry, ...], min_success_percent: int, moves: bool
 ) -> None:
-    config, history = make_config(limits={"minSuccessPercent": least}), History(breaker_entries=results)
+    config, history = make_config(limits={"minSuccessPercent": min_success_percent}), History(breaker_entries=results)
     decision = decide_once(snapshot(*HOT), config, history=history)
-    assert moved_pods(decision) == (["p"] if goes else [])
+    assert moved_pods(decision) == (["p"] if moves else [])
     (hot,) = (state for state in decision.plan.nodes if state.node == "hot")
-    assert hot.is_stuck is not goes
-    assert hot.reason == "" if goes else "moves in 24 h helped" in hot.reason
+    assert hot.is_stuck is not moves
+    assert hot.reason == "" if moves else "moves in 24 h helped" in hot.reason
     outside = decide_unconfirmed(snapshot(*HOT), history, ReasonDurations(), config, NOW_S, assume_lasting=True)
     assert outside.plan == decision.plan, "a dry run decides the same"
 

@@ -182,7 +182,7 @@ def test_a_reason_names_every_exceeded_resource_with_its_usage_before_the_move(
 
 
 @pytest.mark.parametrize(
-    ("policy", "goes"),
+    ("policy", "moved"),
     [
         ({}, "a b c"),
         ({"evictableNamespaces": {"exclude": ["shop"]}}, "a"),
@@ -194,13 +194,13 @@ def test_a_reason_names_every_exceeded_resource_with_its_usage_before_the_move(
         ({"nodeSelector": {"matchLabels": {"pool": "b"}}}, ""),
     ],
 )
-def test_namespaces_and_selectors_limit_which_pods_move(policy: dict[str, Any], goes: str) -> None:
+def test_namespaces_and_selectors_limit_which_pods_move(policy: dict[str, Any], moved: str) -> None:
     spaces = {"a": "infra", "b": "shop", "c": "shop"}
     pods = [pod(n, "hot", namespace=space, labels={"app": n}, owner=f"ReplicaSet/{n}-1") for n, space in spaces.items()]
     nodes = [node(name, labels={"pool": "a"}) for name in ("hot", "idle")]
     usage = {"hot": amounts(3.9, 1), "idle": amounts(0, 1)}
     view = snapshot(nodes, pods, usage, {p.key: amounts(0.6, 0.5) for p in pods})
-    assert sorted(moved_pods(decide_once(view, make_config(policy)))) == goes.split()
+    assert sorted(moved_pods(decide_once(view, make_config(policy)))) == moved.split()
 
 
 def test_a_paused_policy_plans_nothing_and_adds_a_note() -> None:
@@ -247,12 +247,12 @@ def test_each_node_belongs_to_one_pool_with_thresholds_and_targets_of_its_own() 
 
 def test_pods_move_neither_off_nor_to_nodes_whose_usage_is_unknown() -> None:
     known = {"hot": amounts(3, 1), "idle": amounts(0.2, 1)}
-    for gone in ("hot", "idle"):
-        usage = {name: used for name, used in known.items() if name != gone}
+    for unknown_node in ("hot", "idle"):
+        usage = {name: used for name, used in known.items() if name != unknown_node}
         view = snapshot(ONE.nodes.values(), [single_pod("p")], usage, {"p": amounts(1.5, 1)})
         plan = decide_once(view, make_config()).plan
         assert plan.moves == ()
-        (state,) = [state for state in plan.nodes if state.node == gone]
+        (state,) = [state for state in plan.nodes if state.node == unknown_node]
         assert (state.kind, state.reason) == ("unknown", "no current usage of cpu, memory")
 
 

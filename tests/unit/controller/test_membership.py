@@ -36,43 +36,43 @@ def group(namespace: str, names: tuple[str, ...]) -> AppGroup:
 
 def test_a_group_has_pods_only_in_its_pod_namespaces() -> None:
     rng = random.Random(1)
-    limited = 0
-    for everywhere, consent in itertools.product((True, False), repeat=2):
+    excluded_count = 0
+    for search_everywhere, has_consent in itertools.product((True, False), repeat=2):
         for _ in range(100):
             searched = tuple(rng.sample(NAMESPACES, rng.randrange(3)))
-            rules = NetworkOverheadArgs(namespaces=searched, search_everywhere=everywhere)
-            membership = Membership.from_objects((), CONSENTING if consent else (), rules)
+            rules = NetworkOverheadArgs(namespaces=searched, search_everywhere=search_everywhere)
+            membership = Membership.from_objects((), CONSENTING if has_consent else (), rules)
             for group_namespace in rng.sample(NAMESPACES, 3):
                 new = group(group_namespace, tuple(rng.choices(("", *NAMESPACES), k=2)))
                 membership.on_group_change(new.metadata.key, None, new)
             for key, namespace in itertools.product(membership.groups, NAMESPACES):
                 namespaces = membership.pod_namespaces(key)
-                limited += namespaces is not None and namespace not in namespaces
+                excluded_count += namespaces is not None and namespace not in namespaces
                 if membership.group_key_of(namespace, "shop") == key:
                     assert namespaces is None or namespace in namespaces
-    assert limited > 100
+    assert excluded_count > 100
 
 
 def test_membership_depends_only_on_the_last_state() -> None:
     rng = random.Random(2)
-    foreign = 0
+    foreign_count = 0
     for _ in range(60):
-        membership, alive = Membership.from_objects((), CONSENTING, NOWHERE_FIRST), dict[str, AppGroup]()
+        membership, groups = Membership.from_objects((), CONSENTING, NOWHERE_FIRST), dict[str, AppGroup]()
         for _ in range(25):
             group_namespace = rng.choice(NAMESPACES)
-            key, old = f"{group_namespace}/shop", alive.get(f"{group_namespace}/shop")
+            key, old = f"{group_namespace}/shop", groups.get(f"{group_namespace}/shop")
             new = group(group_namespace, tuple(rng.choices(("", *NAMESPACES), k=2))) if rng.random() < 0.7 else None
             if old is None and new is None:
                 continue
             membership.on_group_change(key, old, new)
-            alive = {k: v for k, v in {**alive, key: new}.items() if v is not None}
-            fresh = Membership.from_objects(rng.sample(list(alive.values()), len(alive)), CONSENTING, NOWHERE_FIRST)
+            groups = {k: v for k, v in {**groups, key: new}.items() if v is not None}
+            fresh = Membership.from_objects(rng.sample(list(groups.values()), len(groups)), CONSENTING, NOWHERE_FIRST)
             for namespace in NAMESPACES:
                 expected = fresh.group_key_of(namespace, "shop")
-                for each in (membership, membership.copy()):
-                    assert each.group_key_of(namespace, "shop") == expected
-                foreign += bool(expected) and not expected.startswith(f"{namespace}/")
-    assert foreign > 100
+                for index in (membership, membership.copy()):
+                    assert index.group_key_of(namespace, "shop") == expected
+                foreign_count += bool(expected) and not expected.startswith(f"{namespace}/")
+    assert foreign_count > 100
 
 
 class OnePodStore:

@@ -25,7 +25,7 @@ def service(rng: random.Random, name: str, namespace: str) -> Service:
 
 def routings(index: ServiceIndex) -> list[Routing]:
     labels = (dict(zip(KEYS, values, strict=True)) for values in product(VALUES, repeat=len(KEYS)))
-    return [index.routing_to([ObjectMeta(namespace=n, labels=one)]) for one in labels for n in ("x", "y")]
+    return [index.routing_to([ObjectMeta(namespace=n, labels=pod_labels)]) for pod_labels in labels for n in ("x", "y")]
 
 
 def test_the_index_finds_the_same_services_as_a_scan() -> None:
@@ -42,6 +42,8 @@ def test_the_index_finds_the_same_services_as_a_scan() -> None:
         if new is not None:
             services[key] = new
         labels = {key: rng.choice(VALUES) for key in KEYS}
-        for where in ("x", "y"):
-            matching = [services[key] for key in sorted(services) if services[key].selects(where, labels)]
-            assert index.services_selecting(where, labels) == ([s for s in matching if not s.is_headless] or matching)
+        for pod_namespace in ("x", "y"):
+            matching = [services[key] for key in sorted(services) if services[key].selects(pod_namespace, labels)]
+            assert index.services_selecting(pod_namespace, labels) == (
+                [s for s in matching if not s.is_headless] or matching
+            )

@@ -58,7 +58,7 @@ def topology(*weights: dict[str, Any], **spec: Any) -> NetworkTopology:
 
 
 def decide(
-    found: NetworkTopology,
+    network_topology: NetworkTopology,
     data: Mapping[str, str],
     *,
     at_s: float = START_S,
@@ -67,7 +67,7 @@ def decide(
     allocated: Mapping[ZonePair, int] = {},
 ) -> TopologyDecision:
     snapshot = TopologySnapshot(
-        topology=found,
+        topology=network_topology,
         zone_map=zone_map,
         data_by_configmap={"shop/netperf-metrics": data},
         missing_configmaps=(),
@@ -78,19 +78,21 @@ def decide(
 
 
 def conditions(decision: TopologyDecision, generation: int = 1) -> dict[str, Condition]:
-    """By type."""
-    found = status.build_conditions(decision.pairs_by_basis, decision.costs, decision.faults, generation)
-    return {condition.type: condition for condition in found}
+    """The conditions by type."""
+    built = status.build_conditions(decision.pairs_by_basis, decision.costs, decision.faults, generation)
+    return {condition.type: condition for condition in built}
 
 
-def write(found: NetworkTopology, decision: TopologyDecision) -> NetworkTopology | None:
+def write(network_topology: NetworkTopology, decision: TopologyDecision) -> NetworkTopology | None:
     """The NetworkTopology after the patch, applied as by the API server; None without a patch."""
     operations = plan_topology_patch(
-        found, build_weight(decision.costs, decision.zone_bandwidths, decision.region_bandwidths), decision.latencies
+        network_topology,
+        build_weight(decision.costs, decision.zone_bandwidths, decision.region_bandwidths),
+        decision.latencies,
     )
     if operations is None:
         return None
-    plain = json.loads(msgspec.json.encode(found))
+    plain = json.loads(msgspec.json.encode(network_topology))
     assert operations[0] == {"op": "replace", "path": "/metadata/resourceVersion", "value": "7"}
     for change in operations:
         *parents, last = (part.replace("~1", "/") for part in change["path"].split("/")[1:])
@@ -112,12 +114,12 @@ OURS = {"name": NETPERF_COSTS, "topologyList": []}
 
 @pytest.mark.parametrize("before", [[USERS], [], None, [OURS, USERS], [USERS, {**USERS, "name": "Mine"}]])
 def test_other_weights_stay_as_the_user_wrote_them(before: list[dict[str, Any]] | None) -> None:
-    found = topology(weights=before)
-    after = write(found, decide(found, results(ALL)))
+    network_topology = topology(weights=before)
+    after = write(network_topology, decide(network_topology, results(ALL)))
     assert after is not None
     names = [w["name"] for w in before or ()]
     assert [w.name for w in after.spec.weights or ()] == list(dict.fromkeys([*names, NETPERF_COSTS]))
-    assert all(after.weight(w.name) == w for w in found.spec.weights or () if w.name != NETPERF_COSTS)
+    assert all(after.weight(w.name) == w for w in network_topology.spec.weights or () if w.name != NETPERF_COSTS)
 
 
 @given(
@@ -127,11 +129,11 @@ def test_other_weights_stay_as_the_user_wrote_them(before: list[dict[str, Any]] 
 def test_measurements_write_a_weight_and_the_same_measurements_write_nothing_again(
     latency_ms: dict[ZonePair, float], allocated: dict[ZonePair, int]
 ) -> None:
-    found, data = topology(USERS), results(latency_ms)
-    first = decide(found, data, allocated=allocated)
-    written = write(found, first)
+    network_topology, data = topology(USERS), results(latency_ms)
+    first = decide(network_topology, data, allocated=allocated)
+    written = write(network_topology, first)
     assert (written is not None) == bool(latency_ms)
-    after = written or found
+    after = written or network_topology
     # Going on, after a restart of all replicas, and after a restart that finds no results.
     for state, read in ((first.state, data), (None, data), (None, {})):
         second = decide(after, read, at_s=START_S + 30, state=state, allocated=allocated)
@@ -140,25 +142,25 @@ def test_measurements_write_a_weight_and_the_same_measurements_write_nothing_aga
 
 
 def test_the_policy_of_the_object_overrides_the_defaults_field_by_field() -> None:
-    found = topology(costPolicy={"unitUs": 100, "percentile": "p50"})
-    policy, fault = resolve_policy(found, CostPolicy(hysteresis=0.7))
+    network_topology = topology(costPolicy={"unitUs": 100, "percentile": "p50"})
+    policy, fault = resolve_policy(network_topology, CostPolicy(hysteresis=0.7))
     assert (policy.unit_us, policy.percentile, policy.hysteresis, fault) == (100, "p50", 0.7, "")
 
 
 @pytest.mark.parametrize("bad", [{"unitUs": "x"}, {"units": 1}, {"hysteresis": 7}, [], "fast"])
 def test_a_bad_policy_is_reported_and_the_defaults_are_used(bad: object) -> None:
     decision = decide(topology(costPolicy=bad), results(ALL))
-    held = conditions(decision)["InputValid"]
-    assert (decision.policy, held.status, held.reason) == (POLICY, "False", "BadCostPolicy")
-    assert "costPolicy" in held.message
+    condition = conditions(decision)["InputValid"]
+    assert (decision.policy, condition.status, condition.reason) == (POLICY, "False", "BadCostPolicy")
+    assert "costPolicy" in condition.message
 
 
-@pytest.mark.parametrize(("sequence", "stands"), [(2, False), (2**53 - 1, True)])
-def test_an_invalid_sequence_does_not_hide_a_failure(sequence: int, stands: bool) -> None:
+@pytest.mark.parametrize(("sequence", "is_reported"), [(2, False), (2**53 - 1, True)])
+def test_an_invalid_sequence_does_not_hide_a_failure(sequence: int, is_reported: bool) -> None:
     origin, destination = (ZONE_MAP.location_by_node[f"n-{zone}"] for zone in ("z1", "z2"))
     failure = Failure(origin=origin, destination=destination, failure="timeout", sequence=1)
-    told = {key: value for key, value in encode_failure(failure, "TCP_RR").items() if value is not None}
-    assert bool(decide(topology(), results(ALL, sequence) | told).results.failures) == stands
+    failure_data = {key: value for key, value in encode_failure(failure, "TCP_RR").items() if value is not None}
+    assert bool(decide(topology(), results(ALL, sequence) | failure_data).results.failures) == is_reported
 
 
 def test_capacities_and_allocations_are_written_sorted_for_upstreams_search() -> None:
@@ -181,11 +183,11 @@ def test_capacities_and_allocations_are_written_sorted_for_upstreams_search() ->
 
 
 def test_the_calculation_time_changes_with_the_weights_and_a_node_count_is_written_once_a_minute() -> None:
-    held = list(conditions(decide(topology(), results(ALL)), 3).values())
+    current = list(conditions(decide(topology(), results(ALL)), 3).values())
 
     def plan(before: NetworkTopologyStatus, *, nodes: int = 3, generation: int = 3, **more: Any) -> Any:
-        known = {"is_weight_new": False, "now": 5000.0, **more}
-        return status.build_status(before, held, node_count=nodes, generation=generation, **known)
+        fields = {"is_weight_new": False, "now": 5000.0, **more}
+        return status.build_status(before, current, node_count=nodes, generation=generation, **fields)
 
     empty = NetworkTopologyStatus(node_count=3)
     first = plan(empty, is_weight_new=True, now=1000.0)
@@ -193,9 +195,9 @@ def test_the_calculation_time_changes_with_the_weights_and_a_node_count_is_writt
     assert plan(first) == first
     assert plan(first, is_weight_new=True).weight_calculation_time == "1970-01-01T01:23:20Z"
     assert status.needs_write(empty, first, since_last_write_s=5.0)
-    for last_s, worth in ((5.0, [False, False, True]), (60.0, [False, True, True])):
-        wanted = plan(first), plan(first, nodes=4), plan(first, generation=8)
-        assert [status.needs_write(first, one, since_last_write_s=last_s) for one in wanted] == worth
+    for last_s, must_write in ((5.0, [False, False, True]), (60.0, [False, True, True])):
+        plans = plan(first), plan(first, nodes=4), plan(first, generation=8)
+        assert [status.needs_write(first, desired, since_last_write_s=last_s) for desired in plans] == must_write
 
 
 ONE_ZONE = ZoneMap({"z1": "west"}, {"n-z1": ZONE_MAP.location_by_node["n-z1"]})
@@ -214,10 +216,10 @@ FAILS = {key: text[:-1] + ',"run_failure":"reset","failed_runs":3}' for key, tex
 def test_conditions_report_the_basis_of_costs(
     zone_map: ZoneMap, data: dict[str, str], type_: str, expected: tuple[str, str, str]
 ) -> None:
-    held = conditions(decide(topology(), data, zone_map=zone_map))
-    assert (held[type_].status, held[type_].reason) == expected[:2]
-    assert expected[2] in held[type_].message
-    bad = {name for name, condition in held.items() if status.is_bad(condition)}
+    by_type = conditions(decide(topology(), data, zone_map=zone_map))
+    assert (by_type[type_].status, by_type[type_].reason) == expected[:2]
+    assert expected[2] in by_type[type_].message
+    bad = {name for name, condition in by_type.items() if status.is_bad(condition)}
     assert bad == ({type_} if expected[1] in {"PairsInferred", "NetperfFails"} else set())
 
 
@@ -227,7 +229,7 @@ def test_a_persistent_outlier_does_not_rewrite_the_status() -> None:
             by_zone_pair={}, cost_by_region_pair={}, absent_pairs=(), error_us_by_outlier={"n2": offset_us}
         )
         counts = status.group_pairs_by_basis(table, POLICY, 60.0)
-        return [found.message for found in status.build_conditions(counts, table, status.InputFaults(), 1)]
+        return [condition.message for condition in status.build_conditions(counts, table, status.InputFaults(), 1)]
 
     assert messages(8049.0) == messages(8051.0) == messages(9800.0) != messages(-8049.0)
     assert any("n2 (reads more)" in message for message in messages(8049.0))
