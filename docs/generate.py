@@ -264,20 +264,15 @@ def build_metrics_page() -> str:
     extender = collect(metric_families.build_extender_registry())
     controller = find(["controller"]) | collect(metric_families.build_controller_registry())
     programs = (
-        ("Agent", "Each node, port 9850.", agent, shared),
+        ("Agent", "Each node, port 9850.", agent, set(shared)),
         (
             "Controller",
             "Each replica, port 9851; many metrics have values on the leader only.",
             controller,
-            extender | shared,
+            set(extender | shared),
         ),
-        ("Extender", "Each replica of the scheduler.", extender, shared),
-        (
-            "All programs",
-            "Beside these, the usual `process_` and `python_` families.",
-            shared,
-            dict[str, metric_families.Family](),
-        ),
+        ("Extender", "Each replica of the scheduler.", extender, set(shared)),
+        ("All programs", "Beside these, the usual `process_` and `python_` families.", shared, set[str]()),
     )
     parts = ["# Metrics\n", _NOTICE, _METRICS_RULES]
     for title, introduction, families, listed_elsewhere in programs:

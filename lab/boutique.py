@@ -51,9 +51,8 @@ def load_application(*, scheduler: str, cpu: str) -> Application:
         scheduler: schedulerName of every pod.
         cpu: CPU request of every pod.
     """
-    documents = [
-        d for path in sorted(_EXAMPLE_FOLDER.glob("*.yaml")) for d in yaml.safe_load_all(path.read_text()) if d
-    ]
+    files = sorted(_EXAMPLE_FOLDER.glob("*.yaml"))
+    documents = [document for file in files for document in yaml.safe_load_all(file.read_text()) if document]
     group = next(d for d in documents if d.get("kind") == "AppGroup")
     group["spec"]["topologySortingAlgorithm"] = _SORTING_ALGORITHM
     deployments = {

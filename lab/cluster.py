@@ -114,9 +114,8 @@ class Lab:
             await _run_in_thread(reclaim, paths)
             paths.state_dir.mkdir(parents=True, mode=0o700)
             try:
-                flags = tuple(api_server_flags)
                 async with _boot(
-                    paths, topology, tuple(components), binaries, node_binaries, api_server_flags=flags
+                    paths, topology, tuple(components), binaries, node_binaries, api_server_flags=api_server_flags
                 ) as lab:
                     lab.boot_s = time.monotonic() - started
                     try:
@@ -217,7 +216,7 @@ async def _boot(
     binaries: Binaries,
     node_binaries: NodeBinaries | None,
     *,
-    api_server_flags: tuple[str, ...],
+    api_server_flags: Iterable[str],
 ) -> AsyncIterator[Lab]:
     """Create the network, and start the control plane, the emulated network and the nodes, which `Lab.start` removes."""
     # PYTHONFAULTHANDLER: after a crash in native code the program's log has its stack.
@@ -281,14 +280,9 @@ async def _start_wan(lab: Lab, topology: Topology, programs: Programs) -> None:
     plan_file.write_bytes(msgspec.json.encode(plan))
     socket_path = lab.paths.wan_socket
     programs.start("wan", [sys.executable, "-m", "lab.wan", plan_file, socket_path])
-    description = "the emulated network to start"
+    description, on_retry = "the emulated network to start", programs.check_running
     await poll_until(
-        socket_path.exists,
-        description,
-        _WAN_TIMEOUT_S,
-        every_s=_POLL_S,
-        on_retry=programs.check_running,
-        error=BootError,
+        socket_path.exists, description, _WAN_TIMEOUT_S, every_s=_POLL_S, on_retry=on_retry, error=BootError
     )
 
 

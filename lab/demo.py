@@ -128,8 +128,7 @@ class Demo:
             has_costs = condition is not None and condition.status == "True"
             return has_costs and len(medians) == 2 * pair_count == len(zone_costs_of(network.weight(NETPERF_COSTS)))
 
-        on_retry = self.installation.check_running
-        await poll_until(is_measured, lambda: missing, timeout_s, every_s=_POLL_S, on_retry=on_retry, error=LabError)
+        await self._wait_until(is_measured, lambda: missing, timeout_s)
         return medians
 
     async def _read_newest_samples(self, network: NetworkTopology) -> dict[frozenset[str], list[Sample]]:
@@ -203,9 +202,11 @@ class Demo:
         self.print_progress(f"measuring dependency latency between {len(pairs)} pairs of nodes")
         return await measure_node_pairs(self.installation, pairs)
 
-    async def _wait_until(self, check: Callable[[], object], description: str) -> None:
+    async def _wait_until(
+        self, check: Callable[[], object], description: str | Callable[[], str], timeout_s: float = _PLACE_TIMEOUT_S
+    ) -> None:
         on_retry = self.installation.check_running
-        await poll_until(check, description, _PLACE_TIMEOUT_S, every_s=_POLL_S, on_retry=on_retry, error=LabError)
+        await poll_until(check, description, timeout_s, every_s=_POLL_S, on_retry=on_retry, error=LabError)
 
     async def _is_ordered(self, namespace: str) -> bool:
         groups = await self.client.list(APPGROUPS, AppGroup, namespace=namespace)
@@ -233,7 +234,7 @@ def _median_measurements(samples: Mapping[frozenset[str], Sequence[Sample]]) -> 
     return medians
 
 
-def violates_limit(costs: CostTable, origin: NodeLocation, destination: NodeLocation, limit: int) -> bool:
+def _violates_limit(costs: CostTable, origin: NodeLocation, destination: NodeLocation, limit: int) -> bool:
     """Whether a dependency between two nodes costs more than its ``limit``, by the scheduler's rule."""
     if origin.node == destination.node:
         return False
@@ -287,23 +288,25 @@ async def run_demo(
             demo = Demo(lab, installation, client, topology, print_progress, seed)
             medians = await demo.wait_until_measured()
             print_progress("deploying the Online Boutique with the default scheduler")
-            before, latency_before = await demo.deploy_and_measure("default-scheduler", "boutique-default")
+            default, default_latency = await demo.deploy_and_measure("default-scheduler", "boutique-default")
             print_progress("deploying it again, network-aware")
             scheduler, labels = OUR_SCHEDULER, {}
             if placement == "affinity":
                 scheduler, labels = "default-scheduler", {PLACEMENT_LABEL: placement}
-            after, latency_after = await demo.deploy_and_measure(scheduler, "boutique-network-aware", labels)
-            latencies_us = await demo.measure_dependencies(before, after)
+            network_aware, network_aware_latency = await demo.deploy_and_measure(
+                scheduler, "boutique-network-aware", labels
+            )
+            latencies_us = await demo.measure_dependencies(default, network_aware)
             network = await client.get(NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=NETAWARE_NAMESPACE)
         elapsed_s = time.monotonic() - started
-        placements = report.Placements(before, after)
+        placements = report.Placements(default, network_aware)
         result = _build_report(
             demo, network, medians, placements, latencies_us, placement=placement, elapsed_s=elapsed_s
         )
-        if images and latency_before and latency_after:
+        if images and default_latency and network_aware_latency:
             # A layout is named netaware-PROGRAM-TAG-FINGERPRINT.
             image_by_program = {layout.name.split("-")[1]: image for image, layout in images.items()}
-            application = report.ApplicationReport(latency_before, latency_after)
+            application = report.ApplicationReport(default_latency, network_aware_latency)
             result = msgspec.structs.replace(result, images=image_by_program, application=application)
         return result
 
@@ -373,7 +376,7 @@ def _build_edge(
         for node_by_workload in (placements.default, placements.network_aware)
     ]
     limit = dependency.max_network_cost
-    violated = [violates_limit(costs, locations[a], locations[b], limit) for a, b in node_pairs]
+    violated = [_violates_limit(costs, locations[a], locations[b], limit) for a, b in node_pairs]
     return report.Edge(
         origin=dependency.origin,
         destination=dependency.destination,

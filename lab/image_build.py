@@ -26,7 +26,6 @@ from netperf import contract
 
 _ROOT = Path(__file__).parents[1]
 _BASE_IMAGE = "docker.io/library/python:3.13-slim-trixie"
-_BASE_NOTE = "a Debian 13 by debootstrap stands in for the pull of python:3.13-slim-trixie"
 _SUITE = "trixie"
 _BUILD_TOOLS = ("buildah", "debootstrap")
 _BASE_PACKAGES = ("python3", "python3-pip", "python-is-python3", "ca-certificates")
@@ -158,7 +157,7 @@ class _Builder:
         description = f"{_BASE_IMAGE} {_SUITE} {' '.join((*_BASE_PACKAGES, *_REMOVED_FOLDERS))} {_BASE_SETTINGS}"
         if marker.exists() and marker.read_text() == description:
             return
-        self._progress.print_line(f"{_BASE_NOTE}, once")
+        self._progress.print_line(f"a Debian 13 by debootstrap replaces {_BASE_IMAGE}, once")
         with self._print_step("debootstrap of Debian 13"), tempfile.TemporaryDirectory(dir=self._cache) as scratch:
             tree = Path(scratch) / "root"
             keyring = Path("/usr/share/keyrings/debian-archive-keyring.gpg")

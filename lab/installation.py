@@ -113,7 +113,7 @@ class Installation:
         """Environment variables with which our programs find netperf."""
         if self.netperf is None:
             return {}
-        search_path = os.pathsep.join((str(self.netperf.bin_dir), os.environ.get("PATH", os.defpath)))
+        search_path = os.pathsep.join((str(self.netperf.netperf.parent), os.environ.get("PATH", os.defpath)))
         return {**self.netperf.env, "PATH": search_path}
 
 

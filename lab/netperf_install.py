@@ -23,7 +23,7 @@ class Netperf:
     """Paths of netperf and netserver.
 
     Attributes:
-        netperf: file of the client.
+        netperf: file of the client; programs that run it need its folder on PATH.
         netserver: file of the server.
         env: environment variables that both need, such as LD_LIBRARY_PATH for an unpacked library; usually empty.
     """
@@ -31,11 +31,6 @@ class Netperf:
     netperf: Path
     netserver: Path
     env: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def bin_dir(self) -> Path:
-        """Directory that other programs need on PATH."""
-        return self.netperf.parent
 
 
 def find_or_fetch_netperf() -> Netperf:

@@ -13,7 +13,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -54,7 +56,7 @@ class Program:
         log: file with its stdout and stderr.
         is_essential: whether `Programs.check_running` raises if it ends unexpectedly.
         stop_timeout_s: seconds between SIGTERM and SIGKILL.
-        start_again: starts the same command again, and returns the new program.
+        start_again: starts the same command again; returns the new program.
     """
 
     name: str
@@ -114,10 +116,8 @@ class Program:
             self._process.send_signal(signal.SIGTERM)
             await self.wait(self.stop_timeout_s)
         # Also after a clean end, because a child that remains would keep the lab's namespaces in use.
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         await self.wait()
 
 
@@ -177,11 +177,9 @@ class Programs:
             except OSError as error:
                 raise BootError(f"{name}: {command[0]}: {error.strerror}") from error
 
-        def start_again() -> Program:
-            return self.start(
-                name, argv, netns=netns, env=env, is_essential=is_essential, stop_timeout_s=stop_timeout_s
-            )
-
+        start_again = partial(
+            self.start, name, argv, netns=netns, env=env, is_essential=is_essential, stop_timeout_s=stop_timeout_s
+        )
         program = Program(name, log, is_essential, stop_timeout_s, start_again, process)
         self._running.append(program)
         return program

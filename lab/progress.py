@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import TextIO
 
 ProgressPrinter = Callable[[str], None]
 """Prints a line of progress."""
@@ -14,10 +13,10 @@ _REPEAT_S = 15.0  # In a log.
 
 
 class Progress:
-    """Prints the progress of long steps to ``stream``, by default stderr."""
+    """Prints when a step begins, how far it is, and when it ends."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
+    def __init__(self) -> None:
+        self._stream = sys.stderr
         self._is_terminal = self._stream.isatty()
         self._step = ""
         self._started_at = self._printed_at = 0.0

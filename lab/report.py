@@ -112,20 +112,15 @@ class DemoReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def summarize(edges: Sequence[Edge]) -> Summary:
     """Return the sums of all dependencies."""
-    before = sum(edge.default_p50_us for edge in edges)
-    after = sum(edge.network_aware_p50_us for edge in edges)
+    default_us = sum(edge.default_p50_us for edge in edges)
+    network_aware_us = sum(edge.network_aware_p50_us for edge in edges)
     return Summary(
-        default_total_us=round(before, 1),
-        network_aware_total_us=round(after, 1),
-        reduction_percent=round(100 * (1 - after / before), 1) if before else 0.0,
+        default_total_us=round(default_us, 1),
+        network_aware_total_us=round(network_aware_us, 1),
+        reduction_percent=round(100 * (1 - network_aware_us / default_us), 1) if default_us else 0.0,
         default_violations=sum(edge.default_violated for edge in edges),
         network_aware_violations=sum(edge.network_aware_violated for edge in edges),
     )
-
-
-def encode_report(report: DemoReport) -> str:
-    """Return the report as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
 
 
 def print_matrix(console: Console, rows: list[MatrixEntry]) -> None:
@@ -144,10 +139,10 @@ def print_matrix(console: Console, rows: list[MatrixEntry]) -> None:
             _format_cost(row.cost, rows),
         )
     console.print(table)
-    print_costs(console, rows)
+    _print_costs(console, rows)
 
 
-def print_costs(console: Console, rows: list[MatrixEntry]) -> None:
+def _print_costs(console: Console, rows: list[MatrixEntry]) -> None:
     """Print the cost matrix. The cost inside a zone is 1."""
     zones = sorted({row.origin for row in rows})
     costs = {(r.origin, r.destination): r.cost for r in rows}
@@ -160,10 +155,9 @@ def print_costs(console: Console, rows: list[MatrixEntry]) -> None:
 def print_placements(console: Console, report: DemoReport, zone_by_node: dict[str, str]) -> None:
     """Print for both schedulers the node of each workload and the latency of each dependency."""
     table = _start_table(console, "Placement of the Online Boutique", ["workload", "default", "netaware"])
-    before, after = report.placements.default, report.placements.network_aware
-    for workload in sorted(before):
-        cells = (f"{zone_by_node[p[workload]]}  {p[workload]}" for p in (before, after))
-        table.add_row(workload, *cells)
+    for workload in sorted(report.placements.default):
+        nodes = (report.placements.default[workload], report.placements.network_aware[workload])
+        table.add_row(workload, *(f"{zone_by_node[node]}  {node}" for node in nodes))
     console.print(table)
     title = "Dependencies, measured between the nodes of their pods (p50, ms)"
     table = _start_table(console, title, ["dependency"], ["max cost", "default", "netaware"])

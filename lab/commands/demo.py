@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 
 from kubekit.errors import ConfigError
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
         )
         if args.json:
-            print(report.encode_report(result), flush=True)
+            print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode(), flush=True)
             return
         console = Console(record=args.picture is not None, width=_PICTURE_WIDTH if args.picture else None)
         print_report(console, result, topology)

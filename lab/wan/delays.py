@@ -55,16 +55,16 @@ class DelayQueue:
         """Change one direction; packets under way keep their delay."""
         self._links[origin, destination] = link
 
-    def enqueue(self, now_s: float, source: int, target: int, packet: bytes) -> bool:
-        """Add a packet from node ``source`` to node ``target``; return False if it is lost or dropped."""
+    def enqueue(self, now_s: float, source: int, target: int, packet: bytes) -> None:
+        """Add a packet from node ``source`` to node ``target``, unless it is lost or dropped."""
         zones = self._zones[source], self._zones[target]
         link = self._links[zones]
         if link.loss and self._random.random() < link.loss:
             self.counters.lost += 1
-            return False
+            return
         if len(self._heap) >= MAX_PACKETS:
             self.counters.dropped += 1
-            return False
+            return
         due_s = now_s + link.delay_s
         if link.jitter_s:
             due_s += self._random.uniform(0.0, link.jitter_s)
@@ -72,7 +72,6 @@ class DelayQueue:
         self._last_due_s[source, target] = due_s
         self._sequence += 1
         heapq.heappush(self._heap, (due_s, self._sequence, target, packet))
-        return True
 
     def next_due_s(self) -> float | None:
         """Return when the next packet is due; None if no packet is under way."""

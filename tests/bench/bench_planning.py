@@ -34,11 +34,12 @@ class LoopTurnTimer:
         self.longest_s = 0.0
 
     async def run(self) -> None:
-        before = time.thread_time()
+        """Measure every turn until cancelled."""
+        turn_start_s = time.thread_time()
         while True:
             await asyncio.sleep(0)
-            now = time.thread_time()
-            self.longest_s, before = max(self.longest_s, now - before), now
+            now_s = time.thread_time()
+            self.longest_s, turn_start_s = max(self.longest_s, now_s - turn_start_s), now_s
 
 
 async def _measure() -> Figures:
@@ -62,8 +63,7 @@ async def _measure() -> Figures:
 
     cluster.plans._solve = solve
     timer = LoopTurnTimer()
-    timer_task = asyncio.create_task(timer.run())
-    plans_task = asyncio.create_task(cluster.plans.run())
+    tasks = [asyncio.create_task(timer.run()), asyncio.create_task(cluster.plans.run())]
     start_s = time.monotonic()
     for group in (OVERSIZED_GROUP, GROUP):
         cluster.plans.get_or_request(group, cluster.pods_of(group))
@@ -75,7 +75,7 @@ async def _measure() -> Figures:
     plan_state = cluster.plans.get_or_request(GROUP, pods)
     await asyncio.sleep(0)
     worker_s = _processor_s(process) - before_s
-    for task in (plans_task, timer_task):
+    for task in tasks:
         task.cancel()
     await process.stop()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +12,9 @@ from typing import Any
 
 import yaml
 
+from lab.controlplane import find_free_ports
 from lab.realnode.images import ImageStore
+from tests.e2e.labs import LabCommand
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 NAMESPACE = "netaware-system"
@@ -21,7 +22,7 @@ TIMEOUT_S = 300.0
 
 
 def start_shipped_lab(
-    command: Any, folder: Path, topology: str, images: Mapping[str, Path], *more_tags: str
+    command: LabCommand, folder: Path, topology: str, images: Mapping[str, Path], *more_tags: str
 ) -> Cluster:
     """Start a lab of real nodes, named after its topology, whose registry has our images.
 
@@ -53,12 +54,12 @@ class Cluster:
     def run(
         self, *args: str, text: str | None = None, timeout_s: float = 60.0, env: dict[str, str] | None = None
     ) -> str:
+        """Run kubectl; fail, with the output, if it fails."""
         argv = [*(["env", *(f"{k}={v}" for k, v in env.items())] if env else []), *self._kubectl, *args]
-        done = subprocess.run(argv, check=False, capture_output=True, text=True, input=text, timeout=timeout_s)
-        assert done.returncode == 0, (
-            f"{args}: {done.stderr or done.stdout}\n{self.describe_pods() if 'rollout' in args else ''}"
-        )
-        return done.stdout
+        result = subprocess.run(argv, check=False, capture_output=True, text=True, input=text, timeout=timeout_s)
+        pods = self.describe_pods() if result.returncode != 0 and "rollout" in args else ""
+        assert result.returncode == 0, f"{args}: {result.stderr or result.stdout}\n{pods}"
+        return result.stdout
 
     def get(self, *args: str) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(self.run("get", *args, "-o", "json"))
@@ -109,9 +110,7 @@ class Cluster:
     @contextmanager
     def forward_port(self, target: str, port: int) -> Iterator[str]:
         """Run `kubectl port-forward` for the block; yields the local URL."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            local_port = probe.getsockname()[1]
+        (local_port,) = find_free_ports(1)
         argv = [*self._kubectl, "-n", NAMESPACE, "port-forward", target, f"{local_port}:{port}"]
         with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None

@@ -21,7 +21,6 @@ class Terminal:
     """A shell with the cluster's kubectl and kubeconfig, and with the plugin."""
 
     def __init__(self, kubectl: Path, kubeconfig: Path) -> None:
-        self.python = sys.executable
         path = f"{kubectl.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         variables = {"KUBECONFIG": str(kubeconfig), "PATH": path, "NO_COLOR": "1", "KUBE_EDITOR": "true"}
         self._environment = {**os.environ, **variables}
@@ -56,10 +55,10 @@ class Terminal:
     ) -> tuple[float, list[dict[str, Any]]]:
         """Wait until ``check`` accepts the findings; return the seconds that it took, and the findings."""
         started = time.monotonic()
-        while not check(found := self.read_findings()):
-            assert time.monotonic() - started < deadline_s, f"after {deadline_s:.0f} s still {summarize(found)}"
+        while not check(findings := self.read_findings()):
+            assert time.monotonic() - started < deadline_s, f"after {deadline_s:.0f} s still {summarize(findings)}"
             time.sleep(1)
-        return time.monotonic() - started, found
+        return time.monotonic() - started, findings
 
     def paste_fix_commands(
         self, lines: Sequence[str], placeholder_values: Mapping[str, str], timeout_s: float = PASTE_TIMEOUT_S
@@ -77,7 +76,7 @@ class Terminal:
     def command_in(line: str, placeholder_values: Mapping[str, str]) -> str:
         """Return the command in a line, with values for its placeholders; empty if the line has no command."""
         _, _, command = f" {line}".partition(" kubectl ")
-        return PLACEHOLDER.sub(lambda found: placeholder_values[found[0]], f"kubectl {command}") if command else ""
+        return PLACEHOLDER.sub(lambda match: placeholder_values[match[0]], f"kubectl {command}") if command else ""
 
 
 def summarize(findings: list[dict[str, Any]]) -> list[tuple[str, str, list[str]]]:

@@ -15,6 +15,7 @@ import yaml
 from lab.image_build import AGENT, CONTROLLER
 from lab.realnode.cluster import APP_IMAGE
 from lab.realnode.programs import NodeBinaries
+from tests.e2e.labs import LabCommand
 from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, TIMEOUT_S, Cluster, start_shipped_lab, wait_until
 from tests.e2e.terminal import Terminal
 from tests.integration.manifests.kubectl import write_kustomization
@@ -85,7 +86,9 @@ def deployment(name: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, lab_command: Any, node_binaries: NodeBinaries, images: Mapping[str, Path]) -> Cluster:
+def cluster(
+    tmp_path: Path, lab_command: LabCommand, node_binaries: NodeBinaries, images: Mapping[str, Path]
+) -> Cluster:
     shipped_lab = start_shipped_lab(lab_command, tmp_path, FOUR_NODES, images, NEXT_VERSION)
     wait_until(
         lambda: "False" not in shipped_lab.run("get", "pods", "-A", "-o", "jsonpath={..conditions[*].status}"),

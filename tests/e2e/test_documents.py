@@ -34,10 +34,10 @@ class Reader:
         assert code == 0, f"{script}\n{output}"
         return output
 
-    async def wait_for_output(self, line: str, wanted: str) -> None:
+    async def wait_for_output(self, line: str, expected_text: str) -> None:
         """Wait until the output of a line has a text."""
         started = time.monotonic()
-        while wanted not in (output := (await asyncio.to_thread(self._terminal.paste, line))[1]):
+        while expected_text not in (output := (await asyncio.to_thread(self._terminal.paste, line))[1]):
             assert time.monotonic() - started < DEADLINE_S, output
             await asyncio.sleep(0.5)
 

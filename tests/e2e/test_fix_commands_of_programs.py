@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from lab.realnode.programs import NodeBinaries
+from tests.e2e.labs import LabCommand
 from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, Cluster, start_shipped_lab, wait_until
 from tests.e2e.terminal import Terminal, summarize
 from tests.unit.controller.situations import SITUATIONS
@@ -35,7 +36,9 @@ PLACEHOLDER_VALUES = {"dist/overlay": "manifests/overlays/default"}
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, lab_command: Any, node_binaries: NodeBinaries, images: Mapping[str, Path]) -> Cluster:
+def cluster(
+    tmp_path: Path, lab_command: LabCommand, node_binaries: NodeBinaries, images: Mapping[str, Path]
+) -> Cluster:
     shipped_lab = start_shipped_lab(lab_command, tmp_path, THREE_NODES, images)
     for node in shipped_lab.lab["nodes"]:
         shipped_lab.run("annotate", "node", node["name"], "netaware.io/bandwidth-capacity=1G")
@@ -102,13 +105,13 @@ ALTERNATIVE_CODES = {"the controller hangs": "controller-down"}
 @pytest.mark.timeout(2400, func_only=True)
 def test_the_fix_commands_of_the_first_finding_resolve_it(cluster: Cluster) -> None:
     terminal = Terminal(Path(cluster.lab["kubectl"]), Path(cluster.lab["kubeconfig"]))
-    terminal.wait_for_findings(lambda found: not found, DEADLINE_S)
+    terminal.wait_for_findings(lambda findings: not findings, DEADLINE_S)
     codes = {situation.name: situation.code for situation in SITUATIONS}
     failed = []
     for name, cause in FAULTS.items():
         try:
             cause_and_resolve(terminal, cluster, cause, {codes[name], ALTERNATIVE_CODES.get(name, codes[name])})
-            terminal.wait_for_findings(lambda found: not found, DEADLINE_S)
+            terminal.wait_for_findings(lambda findings: not findings, DEADLINE_S)
         except AssertionError as error:
             failed.append(f"{name}: {error}")
             # The next fault needs programs that work.
@@ -119,17 +122,19 @@ def test_the_fix_commands_of_the_first_finding_resolve_it(cluster: Cluster) -> N
 def cause_and_resolve(terminal: Terminal, cluster: Cluster, cause: Callable[[Cluster], None], codes: set[str]) -> None:
     """Cause a fault, wait until one of the codes is first, and paste its fix commands until it is gone."""
     cause(cluster)
-    _, found = terminal.wait_for_findings(lambda found: bool(found) and found[0]["code"] in codes, DEADLINE_S)
+    _, findings = terminal.wait_for_findings(
+        lambda findings: bool(findings) and findings[0]["code"] in codes, DEADLINE_S
+    )
     assert terminal.read_findings("status")[0]["code"] in codes, "status names another cause"
     started, failures = time.monotonic(), []
     while True:
-        failures += terminal.paste_fix_commands(found[0]["fix"], PLACEHOLDER_VALUES)
+        failures += terminal.paste_fix_commands(findings[0]["fix"], PLACEHOLDER_VALUES)
         # The finding disappears some time after the repair; paste the commands again after half a minute.
         try:
-            terminal.wait_for_findings(lambda found: all(f["code"] not in codes for f in found), 30)
+            terminal.wait_for_findings(lambda findings: all(f["code"] not in codes for f in findings), 30)
             break
         except AssertionError:
-            assert time.monotonic() - started < DEADLINE_S, f"not resolved: {summarize(found)} {failures}"
-            found = terminal.read_findings() or found
+            assert time.monotonic() - started < DEADLINE_S, f"not resolved: {summarize(findings)} {failures}"
+            findings = terminal.read_findings() or findings
     # A second paste must do no harm; the caller waits until there are no findings.
-    terminal.paste_fix_commands([line for line in found[0]["fix"] if " rollout undo " in line], PLACEHOLDER_VALUES)
+    terminal.paste_fix_commands([line for line in findings[0]["fix"] if " rollout undo " in line], PLACEHOLDER_VALUES)

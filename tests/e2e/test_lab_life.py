@@ -7,16 +7,14 @@ import os
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lab import namespaces
 from lab.processes import find_processes
+from tests.e2e.labs import LabCommand
 from tests.e2e.leftovers import leftovers_of
 from tests.e2e.real_cluster import Cluster, wait_until
-
-Command = Any  # the fixture of conftest.py, which importlib mode does not let us import
 
 SMALL = """\
 name: small
@@ -37,14 +35,14 @@ def small(tmp_path: Path) -> str:
     return str(file)
 
 
-def state_of(command: Command, name: str) -> str:
+def state_of(command: LabCommand, name: str) -> str:
     with command.popen("status", "--name", name, "--json") as process:
         stdout, _ = process.communicate(timeout=30)
     return str(json.loads(stdout)["state"])
 
 
 @pytest.mark.usefixtures("privileges")
-def test_up_starts_a_cluster_with_ready_nodes_and_down_removes_it(lab_command: Command) -> None:
+def test_up_starts_a_cluster_with_ready_nodes_and_down_removes_it(lab_command: LabCommand) -> None:
     lab = lab_command.json("up", "--name", "e2e-life")
     assert [node["name"] for node in lab["nodes"]] == [f"n{i}" for i in range(1, 9)]
     assert lab["zones"] == ["z1", "z2", "z3", "z4"]
@@ -76,7 +74,7 @@ def test_up_starts_a_cluster_with_ready_nodes_and_down_removes_it(lab_command: C
 
 @pytest.mark.chaos
 @pytest.mark.usefixtures("privileges")
-def test_two_labs_run_side_by_side_and_down_stops_one(lab_command: Command, small: str) -> None:
+def test_two_labs_run_side_by_side_and_down_stops_one(lab_command: LabCommand, small: str) -> None:
     first = lab_command.json("up", "--name", "e2e-one", "--topology", small)
     second = lab_command.json("up", "--name", "e2e-two", "--topology", small)
     assert first["server"] != second["server"]
@@ -97,7 +95,7 @@ def test_two_labs_run_side_by_side_and_down_stops_one(lab_command: Command, smal
 @pytest.mark.chaos
 @pytest.mark.usefixtures("privileges")
 @pytest.mark.parametrize("next_command", ["up", "down"])
-def test_the_next_command_cleans_up_a_killed_lab(lab_command: Command, small: str, next_command: str) -> None:
+def test_the_next_command_cleans_up_a_killed_lab(lab_command: LabCommand, small: str, next_command: str) -> None:
     lab = lab_command.json("up", "--name", "e2e-killed", "--topology", small)
     os.kill(lab["pid"], signal.SIGKILL)
     wait_until(lambda: state_of(lab_command, "e2e-killed") == "killed", "the end of the lab")
@@ -112,7 +110,7 @@ def test_the_next_command_cleans_up_a_killed_lab(lab_command: Command, small: st
         assert leftovers_of(lab) == []
 
 
-def test_a_lab_without_nodes_goes_on_when_a_program_ends_and_reports_it(lab_command: Command, small: str) -> None:
+def test_a_lab_without_nodes_goes_on_when_a_program_ends_and_reports_it(lab_command: LabCommand, small: str) -> None:
     lab = lab_command.json("up", "--name", "e2e-none", "--topology", "none")
     assert (lab["nodes"], lab["topology"]) == ([], None)
     assert Cluster(lab).get("nodes")["items"] == []
@@ -136,7 +134,7 @@ def test_a_lab_without_nodes_goes_on_when_a_program_ends_and_reports_it(lab_comm
 
 @pytest.mark.chaos
 @pytest.mark.usefixtures("privileges")
-def test_an_interrupted_start_leaves_nothing(lab_command: Command, small: str) -> None:
+def test_an_interrupted_start_leaves_nothing(lab_command: LabCommand, small: str) -> None:
     with lab_command.popen("up", "--name", "e2e-ctrl-c", "--topology", small) as process:
         wait_until((lab_command.labs / "e2e-ctrl-c" / "logs").exists, "its programs", every_s=0.05)
         assert [name for name in namespaces.list_names() if name.endswith("-e2e-west")]

@@ -6,15 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
-Command = Any  # the fixture of conftest.py, which importlib mode does not let us import
+from tests.e2e.labs import LabCommand
+
 DROP_PRIVILEGES = ["setpriv", "--bounding-set=-net_admin,-sys_admin", "--"]
 
 
-def run_lab(command: Command, *args: str, prefix: list[str] = DROP_PRIVILEGES) -> subprocess.CompletedProcess[str]:
+def run_lab(command: LabCommand, *args: str, prefix: list[str] = DROP_PRIVILEGES) -> subprocess.CompletedProcess[str]:
     argv = [*prefix, sys.executable, "-m", "lab", *args]
     return subprocess.run(argv, check=False, capture_output=True, text=True, env=command.env, timeout=100)
 
@@ -31,7 +31,7 @@ def user_namespaces() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("user_namespaces")
-def test_the_host_reaches_a_lab_in_a_user_namespace(lab_command: Command) -> None:
+def test_the_host_reaches_a_lab_in_a_user_namespace(lab_command: LabCommand) -> None:
     prefix = DROP_PRIVILEGES if os.geteuid() == 0 else []
     started = run_lab(lab_command, "up", "--name", "e2e-userns", "--json", prefix=prefix)
     try:
@@ -52,7 +52,7 @@ def test_the_host_reaches_a_lab_in_a_user_namespace(lab_command: Command) -> Non
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes rights away, which only root has")
 def test_without_user_namespaces_the_error_names_the_missing_privilege_and_the_alternative(
-    lab_command: Command,
+    lab_command: LabCommand,
 ) -> None:
     # In a chroot the kernel refuses new user namespaces, as hardened systems do.
     jail = ["unshare", "--mount", "--", "sh", "-c", 'mkdir -p "$0" && mount --rbind / "$0" && exec chroot "$0" "$@"']

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from lab.realnode.programs import NodeBinaries
+from tests.e2e.labs import LabCommand
 from tests.e2e.leftovers import leftovers_of
 from tests.e2e.real_cluster import Cluster, wait_until
-
-Command = Any  # the fixture of conftest.py, which importlib mode does not let us import
 
 MIXED = """\
 name: mixed
@@ -32,7 +31,7 @@ pytestmark = pytest.mark.timeout(360, func_only=True)
 
 
 @pytest.fixture
-def mixed(tmp_path: Path, lab_command: Command, node_binaries: NodeBinaries) -> dict[str, Any]:
+def mixed(tmp_path: Path, lab_command: LabCommand, node_binaries: NodeBinaries) -> dict[str, Any]:
     file = tmp_path / "mixed.yaml"
     file.write_text(MIXED)
     up: dict[str, Any] = lab_command.json("up", "--name", "e2e-real", "--topology", str(file))
@@ -67,7 +66,7 @@ def measure_dns_round_trip_s(lab: dict[str, Any], node: str, server: str) -> flo
 
 
 def test_real_nodes_run_pods_whose_traffic_takes_the_emulated_network(
-    mixed: dict[str, Any], lab_command: Command
+    mixed: dict[str, Any], lab_command: LabCommand
 ) -> None:
     assert {n["name"]: n["kubelet"] for n in mixed["nodes"]} == {
         "e2e-real-a": "real",
@@ -97,7 +96,7 @@ def test_real_nodes_run_pods_whose_traffic_takes_the_emulated_network(
 
 
 def test_down_removes_processes_mounts_cgroups_and_devices_of_a_killed_lab(
-    mixed: dict[str, Any], lab_command: Command
+    mixed: dict[str, Any], lab_command: LabCommand
 ) -> None:
     os.kill(mixed["pid"], signal.SIGKILL)
     lab_command("down", "--name", "e2e-real")

@@ -51,8 +51,6 @@ from netperf.sample import NodeLocation
 Reader = Callable[[str], object]
 # YAML is read a thousand times slower than JSON.
 SLOW = {"configuration", "descheduler policy"}
-# Callers of decoders handle these.
-DECODE_FAILURES = DECODE_ERRORS
 # The kernel truncates no message; a truncated one must raise.
 NETLINK_FAILURES = (struct.error, IndexError, ValueError)
 DEEP = '{"x":' + "[" * 1_500
@@ -248,10 +246,10 @@ READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
         (PrometheusError,),
     ),
     "extender's arguments": (bytes_reader(extender.decode_args), EXTENDER_ARGS, (extender.BadRequestError,)),
-    "preemption": (bytes_reader(decode_preemption), PREEMPTION, DECODE_FAILURES),
-    "admission review": (bytes_reader(gate.answer_review), ADMISSION_REVIEW, DECODE_FAILURES),
+    "preemption": (bytes_reader(decode_preemption), PREEMPTION, DECODE_ERRORS),
+    "admission review": (bytes_reader(gate.answer_review), ADMISSION_REVIEW, DECODE_ERRORS),
     "weights of an AppGroup": (read_group_weights, '{"a":{"b":1.5,"c":2}}', ()),
-    "NetworkTopology": (read_topology, TOPOLOGY, DECODE_FAILURES),
+    "NetworkTopology": (read_topology, TOPOLOGY, DECODE_ERRORS),
     "device": (netlink_reader(parse_device), DEVICE, NETLINK_FAILURES),
     "queue": (netlink_reader(parse_qdisc), BUCKET, NETLINK_FAILURES),
     "filter": (netlink_reader(partial(parse_filter, hook="ingress")), FILTER, NETLINK_FAILURES),
@@ -262,3 +260,4 @@ READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
         (KernelError,),
     ),
 }
+"""Name -> reader, a valid input, and the exceptions that it may raise."""

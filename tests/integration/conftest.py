@@ -53,15 +53,15 @@ async def control_plane(tmp_path_factory: pytest.TempPathFactory, audit_log: Pat
     policy.write_text(yaml.safe_dump(AUDIT))
     flags = (f"--audit-policy-file={policy}", f"--audit-log-path={audit_log}", "--audit-log-mode=blocking")
     state_dir = tmp_path_factory.mktemp("control-plane") / "state"
-    async with ControlPlane.start("tests", state_dir=state_dir, api_server_flags=flags) as running:
-        yield running
+    async with ControlPlane.start("tests", state_dir=state_dir, api_server_flags=flags) as plane:
+        yield plane
 
 
 @pytest_asyncio.fixture
 async def client(control_plane: ControlPlane) -> AsyncIterator[Client]:
     """A client with the administrator's rights."""
-    async with Client(control_plane.client_config) as connected:
-        yield connected
+    async with Client(control_plane.client_config) as admin:
+        yield admin
 
 
 @pytest_asyncio.fixture
@@ -81,7 +81,7 @@ async def netaware_namespace(client: Client) -> AsyncIterator[str]:
 @asynccontextmanager
 async def _create_namespace(client: Client) -> AsyncIterator[str]:
     name = f"test-{uuid.uuid4().hex[:8]}"
-    await client.create(NAMESPACES, _object("v1", "Namespace", name), Object)
+    await client.create(NAMESPACES, {"metadata": {"name": name}}, Object)
     await eventually(lambda: object_exists(client, SERVICE_ACCOUNTS, "default", name))
     yield name
     await client.delete(NAMESPACES, name)
@@ -100,18 +100,18 @@ async def crds(client: Client) -> list[str]:
 
 def crd_bodies() -> dict[str, Any]:
     """Our CustomResourceDefinitions, by name."""
-    found = [yaml.safe_load(path.read_text()) for path in sorted(CRDS.glob("[!k]*.yaml"))]
-    return {str(body["metadata"]["name"]): body for body in found}
+    bodies = [yaml.safe_load(path.read_text()) for path in sorted(CRDS.glob("[!k]*.yaml"))]
+    return {str(body["metadata"]["name"]): body for body in bodies}
 
 
 async def remove_crds(client: Client) -> None:
     """Delete our CustomResourceDefinitions with their objects."""
-    ours = crd_bodies().keys()
-    for name in ours:
+    names = crd_bodies().keys()
+    for name in names:
         await client.delete(CUSTOM_RESOURCE_DEFINITIONS, name)
 
     async def are_gone() -> bool:
-        return not ours & {found.metadata.name for found in await client.list(CUSTOM_RESOURCE_DEFINITIONS, Object)}
+        return not names & {crd.metadata.name for crd in await client.list(CUSTOM_RESOURCE_DEFINITIONS, Object)}
 
     await eventually(are_gone)
 
@@ -119,15 +119,15 @@ async def remove_crds(client: Client) -> None:
 @pytest_asyncio.fixture
 async def scheduler(control_plane: ControlPlane) -> AsyncIterator[StartScheduler]:
     """``await scheduler(config, extender_url=...)`` runs kube-scheduler until the end of the test, by default with both profiles."""
-    started: list[Program] = []
+    programs: list[Program] = []
 
     async def start(config: Mapping[str, Any] | None = None, *, extender_url: str | None = None) -> Program:
         name = f"kube-scheduler-{uuid.uuid4().hex[:6]}"
-        started.append(await control_plane.start_scheduler(config, name=name, extender_url=extender_url))
-        return started[-1]
+        programs.append(await control_plane.start_scheduler(config, name=name, extender_url=extender_url))
+        return programs[-1]
 
     yield start
-    for program in started:
+    for program in programs:
         await control_plane.programs.stop(program)
 
 
@@ -164,12 +164,11 @@ def node_body(
     location = {"topology.kubernetes.io/zone": zone, "topology.kubernetes.io/region": region}
     all_labels = {"kubernetes.io/hostname": name, **{k: v for k, v in location.items() if v}, **(labels or {})}
     amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", **(capacity or {})}
-    body = _object("v1", "Node", name)
-    body["metadata"] |= {"labels": all_labels, "annotations": dict([KWOK_NODE_ANNOTATION])}
-    body["status"] = {"capacity": amounts, "allocatable": amounts}
+    status: dict[str, Any] = {"capacity": amounts, "allocatable": amounts}
     if address:
-        body["status"]["addresses"] = [{"type": "InternalIP", "address": address}]
-    return body
+        status["addresses"] = [{"type": "InternalIP", "address": address}]
+    metadata = {"name": name, "labels": all_labels, "annotations": dict([KWOK_NODE_ANNOTATION])}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status}
 
 
 async def eventually(check: Callable[[], Awaitable[bool]], deadline_s: float = DEADLINE_S) -> None:
@@ -183,12 +182,8 @@ async def request_token(client: Client, namespace: str, account: str = "default"
     """A token of a service account for these audiences, by default for the API server."""
     spec = {"audiences": audiences} if audiences else {}
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
-    answer = await client.request("POST", SERVICE_ACCOUNTS.path(namespace, account, "token"), body=body)
-    return str(msgspec.json.decode(answer)["status"]["token"])
-
-
-def _object(api_version: str, kind: str, name: str) -> dict[str, Any]:
-    return {"apiVersion": api_version, "kind": kind, "metadata": {"name": name}}
+    response = await client.request("POST", SERVICE_ACCOUNTS.path(namespace, account, "token"), body=body)
+    return str(msgspec.json.decode(response)["status"]["token"])
 
 
 async def _is_established(client: Client, name: str) -> bool:

@@ -37,19 +37,18 @@ class Tab:
 
     async def evaluate(self, expression: str) -> Any:
         """Value of a JavaScript expression, awaited if it is a promise. Playwright's own evaluation uses eval, which the page forbids."""
-        found = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, f"{expression!r} threw: {found['exceptionDetails']}"
-        return found["result"].get("value")
+        response = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in response, f"{expression!r} threw: {response['exceptionDetails']}"
+        return response["result"].get("value")
 
     async def wait_for(self, condition: str, timeout_s: float = 20.0) -> Any:
         """Wait until a JavaScript expression is true, and return its value; raises TimeoutError."""
         deadline = time.monotonic() + timeout_s
-        while not (found := await self.evaluate(condition)):
+        while not (value := await self.evaluate(condition)):
             if time.monotonic() > deadline:
-                msg = f"{condition} is not true after {timeout_s:g} s"
-                raise TimeoutError(msg)
+                raise TimeoutError(f"{condition} is not true after {timeout_s:g} s")
             await asyncio.sleep(_POLL_S)
-        return found
+        return value
 
     async def resize(self, width: int, height: int, *, scale: float = 1.0) -> None:
         """Set the viewport's size in CSS pixels; ``scale`` is the number of device pixels per CSS pixel."""

@@ -25,9 +25,9 @@ class Chromium:
 
 def find_or_fetch_chromium() -> Chromium:
     """Chromium from PATH, from the cache, or from the distribution's mirror; raises UnsupportedError if there is none."""
-    found = next((path for name in _NAMES if (path := shutil.which(name))), None)
-    if found is not None:
-        return Chromium(Path(found))
+    path = next((path for name in _NAMES if (path := shutil.which(name))), None)
+    if path is not None:
+        return Chromium(Path(path))
     tree = find_or_unpack_packages("chromium", _PACKAGES, programs=[_PROGRAM])
     return Chromium(
         tree.root / _PROGRAM, {**tree.library_environment, "FONTCONFIG_FILE": str(_font_settings(tree.root))}

@@ -16,11 +16,11 @@ from lab.controlplane import find_free_ports
 from lab.programs import Program, Programs
 
 
-def generate_manifests(*arguments: str) -> list[dict[str, Any]]:
+def generate_manifests() -> list[dict[str, Any]]:
     """The Secret and the webhook configuration that ``controller webhook-certificate`` prints."""
-    command = [sys.executable, "-m", "controller", "webhook-certificate", *arguments]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-    return list(yaml.safe_load_all(done.stdout))
+    command = [sys.executable, "-m", "controller", "webhook-certificate"]
+    result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    return list(yaml.safe_load_all(result.stdout))
 
 
 def start_webhook(programs: Programs, folder: Path) -> tuple[Program, dict[str, Any]]:

@@ -76,5 +76,5 @@ def find_or_build_tool(module: Module) -> Path:
 def find_or_build_tools(module: Module) -> Mapping[str, Path]:
     """Paths of a module's programs: from PATH if it has all, else from the cache, else built. Raises BuildError."""
     on_path = {name: shutil.which(name) for name in module.programs}
-    found = {name: Path(path) for name, path in on_path.items() if path}
-    return found if len(found) == len(on_path) else find_or_build_programs(module).paths
+    paths = {name: Path(path) for name, path in on_path.items() if path}
+    return paths if len(paths) == len(on_path) else find_or_build_programs(module).paths
