@@ -155,7 +155,7 @@ class BandwidthManager:
             for status in self._plan.statuses
         ]
         self._reporter.report(statuses, self._pod_specs, self._meters.meter_by_key)
-        self._reporter.report_unlocated(self._plan.unlocated_reason_by_pod)
+        self._reporter.log_unlocated(self._plan.unlocated_reason_by_pod)
 
 
 async def remove_limits() -> int:

@@ -45,12 +45,12 @@ class LimitReporter:
             self._report_change(status, self._status_by_key.get(status.key))
         # A pod that temporarily cannot be located keeps its reported status.
         uids = {pod.uid for pod in pods}
-        kept = {key: status for key, status in self._status_by_key.items() if status.pod.uid in uids}
-        self._status_by_key = kept | {status.key: status for status in statuses}
+        before = {key: status for key, status in self._status_by_key.items() if status.pod.uid in uids}
+        self._status_by_key = before | {status.key: status for status in statuses}
         self._report_mismatches(pods)
         self._has_reported = True
 
-    def report_unlocated(self, reason_by_pod: Mapping[str, str]) -> None:
+    def log_unlocated(self, reason_by_pod: Mapping[str, str]) -> None:
         """Log the pods without a verdict, once per change."""
         listed = ", ".join(f"{pod}: {reason}" for pod, reason in sorted(reason_by_pod.items())[:MAX_UNLOCATED_LOGGED])
         log.log_change("unlocated", listed, "pods without verdict", level="info", count=len(reason_by_pod), pods=listed)
