@@ -39,7 +39,7 @@ BOTH_WAYS = symmetric_costs({("z0", "z1"): 5, ("z1", "z2"): 5, ("z0", "z2"): 50}
 CHAIN = ("web", "m", "db")
 LIMIT, REPLICAS = 10, 2
 FOREIGN_GATE = "somebodys.example/gate"
-HASTY = GatesConfig(max_wait_s=5, missing_workload_timeout_s=1)
+SHORT_WAIT = GatesConfig(max_wait_s=5, missing_workload_timeout_s=1)
 PRIORITIES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", is_namespaced=False)
 DRA = "resource.k8s.io"
 SLICES = Resource(DRA, "v1", "resourceslices", "ResourceSlice", is_namespaced=False)
@@ -60,8 +60,8 @@ class Stage:
         await self.leader.aclose()
         await self.leader.enter_async_context(self.lead(config or self.config))
 
-    async def put(self, resource: Resource, name: str, body: Mapping[str, Any]) -> None:
-        """An object of the cluster that goes with the test."""
+    async def create_object(self, resource: Resource, name: str, body: Mapping[str, Any]) -> None:
+        """Create an object of the cluster, which is deleted after the test."""
         await self.client.create(resource, {"metadata": {"name": name}, **body}, Object)
 
         async def remove() -> None:
@@ -79,36 +79,38 @@ class Stage:
             path = f"/apis/apps/v1/namespaces/{self.namespace}/deployments/{name}"
             await self.client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
 
-    async def live(self) -> list[Pod]:
+    async def active_pods(self) -> list[Pod]:
         return [p for p in await self.client.list(PODS, Pod, namespace=self.namespace) if p.group and p.is_active]
 
-    async def has_live(self, count: int) -> bool:
-        return len(await self.live()) == count
+    async def has_active_pods(self, count: int) -> bool:
+        return len(await self.active_pods()) == count
 
     async def delete_all(self) -> None:
-        for pod in await self.live():
+        for pod in await self.active_pods():
             await self.client.delete(PODS, pod.metadata.name, namespace=self.namespace, grace_period_s=0)
 
-    async def until_placed(self, count: int = REPLICAS * len(CHAIN), *, but: frozenset[str] = frozenset()) -> None:
+    async def wait_until_placed(
+        self, count: int = REPLICAS * len(CHAIN), *, other_than: frozenset[str] = frozenset()
+    ) -> None:
         """Wait until so many pods of the group are there, each bound, and none of those with these UIDs."""
 
         async def placed() -> bool:
-            pods = await self.live()
-            return len(pods) == count and all(p.spec.node_name and p.metadata.uid not in but for p in pods)
+            pods = await self.active_pods()
+            return len(pods) == count and all(p.spec.node_name and p.metadata.uid not in other_than for p in pods)
 
         await wait_until(placed)
 
-    async def uids(self) -> frozenset[str]:
-        return frozenset(pod.metadata.uid for pod in await self.live())
+    async def pod_uids(self) -> frozenset[str]:
+        return frozenset(pod.metadata.uid for pod in await self.active_pods())
 
     async def zones(self) -> dict[str, list[str]]:
-        """Where the pods of each workload are."""
+        """Workload -> zones of its pods."""
         found: dict[str, list[str]] = {name: [] for name in CHAIN}
-        for pod in await self.live():
+        for pod in await self.active_pods():
             found[pod.workload].append(self.zone_of[pod.spec.node_name])
         return found
 
-    async def violated(self) -> int:
+    async def count_violations(self) -> int:
         """Pairs of caller and callee that exceed their limit."""
         zones = await self.zones()
         pairs = [(a, b) for caller, called in pairwise(CHAIN) for a in zones[caller] for b in zones[called]]
@@ -116,48 +118,48 @@ class Stage:
 
 
 async def recreate(stage: Stage) -> None:
-    before = await stage.uids()
+    before = await stage.pod_uids()
     await stage.delete_all()
-    await stage.until_placed(but=before)
+    await stage.wait_until_placed(other_than=before)
 
 
 async def roll_out(stage: Stage, number: str = "1") -> None:
-    before = await stage.uids()
+    before = await stage.pod_uids()
     await stage.change_all({"spec": {"template": {"metadata": {"annotations": {"round": number}}}}})
-    await stage.until_placed(but=before)
+    await stage.wait_until_placed(other_than=before)
 
 
 async def scale(stage: Stage) -> None:
     await stage.change_all({"spec": {"replicas": 3 * REPLICAS}})
-    await stage.until_placed(3 * REPLICAS * len(CHAIN))
+    await stage.wait_until_placed(3 * REPLICAS * len(CHAIN))
 
 
 async def cordoned(stage: Stage) -> None:
-    before = await stage.uids()
+    before = await stage.pod_uids()
     for node, zone in stage.zone_of.items():
         if zone == "z0":
             await cordon(stage.client, node)
     await stage.delete_all()
-    await stage.until_placed(but=before)
+    await stage.wait_until_placed(other_than=before)
 
 
 async def other_gates(stage: Stage) -> None:
-    await stage.restart_leader(SchedulerConfig(placement=stage.config.placement, gates=HASTY))
+    await stage.restart_leader(SchedulerConfig(placement=stage.config.placement, gates=SHORT_WAIT))
     await stage.deploy(*CHAIN, schedulingGates=[{"name": FOREIGN_GATE}])
-    await wait_until(lambda: stage.has_live(REPLICAS * len(CHAIN)))
-    await asyncio.sleep(HASTY.max_wait_s + 1)
-    for pod in await stage.live():
+    await wait_until(lambda: stage.has_active_pods(REPLICAS * len(CHAIN)))
+    await asyncio.sleep(SHORT_WAIT.max_wait_s + 1)
+    for pod in await stage.active_pods():
         assert pod.is_gated, "ours waits for theirs"
         left = [{"name": gate.name} for gate in pod.spec.scheduling_gates or () if gate.name != FOREIGN_GATE]
         path = f"/api/v1/namespaces/{stage.namespace}/pods/{pod.metadata.name}"
         await stage.client.request("PATCH", path, body={"spec": {"schedulingGates": left}}, content_type=MERGE_PATCH)
-    await stage.until_placed()
+    await stage.wait_until_placed()
 
 
 async def preempting(stage: Stage) -> None:
     """All capacity is used by pods of lower priority."""
     high = f"high-{stage.namespace}"
-    await stage.put(PRIORITIES, high, {"value": 1000})
+    await stage.create_object(PRIORITIES, high, {"value": 1000})
     for node in stage.zone_of:
         for i in range(4):
             await create_pod(
@@ -165,7 +167,7 @@ async def preempting(stage: Stage) -> None:
             )
     await wait_until_bound(stage.client, stage.namespace)
     await stage.deploy(*CHAIN, priorityClassName=high)
-    await stage.until_placed()
+    await stage.wait_until_placed()
 
 
 async def foreign_affinity(stage: Stage) -> None:
@@ -176,42 +178,42 @@ async def foreign_affinity(stage: Stage) -> None:
     anti = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
     await stage.deploy("m", affinity={"podAntiAffinity": anti})
     await stage.deploy("web", "db")
-    await stage.until_placed()
+    await stage.wait_until_placed()
 
 
 async def devices(stage: Stage) -> None:
     """Each pod of m needs a device of z1, by dynamic resource allocation, which plans ignore."""
     name = f"{stage.namespace}.example"
-    await stage.put(
+    await stage.create_object(
         DEVICE_CLASSES, name, {"spec": {"selectors": [{"cel": {"expression": f"device.driver == '{name}'"}}]}}
     )
     for node in ("n-z1-0", "n-z1-1"):
         pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
         spec = {"driver": name, "nodeName": node, "pool": pool, "devices": [{"name": "one"}]}
-        await stage.put(SLICES, f"{stage.namespace}-{node}", {"spec": spec})
+        await stage.create_object(SLICES, f"{stage.namespace}-{node}", {"spec": spec})
     request = {"name": "one", "exactly": {"deviceClassName": name}}
     body = {"metadata": {"name": "device"}, "spec": {"spec": {"devices": {"requests": [request]}}}}
     await stage.client.create(CLAIM_TEMPLATES, body, Object, namespace=stage.namespace)
     await stage.deploy("web", "db")
     await stage.deploy("m", resourceClaims=[{"name": "one", "resourceClaimTemplateName": "device"}])
-    await stage.until_placed()
+    await stage.wait_until_placed()
 
 
 async def kill_leader(stage: Stage) -> None:
     await stage.deploy(*CHAIN)
     await wait_until(lambda: _any_bound(stage))
     await stage.restart_leader()
-    await stage.until_placed()
+    await stage.wait_until_placed()
 
 
 async def _any_bound(stage: Stage) -> bool:
-    return any(pod.spec.node_name for pod in await stage.live())
+    return any(pod.spec.node_name for pod in await stage.active_pods())
 
 
 async def spread(stage: Stage) -> None:
     """Services that must span zones still do after rollouts."""
     await stage.deploy(*CHAIN, annotations={"netaware.io/spread": "zone"})
-    await stage.until_placed()
+    await stage.wait_until_placed()
     for number in ("1", "2", "3"):
         await roll_out(stage, number)
         assert [name for name, zones in (await stage.zones()).items() if len(set(zones)) == 1] == []
@@ -223,9 +225,9 @@ async def unlabelled(stage: Stage) -> None:
 
 
 Situation = Callable[[Stage], Awaitable[None]]
-STANDING: tuple[Situation, ...] = (recreate, roll_out, scale, cordoned, unlabelled)
-"""Those that begin with the group in its places."""
-FRESH: tuple[Situation, ...] = (
+WITH_PLACED_GROUP: tuple[Situation, ...] = (recreate, roll_out, scale, cordoned, unlabelled)
+"""Situations that begin after the group is placed."""
+WITHOUT_GROUP_PODS: tuple[Situation, ...] = (
     other_gates,
     preempting,
     foreign_affinity,
@@ -233,8 +235,8 @@ FRESH: tuple[Situation, ...] = (
     kill_leader,
     spread,
 )
-BY_RULE: tuple[Situation, ...] = (devices, kill_leader)
-"""Those in which a pod may be placed without a plan."""
+MAY_PLACE_BY_RULE: tuple[Situation, ...] = (devices, kill_leader)
+"""Situations in which a pod may be placed without a plan."""
 
 
 @pytest_asyncio.fixture
@@ -257,9 +259,9 @@ async def stage(
     async with made.objects, made.extender, made.leader:
         await scheduler(extender_url=await made.extender.enter_async_context(extender(made.config)))
         await made.restart_leader()
-        if situation in STANDING:
+        if situation in WITH_PLACED_GROUP:
             await made.deploy(*CHAIN)
-            await made.until_placed()
+            await made.wait_until_placed()
         yield made
 
 
@@ -267,7 +269,7 @@ async def stage(
     ("stage", "situation"),
     [
         pytest.param((placement, situation), situation, id=f"{situation.__name__}-{placement}")
-        for situation in (*STANDING, *FRESH)
+        for situation in (*WITH_PLACED_GROUP, *WITHOUT_GROUP_PODS)
         for placement in ("extender", "affinity")
     ],
     indirect=["stage"],
@@ -278,6 +280,6 @@ async def test_all_pods_that_fit_are_bound(
     began = time.monotonic()
     await situation(stage)
     record_property("seconds", round(time.monotonic() - began, 1))
-    violated = await stage.violated()
+    violated = await stage.count_violations()
     record_property("violated", violated)
-    assert situation in BY_RULE or violated == 0
+    assert situation in MAY_PLACE_BY_RULE or violated == 0
