@@ -44,6 +44,7 @@ class Term(msgspec.Struct, frozen=True):
         min_domains: minDomains of a spread constraint; 0 without minDomains.
         price: price of a preference, see `DomainRule.price`.
         node_constraints: the part of the owner's spec that decides which nodes a spread constraint counts, as JSON; empty for all nodes.
+        node_labels: labels that a node must have to be counted: the keys of all spread constraints of the owner.
     """
 
     kind: RuleKind
@@ -54,6 +55,7 @@ class Term(msgspec.Struct, frozen=True):
     min_domains: int = 0
     price: float = 0.0
     node_constraints: bytes = b""
+    node_labels: tuple[str, ...] = ()
 
     def selects(self, namespace: str, labels: Mapping[str, str]) -> bool:
         """Whether the term counts pods of a namespace with these labels."""
@@ -132,12 +134,13 @@ class DomainRuleBuilder:
     def _counted_hosts(self, term: Term) -> Bools:
         """[host] whether the term counts its pods. A spread constraint ignores nodes that its node policies exclude."""
         hosts = self._hosts
+        has_labels: Bools = np.array([all(key in h.labels for key in term.node_labels) for h in hosts], np.bool_)
         if not term.node_constraints:
-            return np.ones(len(hosts), np.bool_)
+            return has_labels
         spec = _decode_pod_spec(term.node_constraints)
         constraints, honours_taints = Constraints(spec), spec.tolerations is not None
         reasons = (constraints.unmet_constraint(h.name, h.labels, h.taints if honours_taints else ()) for h in hosts)
-        return np.array([not reason for reason in reasons], np.bool_)
+        return has_labels & np.array([not reason for reason in reasons], np.bool_)
 
 
 def unschedulable_reasons(
@@ -204,6 +207,8 @@ def _spread_term(pod: Pod, constraint: SpreadConstraint) -> Term:
     pod_values = {key: labels[key] for key in constraint.match_label_keys or () if key in labels}
     if selector is not None and pod_values:
         selector = msgspec.structs.replace(selector, match_labels={**(selector.match_labels or {}), **pod_values})
+    if selector is not None and not selector.match_labels and not selector.match_expressions:
+        selector = None  # PodTopologySpread counts no pods by an empty selector.
     key, encoded, namespaces = constraint.topology_key, _encode_selector(selector), (pod.metadata.namespace,)
     if constraint.when_unsatisfiable == "ScheduleAnyway":
         return Term(RuleKind.PREFERENCE, key, encoded, namespaces, price=_PREFERENCE_PRICE)
@@ -215,7 +220,14 @@ def _spread_term(pod: Pod, constraint: SpreadConstraint) -> Term:
         max_skew=max(constraint.max_skew, 1),
         min_domains=constraint.min_domains or 0,
         node_constraints=_node_constraints(pod.spec, constraint),
+        node_labels=_spread_keys(pod.spec),
     )
+
+
+def _spread_keys(spec: PodSpec) -> tuple[str, ...]:
+    """The topology keys of a pod's required spread constraints."""
+    constraints = spec.topology_spread_constraints or ()
+    return tuple(sorted({c.topology_key for c in constraints if c.when_unsatisfiable != "ScheduleAnyway"}))
 
 
 def _node_constraints(spec: PodSpec, constraint: SpreadConstraint) -> bytes:

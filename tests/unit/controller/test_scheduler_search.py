@@ -13,10 +13,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from controller.cluster.eligibility import Constraints
+from controller.cluster.hosts import host_of
+from controller.cluster.pods import Pod
 from controller.cluster.services import Routing
 from controller.scheduler.placement import native_library
 from controller.scheduler.placement.evaluation import evaluate
 from controller.scheduler.placement.native_search import FIELD_NAMES, NativeProblem
+from controller.scheduler.placement.pod_topology import DomainRuleBuilder, unschedulable_reasons
 from controller.scheduler.placement.problem import (
     COUNTED,
     OWNER,
@@ -28,6 +32,8 @@ from controller.scheduler.placement.problem import (
     RuleKind,
 )
 from controller.scheduler.placement.solve import solve
+from kubekit.wire import Node
+from tests.unit.controller.oracle import matches_node, tolerates
 
 
 def make_problem(
@@ -237,6 +243,87 @@ def test_a_rule_about_other_pods_holds(replicas: list[int], bound_by: DomainRule
     """On two hosts in each of two zones. A spread counts missing domains as empty, and leaves out ineligible ones."""
     at = solve(make_problem(ZONES, replicas, domain_rules=(bound_by,), **changes)).tolist()
     assert holds(at), at
+
+
+def spread_allows(pod: dict[str, Any], node: dict[str, Any], nodes: Any, bound: Any) -> bool:
+    """kube-scheduler's filter (plugins/podtopologyspread/filtering.go), for a pod whose selectors are ``matchLabels``."""
+    constraints = pod["spec"]["topologySpreadConstraints"]
+    for constraint in constraints:
+        key, selector = constraint["topologyKey"], constraint["labelSelector"]["matchLabels"].items()
+        counts: dict[str, int] = {}
+        for other in nodes:
+            labels = other["metadata"]["labels"]
+            if any(c["topologyKey"] not in labels for c in constraints):
+                continue
+            if constraint["nodeAffinityPolicy"] == "Honor" and not matches_node(pod["spec"], other):
+                continue
+            if constraint["nodeTaintsPolicy"] == "Honor" and not tolerates(pod["spec"], other):
+                continue
+            counted = sum(
+                bool(selector)
+                and other is on
+                and "deletionTimestamp" not in each["metadata"]
+                and each["metadata"]["namespace"] == pod["metadata"]["namespace"]
+                and selector <= each["metadata"]["labels"].items()
+                for on, each in bound
+            )
+            counts[labels[key]] = counts.get(labels[key], 0) + counted
+        least = 0 if len(counts) < constraint.get("minDomains", 1) else min(counts.values())
+        domain, is_selected = node["metadata"]["labels"].get(key), selector <= pod["metadata"]["labels"].items()
+        if domain is None or counts.get(domain, 0) + is_selected - least > constraint["maxSkew"]:
+            return False
+    return matches_node(pod["spec"], node) and tolerates(pod["spec"], node)
+
+
+def test_topology_spread_allows_the_nodes_that_kube_scheduler_allows() -> None:
+    rng, refusals = random.Random(1), 0
+    for _ in range(200):
+        nodes: list[dict[str, Any]] = []
+        for i in range(rng.randint(1, 6)):
+            labels = {k: rng.choice("abc") for k in ("zone", "rack", "pool") if rng.random() < 0.8}
+            taints = [{"key": "t", "effect": "NoSchedule"}] if rng.random() < 0.2 else []
+            nodes.append({"metadata": {"name": f"n{i}", "labels": labels}, "spec": {"taints": taints}})
+
+        def draw_pod(name: str) -> dict[str, Any]:
+            labels = {k: rng.choice("xy") for k in ("app", "tier") if rng.random() < 0.8}
+            metadata = {"name": name, "namespace": rng.choice(("a", "a", "b")), "labels": labels}
+            if name != "new" and rng.random() < 0.2:
+                metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+            return {"metadata": metadata, "spec": {}}
+
+        bound = [(rng.choice(nodes), draw_pod(f"p{i}")) for i in range(rng.randint(0, 8))]
+        pod = draw_pod("new")
+        constraints = [
+            {
+                "topologyKey": rng.choice(("zone", "rack")),
+                "maxSkew": rng.randint(1, 2),
+                "whenUnsatisfiable": "DoNotSchedule",
+                "labelSelector": {
+                    "matchLabels": rng.choice(({"app": "x"}, {"app": "y"}, {"tier": "x", "app": "x"}, {}))
+                },
+                "nodeAffinityPolicy": rng.choice(("Honor", "Ignore")),
+                "nodeTaintsPolicy": rng.choice(("Honor", "Ignore")),
+                **({"minDomains": rng.randint(1, 4)} if rng.random() < 0.5 else {}),
+            }
+            for _ in range(rng.randint(1, 2))
+        ]
+        pod["spec"]["topologySpreadConstraints"] = constraints
+        if rng.random() < 0.4:
+            pod["spec"]["nodeSelector"] = {"pool": rng.choice("abc")}
+        hosts = [host_of(msgspec.convert(node, Node)) for node in nodes]
+        decoded = msgspec.convert(pod, Pod)
+        others = [(nodes.index(on), msgspec.convert(each, Pod)) for on, each in bound]
+        is_allowed = [not host.unschedulable_reason(Constraints(decoded.spec)) for host in hosts]
+        expected = [spread_allows(pod, node, nodes, bound) for node in nodes]
+        reasons = unschedulable_reasons(decoded, hosts, others)
+        assert [a and i not in reasons for i, a in enumerate(is_allowed)] == expected, (nodes, pod, bound)
+        rules = DomainRuleBuilder([decoded], hosts, others).build()
+        for i, allowed in enumerate(is_allowed):
+            only_host = np.arange(len(hosts)) == i
+            problem = make_problem([0] * len(hosts), [1], domain_rules=rules, allowed=(only_host & allowed)[None])
+            assert (solve(problem).tolist() == [i]) == expected[i], (nodes, pod, bound)
+        refusals += sum(is_allowed) - sum(expected)
+    assert refusals > 50
 
 
 def test_the_target_of_an_affinity_moves_to_the_zone_of_its_owner() -> None:
