@@ -49,17 +49,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _stop_process(paths: LabPaths, pid: int) -> None:
-    """Send SIGTERM, and SIGKILL after 45 s, and wait until the process has released the lab's lock."""
+    """Send SIGTERM, after 45 s SIGKILL; return when the process has released the lab's lock."""
     _send_signal(pid, signal.SIGTERM)
-    if _is_ended_in_time(paths):
+    if _wait_until_ended(paths):
         return
     print(f"lab {paths.name} did not end within {_STOP_TIMEOUT_S:.0f} s; killing it", file=sys.stderr)
     _send_signal(pid, signal.SIGKILL)
-    if not _is_ended_in_time(paths):
+    if not _wait_until_ended(paths):
         raise LabError(f"process {pid} of lab {paths.name} did not end after SIGKILL")
 
 
-def _is_ended_in_time(paths: LabPaths) -> bool:
+def _wait_until_ended(paths: LabPaths) -> bool:
+    """Wait up to 45 s for the end of the lab's process; return whether it has ended."""
     deadline = time.monotonic() + _STOP_TIMEOUT_S
     while (is_running := find_running_pid(paths) is not None) and time.monotonic() < deadline:
         time.sleep(_POLL_S)

@@ -62,6 +62,7 @@ class Cluster:
         return result.stdout
 
     def get(self, *args: str) -> dict[str, Any]:
+        """Return the JSON output of `kubectl get`."""
         result: dict[str, Any] = json.loads(self.run("get", *args, "-o", "json"))
         return result
 
