@@ -77,7 +77,5 @@ class WriteFence:
 
     async def wait_for_writes(self, timeout_s: float, within_s: float) -> bool:
         """Wait for writes in flight, at most ``timeout_s``; returns whether all writes of the last ``within_s`` had a response."""
-        return (
-            await wait_until_set(self._no_writes_in_flight, timeout_s)
-            and self._last_unanswered_at < self._clock() - within_s
-        )
+        has_ended = await wait_until_set(self._no_writes_in_flight, timeout_s)
+        return has_ended and self._last_unanswered_at < self._clock() - within_s

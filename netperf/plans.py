@@ -169,13 +169,12 @@ def encode_plan(plan: ZonePlan) -> dict[str, str]:
 
 def _to_wire(plan: ZonePlan) -> _WirePlan:
     peers = sorted({peer for probe in plan.probes for peer in (probe.origin, probe.destination)})
-    index_by_peer = {peer: i for i, peer in enumerate(peers)}
+    index_of = {peer: i for i, peer in enumerate(peers)}
     return _WirePlan(
         **plan.header_fields,
         nodes=tuple((peer.node, peer.address, peer.zone, peer.region) for peer in peers),
         probes=tuple(
-            (index_by_peer[p.origin], index_by_peer[p.destination], p.slot, p.pair_index, p.rotation)
-            for p in plan.probes
+            (index_of[p.origin], index_of[p.destination], p.slot, p.pair_index, p.rotation) for p in plan.probes
         ),
     )
 
