@@ -74,8 +74,8 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         test: the netperf test.
-        extra_tests: tests that replace the usual test in some rounds, in turn; the rounds differ between pairs.
-        rounds_per_extra_test: rounds from one extra test to the next; the setting is only changed in tests.
+        extra_tests: tests that replace the usual test in every tenth round, in turn; the rounds differ between pairs.
+        rounds_per_extra_test: rounds from one extra test to the next; only tests of this repository use another number than 10.
         duration_s: length of a run; netperf busy-loops, so use 1 to 2 s.
         control_port: netserver's control port.
         data_port: netserver's data port.
