@@ -79,7 +79,7 @@ def _hash_int(text: str, *, digest_size: int) -> int:
 
 
 class StreamRun(NamedTuple):
-    """A past run of TCP_STREAM: the time of its end, and the bytes that it sent."""
+    """A past run of TCP_STREAM: the time of its end (by a clock that is never set), and the bytes that it sent."""
 
     ended_at_s: float
     sent_bytes: float

@@ -49,7 +49,7 @@ log = logs.get("agent.probing")
 AFTER_START_S = 1e-3
 """Added to the start of a run, so that `find_next_run` returns the following run."""
 MAX_SLEEP_S = 30.0
-"""Longest sleep before the time until a run is computed again, because the wall clock may be set."""
+"""Longest sleep before the next run is computed again, because the wall clock may be set."""
 
 ProbeResult = Literal["ok", "over-budget", "waiting"] | FailureReason
 
@@ -175,15 +175,14 @@ class ProbeScheduler:
         return earliest_s if was_clock_set_back else max(self._last_start_s, earliest_s)
 
     async def _wait_for_start(self, run: ScheduledRun, changed: asyncio.Event) -> bool:
-        """Wait for the start of a run; False if plan or prober change first."""
-        while (remaining_s := run.starts_at_s - self._wall_clock()) > 0:
-            if await wait_until_set(changed, min(remaining_s, MAX_SLEEP_S)):
-                return False
-        return True
+        """Wait for the start of a run, at most `MAX_SLEEP_S`; whether the run starts now, unless plan or prober have changed."""
+        remaining_s = run.starts_at_s - self._wall_clock()
+        has_changed = remaining_s > 0 and await wait_until_set(changed, min(remaining_s, MAX_SLEEP_S))
+        return not has_changed and self._wall_clock() >= run.starts_at_s
 
     async def _run_probe(self, run: ScheduledRun, plan: ZonePlan, prober: NetperfProber) -> ProbeOutcome:
-        probe, settings, test, now_s = run.probe, plan.settings, run.test, self._wall_clock()
-        if test == "TCP_STREAM" and not may_stream(self._streams, now_s, self._max_stream_bps):
+        probe, settings, test, clock = run.probe, plan.settings, run.test, asyncio.get_running_loop().time
+        if test == "TCP_STREAM" and not may_stream(self._streams, clock(), self._max_stream_bps):
             detail = "see --max-stream-bandwidth"
             outcome = ProbeOutcome(probe=probe, test=test, result="over-budget", detail=detail)
             _log_change(outcome)
@@ -195,8 +194,8 @@ class ProbeScheduler:
                 run_result = await prober.probe(probe.destination.address, msgspec.structs.replace(settings, test=test))
             if run_result.throughput_bps:
                 sent_bytes = run_result.throughput_bps * (run_result.duration_s or 0.0) / 8
-                stream_run = StreamRun(self._wall_clock(), sent_bytes)
-                self._streams = (*select_recent_streams(self._streams, now_s), stream_run)
+                stream_run = StreamRun(clock(), sent_bytes)
+                self._streams = (*select_recent_streams(self._streams, clock()), stream_run)
         except ProbeFailedError as failure:
             run_result = failure
         except TimeoutError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -26,6 +26,7 @@ class SimulatedProber(NetperfProber):
 
     def __init__(self) -> None:
         self.failure: ProbeFailedError | None = None
+        self.throughput_bps: float | None = None
         self.addresses: list[str] = []
         self.running = self.max_running = 0
 
@@ -39,18 +40,22 @@ class SimulatedProber(NetperfProber):
             self.running -= 1
         if self.failure is not None:
             raise self.failure
-        return make_measurement(500.0, test=settings.test, duration_s=settings.duration_s)
+        fields = {"test": settings.test, "duration_s": settings.duration_s, "throughput_bps": self.throughput_bps}
+        return make_measurement(500.0, **fields)
 
 
 @asynccontextmanager
 async def running_scheduler(
-    prober: SimulatedProber | None, background: SimulatedBackground | None = None
+    prober: SimulatedProber | None, background: SimulatedBackground | None = None, clock_steps_s: Sequence[float] = ()
 ) -> AsyncIterator[tuple[PlanSource, list[ProbeOutcome]]]:
     outcomes: list[ProbeOutcome] = []
     plans, loop = PlanSource("n1"), asyncio.get_running_loop()
-    scheduler = ProbeScheduler(
-        plans, 10e6, outcomes.append, background or SimulatedBackground(), wall_clock=lambda: START_S + loop.time()
-    )
+
+    def wall_clock() -> float:
+        return START_S + loop.time() + sum(clock_steps_s)
+
+    background = background or SimulatedBackground()
+    scheduler = ProbeScheduler(plans, 10e6, outcomes.append, background, wall_clock=wall_clock)
     plans.on_change = scheduler.apply_plan
     scheduler.set_prober(prober)
     tasks = [asyncio.create_task(scheduler.run()), asyncio.create_task(scheduler.run_datagram_checks())]
@@ -72,6 +77,18 @@ async def test_each_pair_is_probed_once_a_round_and_one_at_a_time() -> None:
     assert {outcome.result for outcome in outcomes} == {"ok"}
     sequences = [outcome.sample.sequence for outcome in outcomes if outcome.sample is not None]
     assert sequences == sorted(set(sequences))
+
+
+@pytest.mark.parametrize(("test", "runs"), [("TCP_RR", 13), ("TCP_STREAM", 2)])
+async def test_probing_continues_after_the_clock_was_set_back(test: str, runs: int) -> None:
+    prober, clock_steps_s = SimulatedProber(), list[float]()
+    prober.throughput_bps = 6.1e9 if test == "TCP_STREAM" else None  # spends the budget of ten minutes
+    async with running_scheduler(prober, clock_steps_s=clock_steps_s) as (plans, outcomes):
+        plans.set_plan(make_plan(THERE[0], settings={"test": test}))
+        await asyncio.sleep(90)
+        clock_steps_s.append(-7200.0)
+        await asyncio.sleep(690)
+    assert [outcome.result for outcome in outcomes].count("ok") == runs
 
 
 async def test_a_new_plan_is_followed_at_once_and_without_a_plan_no_probe_runs() -> None:
