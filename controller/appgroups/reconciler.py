@@ -181,26 +181,23 @@ class AppGroupMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Metrics of all groups."""
         pods_help = "Pods of a group, by state: wanted, running, placed."
-        pods = GaugeMetricFamily("netaware_appgroup_pods", pods_help, labels=["appgroup", "state"])
-        dependencies = GaugeMetricFamily(
-            "netaware_appgroup_dependencies",
-            "Dependencies of a group, by verdict: met, violated, unknown, idle (one end has no placed pod).",
-            labels=["appgroup", "verdict"],
-        )
-        faults = GaugeMetricFamily(
-            "netaware_appgroup_spec_faults", "Faults of a group's spec, by reason.", labels=["appgroup", "reason"]
-        )
-        cycles = GaugeMetricFamily(
-            "netaware_appgroup_cycles", "1 if dependencies of a group form a cycle, else 0.", labels=["appgroup"]
-        )
+        pods = _gauge("netaware_appgroup_pods", pods_help, "state")
+        verdicts_help = "Dependencies of a group, by verdict: met, violated, unknown, idle (one end has no placed pod)."
+        dependencies = _gauge("netaware_appgroup_dependencies", verdicts_help, "verdict")
+        faults = _gauge("netaware_appgroup_spec_faults", "Faults of a group's spec, by reason.", "reason")
+        cycles = _gauge("netaware_appgroup_cycles", "1 if dependencies of a group form a cycle, else 0.")
         for key, (group, state) in tuple(self.states.items()):  # A copy, because metrics are collected in a thread.
             pods.add_metric([key, "wanted"], group.spec.num_members)
             pods.add_metric([key, "running"], state.running_count)
             pods.add_metric([key, "placed"], sum(sum(counts.values()) for counts in state.pods_by_node))
-            verdicts = collections.Counter(check.verdict for check in state.checks)
+            verdict_counts = collections.Counter(check.verdict for check in state.checks)
             for verdict in get_args(DependencyVerdict):
-                dependencies.add_metric([key, verdict], verdicts[verdict])
+                dependencies.add_metric([key, verdict], verdict_counts[verdict])
             for reason, count in collections.Counter(fault.reason for fault in state.spec_faults).items():
                 faults.add_metric([key, reason], count)
             cycles.add_metric([key], len(state.order.cycle) > 0)
         yield from (pods, dependencies, faults, cycles)
+
+
+def _gauge(name: str, help_text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, help_text, labels=("appgroup", *labels))

@@ -212,8 +212,7 @@ class _SourceReader:
             except PrometheusError:
                 # There may be too many series for a subquery; if Prometheus is not reachable, this query raises too.
                 await self._prometheus.query("vector(1)")
-                remark = "rates may be too low, because Prometheus did not answer since when it has this traffic"
-                self.remarks.append(remark)
+                self.remarks.append("rates may be too low, because Prometheus did not answer how old this traffic is")
                 return window_s
             age_s = samples[0].value if samples else 0.0
             if range_s == window_s and age_s + 2 * step_s > window_s:

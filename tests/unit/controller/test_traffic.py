@@ -163,7 +163,7 @@ async def test_counters_of_istio_add_up_and_unknown_ends_are_external() -> None:
     assert {f.peak_bytes_per_s for f in without_peaks.flows if f.server.is_known} == {34}
     assert ["means are used" in remark for remark in without_peaks.remarks] == [True]
     (remark,) = (await read_flows(FakePrometheus(series, refused_text="min_over_time"), "", 3600)).remarks
-    assert "since when" in remark
+    assert "how old" in remark
 
 
 @pytest.mark.parametrize("port", ["9" * 5000, "70000", "\u0667\u0660", "1_0", "-1", ""])
