@@ -69,9 +69,9 @@ class _Cluster:
 
     def objects(self) -> list[Json]:
         services = [s for w in self.workloads if (s := self._service(w)) is not None]
-        found = [*self.nodes, *self.pods, *self.volumes_and_claims, *services, self._group(), self._topology()]
-        self.rng.shuffle(found)
-        return found
+        objects = [*self.nodes, *self.pods, *self.volumes_and_claims, *services, self._group(), self._topology()]
+        self.rng.shuffle(objects)
+        return objects
 
     def _node(self, number: int) -> Json:
         rng = self.rng
@@ -193,34 +193,33 @@ class _Cluster:
 
     def _pods_of(self, workload: str) -> list[Json]:
         """Pending replicas, and some that are bound, finished or terminating."""
-        rng, found = self.rng, []
-        claims = rng.random() < 0.2
-        rollout = rng.random() < 0.2
+        rng, pods = self.rng, []
+        has_claims = rng.random() < 0.2
+        is_rollout = rng.random() < 0.2
         for i in range(rng.choice((1, 1, 2, 2, 3, 4))):
             spec = json.loads(json.dumps(self.templates[workload]))
-            if rollout and i and "topologySpreadConstraints" not in spec:
+            if is_rollout and i and "topologySpreadConstraints" not in spec:
                 spec.pop("nodeSelector", None)
                 spec["containers"][0]["resources"]["requests"]["cpu"] = "750m"
             pod = self._pod(f"{workload}-{i}", workload, spec)
-            if claims:
+            if has_claims:
                 self._add_claim(pod)
-            found.append(pod)
+            pods.append(pod)
         for i in range(rng.choice((0, 0, 0, 1, 2))):
             node = self._ready_node_name()
             spec = json.loads(json.dumps(self.templates[workload]))
             spec.pop("affinity", None)
-            found.append(self._pod(f"{workload}-old-{i}", workload, spec, node=node))
-        if rng.random() < 0.1:
-            finished = self._pod(f"{workload}-over", workload, self.templates[workload], node=self._ready_node_name())
-            finished["status"]["phase"] = "Succeeded"
-            found.append(finished)
-        if rng.random() < 0.1:
-            terminating = self._pod(
-                f"{workload}-going", workload, self.templates[workload], node=self._ready_node_name()
-            )
-            terminating["metadata"]["deletionTimestamp"] = CREATED
-            found.append(terminating)
-        return found
+            pods.append(self._pod(f"{workload}-old-{i}", workload, spec, node=node))
+        for state in ("finished", "terminating"):
+            if rng.random() < 0.1:
+                node = self._ready_node_name()
+                pod = self._pod(f"{workload}-{state}", workload, self.templates[workload], node=node)
+                if state == "finished":
+                    pod["status"]["phase"] = "Succeeded"
+                else:
+                    pod["metadata"]["deletionTimestamp"] = CREATED
+                pods.append(pod)
+        return pods
 
     def _pod(self, name: str, workload: str, spec: Json, node: str = "", *, in_group: bool = True) -> Json:
         labels = {"app": workload, "pod-template-hash": "6d4"}
@@ -265,7 +264,7 @@ class _Cluster:
 
     def _foreign_pods(self) -> list[Json]:
         """Bound pods outside the group, and a pending DaemonSet pod."""
-        rng, found = self.rng, []
+        rng, pods = self.rng, []
         for i in range(rng.randint(0, 5)):
             requests = {"cpu": rng.choice(("100m", "500m", "1")), "memory": "512Mi"}
             spec: Json = {"containers": [{"name": "c", "resources": {"requests": requests}}]}
@@ -276,19 +275,19 @@ class _Cluster:
             elif draw < 0.4:
                 term = {"topologyKey": HOSTNAME, "labelSelector": {"matchLabels": {"app": rng.choice(self.workloads)}}}
                 spec["affinity"] = {"podAntiAffinity": _required(terms=[term])}
-            found.append(self._pod(f"other-{i}", "other", spec, node=self._ready_node_name(), in_group=False))
+            pods.append(self._pod(f"other-{i}", "other", spec, node=self._ready_node_name(), in_group=False))
             if 0.4 <= draw < 0.5:
-                has = {"cpu": "1500m"}
-                held = {"name": "c", "allocatedResources": has, "resources": {"requests": has}}
-                found[-1]["status"]["containerStatuses"] = [held]
+                actual = {"cpu": "1500m"}
+                resized = {"name": "c", "allocatedResources": actual, "resources": {"requests": actual}}
+                pods[-1]["status"]["containerStatuses"] = [resized]
         if rng.random() < 0.3:
             field = _expression("metadata.name", self.nodes[0]["metadata"]["name"])
             affinity = {"nodeAffinity": _required(nodeSelectorTerms=[{"matchFields": [field]}])}
             spec = {"containers": [{"name": "c", "resources": {"requests": {"cpu": "300m"}}}], "affinity": affinity}
             daemon = self._pod("daemon", "daemon", spec, in_group=False)
             del daemon["spec"]["schedulingGates"]
-            found.append(daemon)
-        return found
+            pods.append(daemon)
+        return pods
 
     def _group(self) -> Json:
         rng = self.rng
