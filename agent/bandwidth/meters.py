@@ -28,6 +28,8 @@ MEAN_WINDOW_S = 12.0
 """Rates are means over at least this time, except the first."""
 _BUSY_RATIO = 0.9
 """A pod that sends more than this share of its limit is busy."""
+BUSY_S = 60.0
+"""Bucket and filter are read for this time after a pod was busy, because two readings are needed to measure the next busy interval."""
 
 
 class DeviceCounters(NamedTuple):
@@ -53,6 +55,7 @@ class TrafficMeter(msgspec.Struct):
         read_at_s: time of the latest reading.
         device_counters: the latest counters of the pod's own device.
         counter_source: location of the counters.
+        busy_at_s: time of the latest reading at which the pod was busy; None before.
         tc_bytes: the latest counters of bucket and filter; None if one was not read.
         excess_level_bytes: bytes above the limit: passed bytes raise it, and the limit's rate, with tolerance, lowers it.
         passed_bytes: bytes passed since the first reading, except in intervals without counters.
@@ -67,6 +70,7 @@ class TrafficMeter(msgspec.Struct):
     read_at_s: float
     device_counters: DeviceCounters
     counter_source: CounterSource
+    busy_at_s: float | None = None
     tc_bytes: tuple[int, int] | None = None
     excess_level_bytes: float = 0.0
     passed_bytes: int = 0
@@ -92,14 +96,21 @@ class TrafficMeters:
     def find_busy_devices(
         self, statuses: Sequence[LimitStatus], counters_by_pid: Mapping[int, DeviceCounters], now_s: float
     ) -> set[int]:
-        """Find the pods that sent so much that counters of bucket and filter are needed; returns indexes of their host devices."""
+        """Find the pods that are busy, or were within `BUSY_S`, so that counters of bucket and filter are needed.
+
+        Returns indexes of their host devices.
+        """
         busy_indexes: set[int] = set()
         for status in statuses:
             meter, source = self.meter_by_key.get(status.key), status.counter_source
             if meter is None or source is None or source.bucket_device_index is None or status.direction != "egress":
                 continue
             counters = counters_by_pid.get(source.pid)
-            if counters is not None and _is_busy(meter, counters, now_s):
+            if counters is None:
+                continue
+            if _is_busy(meter, counters, now_s):
+                meter.busy_at_s = now_s
+            if meter.busy_at_s is not None and now_s - meter.busy_at_s <= BUSY_S:
                 busy_indexes.add(source.host_device_index)
         return busy_indexes
 

@@ -8,7 +8,7 @@ import pytest
 from agent.bandwidth.annotations import PodBandwidthSpec
 from agent.bandwidth.backoff import RepairBackoff
 from agent.bandwidth.counters import parse_device_counters
-from agent.bandwidth.meters import EXCESS_SHOWN_S, DeviceCounters, TcCounters, TrafficMeters
+from agent.bandwidth.meters import BUSY_S, EXCESS_SHOWN_S, DeviceCounters, TcCounters, TrafficMeters
 from agent.bandwidth.rules import with_excess_or_dispute
 from agent.bandwidth.state import CounterSource, DeleteIfb, LimitStatus, SetEgressLimit, SetIngressLimit
 from agent.bandwidth.tbf import choose_params
@@ -110,11 +110,25 @@ def test_egress_also_counts_bytes_that_the_filter_does_not_redirect() -> None:
     assert "went through" in meters.excess_by_key[EGRESS.key]
 
 
-def test_counters_of_buckets_are_needed_only_for_busy_pods() -> None:
+def test_counters_of_buckets_are_needed_only_for_pods_that_were_busy_within_a_minute() -> None:
     meters = TrafficMeters()
     meters.add_readings([EGRESS], counters_by_pid(), tc_counters(), 0.0)
     assert meters.find_busy_devices([EGRESS], counters_by_pid(sent=BYTES_PER_S), 4.0) == set()
-    assert meters.find_busy_devices([EGRESS], counters_by_pid(sent=5 * BYTES_PER_S), 4.0) == {VETH}
+    busy_counters = counters_by_pid(sent=5 * BYTES_PER_S)
+    assert meters.find_busy_devices([EGRESS], busy_counters, 4.0) == {VETH}
+    meters.add_readings([EGRESS], busy_counters, tc_counters(), 4.0)
+    assert meters.find_busy_devices([EGRESS], busy_counters, 4.0 + BUSY_S) == {VETH}
+    assert meters.find_busy_devices([EGRESS], busy_counters, 5.0 + BUSY_S) == set()
+
+
+def test_an_excess_in_every_other_interval_is_noticed() -> None:
+    meters, total = TrafficMeters(), 0.0
+    for interval in range(8):
+        total += 20 * BYTES_PER_S * (interval % 2)
+        counters, now_s = counters_by_pid(sent=total), 4.0 * interval
+        is_busy = bool(meters.find_busy_devices([EGRESS], counters, now_s))
+        meters.add_readings([EGRESS], counters, tc_counters(total, total) if is_busy else None, now_s)
+    assert EGRESS.key in meters.excess_by_key
 
 
 def test_without_a_bucket_all_sent_bytes_count_unless_others_may_drop_them() -> None:
