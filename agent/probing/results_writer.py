@@ -79,6 +79,7 @@ class ResultsWriter:
         self._rng, self._wall_clock = rng or random.Random(), wall_clock
         self._target = _Target("")
         self._refusal_by_key: dict[str, _Refusal] = {}
+        self._retry_timer: asyncio.TimerHandle | None = None
         self._writes = Counter(
             "netaware_probe_results_writes",
             "Writes of results, by outcome: ok, too-large, refused, failed.",
@@ -187,7 +188,9 @@ class ResultsWriter:
             self._writes.labels("too-large").inc()
             target.data = None  # Other writers may free space, so the next pass reads the object again.
         if has_refused or is_too_large:
-            asyncio.get_running_loop().call_later(RETRY_REFUSED_S, self._queue.results_due.set)
+            if self._retry_timer is not None:
+                self._retry_timer.cancel()
+            self._retry_timer = asyncio.get_running_loop().call_later(RETRY_REFUSED_S, self._queue.results_due.set)
 
     async def _write(self, target: _Target, results: Sequence[PairResult]) -> None:
         """Patch the object, which the controller creates before the plan that names it."""

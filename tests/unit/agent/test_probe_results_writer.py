@@ -343,6 +343,16 @@ async def test_a_full_object_gets_new_values_but_no_new_keys() -> None:
         assert store.sequences() == {"n1": 3, "n2": 1}
 
 
+async def test_refused_results_are_not_retried_more_often_the_longer_they_are_refused() -> None:
+    store = SimulatedConfigMap({"other": "x" * MAX_CONFIGMAP_BYTES})
+    async with running_writer(store) as (queue, _, _):
+        for sequence in range(60):
+            queue.add_sample(make_sample("n1", sequence))
+            await asyncio.sleep(60)
+    # One pass after each sample, and one retry.
+    assert sum(at_s >= 3000 for at_s in store.attempts) <= 2 * 10
+
+
 async def test_pairs_that_left_the_plan_are_forgotten_with_their_refusals(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     store, plans = SimulatedConfigMap(), PlanSource("here")
