@@ -43,8 +43,7 @@ def find_outdated_pod_keys(pods: Iterable[ObjectMeta]) -> set[str]:
     pods_by_revision_by_workload: dict[tuple[str, str, str], dict[str, list[ObjectMeta]]] = {}
     workload_by_controller_uid: dict[str, tuple[str, str] | None] = {}  # thousands of pods have one ReplicaSet
     for pod in pods:
-        revision, controller = revision_of(pod), controller_of(pod)
-        if not revision or controller is None:
+        if not (revision := revision_of(pod)) or (controller := controller_of(pod)) is None:
             continue
         if controller.uid not in workload_by_controller_uid or not controller.uid:
             workload_by_controller_uid[controller.uid] = find_workload(pod)
@@ -72,4 +71,5 @@ def _find_current_revision(pods_by_revision: Mapping[str, Iterable[ObjectMeta]])
 
 def revision_of(pod: ObjectMeta) -> str:
     """Revision of the pod's template, from the labels of a Deployment, StatefulSet or DaemonSet; empty for other pods."""
-    return pod.label(TEMPLATE_HASH_LABEL) or pod.label(_REVISION_LABEL)
+    labels = pod.labels or {}
+    return labels.get(TEMPLATE_HASH_LABEL) or labels.get(_REVISION_LABEL, "")

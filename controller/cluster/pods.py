@@ -254,7 +254,7 @@ class Pod(Object, frozen=True):
     @property
     def is_active(self) -> bool:
         """Whether it is neither finished nor being deleted."""
-        return not self.is_finished and self.metadata.deletion_timestamp is None
+        return self.metadata.deletion_timestamp is None and self.status.phase not in FINISHED_PHASES
 
     @property
     def is_bound(self) -> bool:

@@ -82,16 +82,17 @@ class PlanInputs(NamedTuple):
         - pods that also wait for gates of other controllers;
         - bound pods that a rollout is about to replace.
         """
-        replicas, _ = self.replicas_to_plan(group, pods)
-        outdated = find_outdated_pod_keys(pod.metadata for pod in pods if pod.is_active)
-        planned = [pod for pod in pods if pod.is_active and not (pod.is_waiting and pod.other_gates)]
+        active = [pod for pod in pods if pod.is_active]
+        outdated = find_outdated_pod_keys(pod.metadata for pod in active)
+        replicas, _ = self._replicas_to_plan(group, active, outdated)
+        planned = [pod for pod in active if not (pod.is_waiting and pod.other_gates)]
         return (
             self.state.graph(group),
             self.state.costs(self.state.groups[group].metadata.namespace).table,
             self.node_cache.version,
             frozenset(p.metadata.key for p in planned if p.is_waiting or p.metadata.key not in outdated),
             replicas,
-            self.volume_selectors(pods, replicas),
+            self.volume_selectors(active, replicas),
             tuple(foreign for foreign in find_foreign_pods(self.node_cache, pods) if foreign.is_required),
         )
 
@@ -161,12 +162,15 @@ class PlanInputs(NamedTuple):
 
     def replicas_to_plan(self, group: str, pods: Sequence[Pod]) -> tuple[dict[str, int], int]:
         """Workload selector -> replicas to plan, and the number of declared replicas beyond numMembers; ({}, 0) if unread."""
+        active = [pod for pod in pods if pod.is_active]
+        return self._replicas_to_plan(group, active, find_outdated_pod_keys(pod.metadata for pod in active))
+
+    def _replicas_to_plan(self, group: str, active: Sequence[Pod], outdated: set[str]) -> tuple[dict[str, int], int]:
+        """As `replicas_to_plan`, from the active pods and the keys of those that a rollout is about to replace."""
         if self.declared is None:
             return {}, 0
         app_group = self.state.groups[group]
         replicas = self.declared.replicas_by_selector(app_group.metadata.namespace, self.state.graph(group).workloads)
-        active = [pod for pod in pods if pod.is_active]
-        outdated = find_outdated_pod_keys(pod.metadata for pod in active)
         live = Counter(pod.workload for pod in active if pod.metadata.key not in outdated)
         allowed = max(app_group.spec.num_members - live.total(), len(outdated))
         return limit_replicas(replicas, live, allowed)
