@@ -56,7 +56,7 @@ class BackgroundProber:
             return WindowResult(None, 0)
         open_s = now_s - window.opened_at_s
         if 0 < window.rtt_histogram.count < MIN_DATAGRAMS and open_s < MAX_WINDOW_ROUNDS * self._plans.plan.interval_s:
-            return WindowResult(None, window.answer_count)
+            return WindowResult(None, self._count_answers(window))
         target = self._target_of(probe)
         self._stream.close_window(target)
         histograms = self._recent_histograms.setdefault(target, deque(maxlen=MAX_P99_WINDOWS))
@@ -70,10 +70,12 @@ class BackgroundProber:
             ProbeFailedError: none came back; ``has_answered`` says whether the host answers a TCP connection, since UDP may be filtered.
         """
         window, plan = self._window_of(probe), self._plans.plan
-        if window is None or plan is None or (not window.answer_count and window.sent_count < MIN_SENT_DATAGRAMS):
+        if window is None or plan is None:
             return False
-        if window.answer_count:
+        if self._count_answers(window):
             return True
+        if window.sent_count < MIN_SENT_DATAGRAMS:
+            return False
         await tcp_ping(probe.destination.address, plan.settings.control_port)
         raise ProbeFailedError("timeout", "no datagram came back, but the host answers", has_answered=True)
 
@@ -100,6 +102,11 @@ class BackgroundProber:
             finally:
                 self._stream = None
             await asyncio.sleep(backoff.next_delay_s())
+
+    def _count_answers(self, window: DatagramWindow) -> int:
+        """Count a window's answers; 0 if none came within the last round, because a window may stay open for several rounds."""
+        round_s = self._plans.plan.interval_s if self._plans.plan is not None else 0.0
+        return window.answer_count if time.monotonic() - window.answered_at_s <= round_s else 0
 
     def _window_of(self, probe: Probe) -> DatagramWindow | None:
         return self._stream.current_window(self._target_of(probe)) if self._stream is not None else None

@@ -48,6 +48,7 @@ class DatagramWindow:
         opened_at_s: monotonic time of the opening.
         sent_count: number of datagrams sent.
         answer_count: number of answers, except those with an unusable round trip (see `CLOCK_STEP_LIMIT_NS`).
+        answered_at_s: monotonic time of the newest answer; that of the opening without one.
         delayed_count: number of answers with a responder delay above `MAX_USABLE_DELAY_US`, which are not used.
         lost_count: number of datagrams without an answer within `LOST_AFTER_S`.
         rtt_histogram: round trips without the responder delay.
@@ -55,7 +56,7 @@ class DatagramWindow:
     """
 
     def __init__(self, opened_at_s: float) -> None:
-        self.opened_at_s = opened_at_s
+        self.opened_at_s = self.answered_at_s = opened_at_s
         self.sent_count = self.answer_count = self.delayed_count = self.lost_count = 0
         self.rtt_histogram, self.responder_delay_histogram = Histogram(), Histogram()
         self._last_us: float | None = None
@@ -64,6 +65,7 @@ class DatagramWindow:
     def record(self, rtt_us: float, responder_delay_us: float) -> None:
         """Count an answer: its round trip without the responder delay, and that delay."""
         self.answer_count += 1
+        self.answered_at_s = time.monotonic()
         self.responder_delay_histogram.record(max(responder_delay_us, 0.001))
         if responder_delay_us > MAX_USABLE_DELAY_US:
             self.delayed_count += 1
