@@ -39,8 +39,8 @@ class WindowResult(NamedTuple):
 class BackgroundProber:
     """Sends one node's datagrams and evaluates the answers."""
 
-    def __init__(self, plans: PlanSource) -> None:
-        self._plans = plans
+    def __init__(self, plan_source: PlanSource) -> None:
+        self._plan_source = plan_source
         self._stream: DatagramStream | None = None
         self._recent_histograms: dict[DatagramTarget, deque[Histogram]] = {}
 
@@ -51,11 +51,11 @@ class BackgroundProber:
 
     def close_window(self, probe: Probe) -> WindowResult:
         """Evaluate a pair's window and open a new one; a window with some answers but too few stays open for `MAX_WINDOW_ROUNDS`."""
-        window, now_s = self._window_of(probe), time.monotonic()
-        if window is None or self._stream is None or self._plans.plan is None:
+        window, plan, now_s = self._window_of(probe), self._plan_source.plan, time.monotonic()
+        if window is None or self._stream is None or plan is None:
             return WindowResult(None, 0)
         open_s = now_s - window.opened_at_s
-        if 0 < window.rtt_histogram.count < MIN_DATAGRAMS and open_s < MAX_WINDOW_ROUNDS * self._plans.plan.interval_s:
+        if 0 < window.rtt_histogram.count < MIN_DATAGRAMS and open_s < MAX_WINDOW_ROUNDS * plan.interval_s:
             return WindowResult(None, self._count_answers(window))
         target = self._target_of(probe)
         self._stream.close_window(target)
@@ -69,7 +69,7 @@ class BackgroundProber:
         Raises:
             ProbeFailedError: none came back; ``has_answered`` says whether the host answers a TCP connection, since UDP may be filtered.
         """
-        window, plan = self._window_of(probe), self._plans.plan
+        window, plan = self._window_of(probe), self._plan_source.plan
         if window is None or plan is None:
             return False
         if self._count_answers(window):
@@ -81,12 +81,12 @@ class BackgroundProber:
 
     def apply_plan(self) -> None:
         """Send to the destinations of the current plan from now on."""
-        targets = {self._target_of(probe) for probe in self._plans.own_probes}
+        targets = {self._target_of(probe) for probe in self._plan_source.own_probes}
         self._recent_histograms = {
             to: histograms for to, histograms in self._recent_histograms.items() if to in targets
         }
         if self._stream is not None:
-            plan = self._plans.plan
+            plan = self._plan_source.plan
             self._stream.set_targets(targets, plan.interval_s if plan is not None else IDLE_INTERVAL_S)
 
     async def run(self, address: str, passphrase: bytes) -> None:
@@ -105,7 +105,7 @@ class BackgroundProber:
 
     def _count_answers(self, window: DatagramWindow) -> int:
         """Count a window's answers; 0 if none came within the last round, because a window may stay open for several rounds."""
-        round_s = self._plans.plan.interval_s if self._plans.plan is not None else 0.0
+        round_s = self._plan_source.plan.interval_s if self._plan_source.plan is not None else 0.0
         return window.answer_count if time.monotonic() - window.answered_at_s <= round_s else 0
 
     def _window_of(self, probe: Probe) -> DatagramWindow | None:
@@ -113,5 +113,5 @@ class BackgroundProber:
 
     def _target_of(self, probe: Probe) -> DatagramTarget:
         """The address and port that a probe sends to; without a plan port 0, to which no window belongs."""
-        plan = self._plans.plan
+        plan = self._plan_source.plan
         return DatagramTarget(probe.destination.address, plan.settings.datagram_port if plan is not None else 0)

@@ -49,17 +49,19 @@ class ProbingManager:
         self._client, self._node_watch, self._config = client, node_watch, config
         self._on_throughput = on_throughput
         self._passphrase_source = PassphraseSource(config.passphrase_file)
-        self._plans = PlanSource(config.node_name)
-        self._metrics = ProbeMetrics(self._plans, lambda: bool(self._passphrase_source.problem), registry)
+        self._plan_source = PlanSource(config.node_name)
+        self._metrics = ProbeMetrics(self._plan_source, lambda: bool(self._passphrase_source.problem), registry)
         self._results_queue = ResultsQueue()
-        self._writer = ResultsWriter(client, config, self._plans, self._results_queue, registry)
-        self._background = BackgroundProber(self._plans)
-        self._scheduler = ProbeScheduler(self._plans, config.max_stream_bps, self._record_outcome, self._background)
+        self._writer = ResultsWriter(client, config, self._plan_source, self._results_queue, registry)
+        self._background = BackgroundProber(self._plan_source)
+        self._scheduler = ProbeScheduler(
+            self._plan_source, config.max_stream_bps, self._record_outcome, self._background
+        )
         self._responder: ProbeResponder | None = None
         self._passphrase: bytes | None = None
         self._changed = asyncio.Event()
         node_watch.subscribe(self._wake)
-        self._plans.on_change = self._apply_plan
+        self._plan_source.on_change = self._apply_plan
 
     @property
     def problem(self) -> str:
@@ -78,7 +80,7 @@ class ProbingManager:
         return {
             "probe-passphrase": self._watch_passphrase(),
             "probe-servers": self._run_servers(),
-            "probe-plan": self._plans.run(self._client, self._node_watch, self._config.namespace),
+            "probe-plan": self._plan_source.run(self._client, self._node_watch, self._config.namespace),
             "probe-runs": self._scheduler.run(),
             "probe-datagrams": self._scheduler.run_datagram_checks(),
             "probe-results": self._writer.run(),
@@ -124,7 +126,7 @@ class ProbingManager:
         address = self._config.address or (node.status.internal_ip if node is not None else "")
         if self._passphrase is None or parse_host_address(address) is None:
             return None
-        plan = self._plans.plan
+        plan = self._plan_source.plan
         ports = plan.settings if plan is not None else ProbeSettings()
         return ServerSettings(address, ports.control_port, ports.datagram_port, self._passphrase)
 

@@ -63,15 +63,15 @@ class ProbeMetrics:
     """
 
     def __init__(
-        self, plans: PlanSource, is_passphrase_refused: Callable[[], bool], registry: CollectorRegistry
+        self, plan_source: PlanSource, is_passphrase_refused: Callable[[], bool], registry: CollectorRegistry
     ) -> None:
-        self._plans, self._is_passphrase_refused = plans, is_passphrase_refused
+        self._plan_source, self._is_passphrase_refused = plan_source, is_passphrase_refused
         self._state_by_pair: dict[ZonePair, _ZonePairState] = {}
         registry.register(self)
 
     def apply_plan(self) -> None:
         """Keep only the series of zone pairs whose first node pair is probed by this node in the plan."""
-        pairs = [_zone_pair_of(probe) for probe in self._plans.own_probes if probe.pair_index == 0]
+        pairs = [_zone_pair_of(probe) for probe in self._plan_source.own_probes if probe.pair_index == 0]
         self._state_by_pair = {pair: self._state_by_pair.get(pair) or _ZonePairState() for pair in pairs}
 
     def add_outcome(self, outcome: ProbeOutcome) -> None:
@@ -87,7 +87,7 @@ class ProbeMetrics:
         if sample is None:
             return
         state.flag_counts.update((outcome.test, flag) for flag in outcome.run_flags or sample.quality_flags)
-        plan = self._plans.plan
+        plan = self._plan_source.plan
         if outcome.test != (plan.settings.test if plan is not None else "TCP_RR"):
             return
         state.sample = sample
@@ -174,14 +174,14 @@ class ProbeMetrics:
         yield from (runs, quality_flags)
 
     def _collect_plan_and_passphrase(self) -> Iterator[Metric]:
-        probes = sum(probe.pair_index == 0 for probe in self._plans.own_probes)
+        probes = sum(probe.pair_index == 0 for probe in self._plan_source.own_probes)
         yield GaugeMetricFamily("netaware_probe_plan_probes", "Probes of this node in its plan.", probes)
         refusals = CounterMetricFamily(
             "netaware_probe_plan_refusals",
             "Refused probe plans, and refused probes in plans, by reason.",
             labels=("reason",),
         )
-        for reason, count in self._plans.refusal_counts.copy().items():
+        for reason, count in self._plan_source.refusal_counts.copy().items():
             refusals.add_metric((reason,), count)
         yield refusals
         yield GaugeMetricFamily(

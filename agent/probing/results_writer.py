@@ -68,14 +68,14 @@ class ResultsWriter:
         self,
         client: Client,
         config: AgentConfig,
-        plans: PlanSource,
+        plan_source: PlanSource,
         queue: ResultsQueue,
         registry: CollectorRegistry,
         *,
         rng: random.Random | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._client, self._config, self._plans, self._queue = client, config, plans, queue
+        self._client, self._config, self._plan_source, self._queue = client, config, plan_source, queue
         self._rng, self._wall_clock = rng or random.Random(), wall_clock
         self._target = _Target("")
         self._refusal_by_key: dict[str, _Refusal] = {}
@@ -104,12 +104,12 @@ class ResultsWriter:
 
     def apply_plan(self) -> None:
         """Write to the plan's ConfigMap (nothing without a plan), and forget pairs that left the plan."""
-        plan = self._plans.plan
+        plan = self._plan_source.plan
         name = plan.results_name if plan is not None else ""
         if name != self._target.name:
             self._target = _Target(name)
             self._queue.forget_written()
-        probes = self._plans.own_probes
+        probes = self._plan_source.own_probes
         keys = {key for probe in probes for key in list_sample_keys(plan, probe)} if plan is not None else set()
         # The planner leaves out a node whose results are refused. If the node forgot the refusals, it would be planned again.
         if keys:
@@ -219,7 +219,7 @@ class ResultsWriter:
 
     def _encode(self, target: _Target, results: Sequence[PairResult]) -> dict[str, str | None]:
         """Encode results as the changes of the ConfigMap's data; None removes a key."""
-        plan, offset = self._plans.plan, target.sequence_offset
+        plan, offset = self._plan_source.plan, target.sequence_offset
         data: dict[str, str | None] = {}
         for result in results:
             if result.removes_failure:

@@ -90,14 +90,14 @@ class ProbeScheduler:
 
     def __init__(
         self,
-        plans: PlanSource,
+        plan_source: PlanSource,
         max_stream_bps: float,
         on_outcome: Callable[[ProbeOutcome], None],
         background: BackgroundProber,
         *,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._plans, self._max_stream_bps, self._on_outcome = plans, max_stream_bps, on_outcome
+        self._plan_source, self._max_stream_bps, self._on_outcome = plan_source, max_stream_bps, on_outcome
         self._background, self._wall_clock = background, wall_clock
         self._failures_in_a_row: Counter[tuple[str, str]] = Counter()  # neither run nor datagrams; by node pair
         self._failed_runs_in_a_row: Counter[tuple[str, str]] = Counter()  # netperf alone; by node pair
@@ -116,7 +116,7 @@ class ProbeScheduler:
 
     def apply_plan(self) -> None:
         """Recompute the next run, because plan or prober changed."""
-        planned_pairs = {probe.nodes for probe in self._plans.own_probes}
+        planned_pairs = {probe.nodes for probe in self._plan_source.own_probes}
         for counts in (self._failures_in_a_row, self._failed_runs_in_a_row):
             for pair in counts.keys() - planned_pairs:
                 del counts[pair]
@@ -126,10 +126,10 @@ class ProbeScheduler:
     async def run(self) -> None:
         """Run probes until cancelled; a change of the plan does not end a running probe."""
         while True:
-            changed, plan, prober = self._changed, self._plans.plan, self._prober
+            changed, plan, prober = self._changed, self._plan_source.plan, self._prober
             next_run = None
             if plan is not None and prober is not None:
-                next_run = find_next_run(plan, self._plans.node, self._earliest_start_s(plan))
+                next_run = find_next_run(plan, self._plan_source.node, self._earliest_start_s(plan))
             if next_run is None or plan is None or prober is None:
                 await changed.wait()
             elif await self._wait_for_start(next_run, changed):
@@ -139,8 +139,8 @@ class ProbeScheduler:
     async def run_datagram_checks(self) -> None:
         """Report the outcome of each pair without runs once a round, at a time specific to the node, until cancelled."""
         while True:
-            changed, plan = self._changed, self._plans.plan
-            pairs = [probe for probe in self._plans.own_probes if probe.pair_index or self._prober is None]
+            changed, plan = self._changed, self._plan_source.plan
+            pairs = [probe for probe in self._plan_source.own_probes if probe.pair_index or self._prober is None]
             if plan is None or not pairs:
                 await changed.wait()
             elif not await wait_until_set(changed, self._seconds_to_phase(plan)):
@@ -155,12 +155,12 @@ class ProbeScheduler:
                 return
         except ProbeFailedError as error:
             failure = error
-        if self._plans.plan is plan:
+        if self._plan_source.plan is plan:
             self._on_outcome(self._evaluate_pair(probe, plan.settings.test, failure))
 
     def _seconds_to_phase(self, plan: ZonePlan) -> float:
         """Return the time until this node's phase of the round, which is a hash of the node's name."""
-        digest = hashlib.blake2b(self._plans.node.encode(), digest_size=4).digest()
+        digest = hashlib.blake2b(self._plan_source.node.encode(), digest_size=4).digest()
         phase = int.from_bytes(digest, "big") / (1 << 8 * len(digest))
         return (1 - (self._wall_clock() / plan.interval_s - phase) % 1) * plan.interval_s
 
@@ -206,7 +206,7 @@ class ProbeScheduler:
 
     def _timeout_s(self, run: ScheduledRun, plan: ZonePlan) -> float:
         """Return the time limit of a run: to the first quarter of the slot of this node's next run, but at least the planned length."""
-        following_run = find_next_run(plan, self._plans.node, run.starts_at_s + AFTER_START_S)
+        following_run = find_next_run(plan, self._plan_source.node, run.starts_at_s + AFTER_START_S)
         minimum_s = plan.settings.duration_s + CONNECT_ALLOWANCE_S
         if following_run is None:
             return plan.interval_s + minimum_s

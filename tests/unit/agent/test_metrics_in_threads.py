@@ -49,15 +49,15 @@ def change_traffic(registry: CollectorRegistry) -> Step:
 
 
 def change_probes(registry: CollectorRegistry) -> Step:
-    plans = PlanSource("n1")
-    metrics = ProbeMetrics(plans, lambda: False, registry)
-    plans.on_change = metrics.apply_plan
+    plan_source = PlanSource("n1")
+    metrics = ProbeMetrics(plan_source, lambda: False, registry)
+    plan_source.on_change = metrics.apply_plan
 
     def step(number: int) -> None:
-        plans.set_plan(make_plan(THERE[0]) if number % 2 else None)
+        plan_source.set_plan(make_plan(THERE[0]) if number % 2 else None)
         for kind in range(400):
             result = f"outcome-{number}-{kind}"
-            plans.refusal_counts[result] = 1
+            plan_source.refusal_counts[result] = 1
             metrics.add_outcome(make_outcome(THERE[0], result=result))
 
     return step

@@ -16,11 +16,11 @@ PAIR = {"origin_zone": "z1", "destination_zone": "z2", "origin_region": "r1", "d
 PERCENTILES = {"p50_us": 400.0, "p90_us": 600.0, "p99_us": 900.0}
 
 
-def make_metrics(plans: PlanSource | None = None) -> tuple[ProbeMetrics, CollectorRegistry]:
-    registry, plans = CollectorRegistry(), plans or PlanSource("n1")
-    metrics = ProbeMetrics(plans, lambda: False, registry)
-    plans.on_change = metrics.apply_plan
-    plans.set_plan(make_plan(*THERE[:2], epoch=1))
+def make_metrics(plan_source: PlanSource | None = None) -> tuple[ProbeMetrics, CollectorRegistry]:
+    registry, plan_source = CollectorRegistry(), plan_source or PlanSource("n1")
+    metrics = ProbeMetrics(plan_source, lambda: False, registry)
+    plan_source.on_change = metrics.apply_plan
+    plan_source.set_plan(make_plan(*THERE[:2], epoch=1))
     return metrics, registry
 
 
@@ -56,16 +56,16 @@ def test_the_histogram_doubles_from_50_microseconds_and_counts_medians() -> None
 
 
 def test_series_disappear_with_their_pair_also_after_late_outcomes() -> None:
-    plans = PlanSource("n1")
-    metrics, registry = make_metrics(plans)
+    plan_source = PlanSource("n1")
+    metrics, registry = make_metrics(plan_source)
     for peer in THERE[:2]:
         metrics.add_outcome(make_outcome(peer, make_measurement(**PERCENTILES)))
-    plans.set_plan(make_plan(THERE[1]))
+    plan_source.set_plan(make_plan(THERE[1]))
     metrics.add_outcome(make_outcome(THERE[0], make_measurement(**PERCENTILES)))
     text = generate_latest(registry).decode()
     assert 'destination_zone="z2"' not in text
     assert 'destination_zone="z3"' in text
-    plans.set_plan(None)
+    plan_source.set_plan(None)
     assert "destination_zone" not in generate_latest(registry).decode()
 
 

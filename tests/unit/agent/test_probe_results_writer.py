@@ -106,16 +106,16 @@ async def running_writer(
     store: SimulatedConfigMap,
     seed: int = 1,
     now_s: float = 1.8e9,
-    plans: PlanSource | None = None,
+    plan_source: PlanSource | None = None,
     upstream_percentiles: tuple[Percentile, ...] = (),
 ) -> AsyncIterator[tuple[ResultsQueue, ResultsWriter, CollectorRegistry]]:
     config, registry = AgentConfig(node_name="here", upstream_percentiles=upstream_percentiles), CollectorRegistry()
-    plans, queue = plans or PlanSource("here"), ResultsQueue()
+    plan_source, queue = plan_source or PlanSource("here"), ResultsQueue()
     writer = ResultsWriter(
-        cast("Client", store), config, plans, queue, registry, rng=random.Random(seed), wall_clock=lambda: now_s
+        cast("Client", store), config, plan_source, queue, registry, rng=random.Random(seed), wall_clock=lambda: now_s
     )
-    plans.on_change = writer.apply_plan
-    plans.set_plan(make_zone_plan("n1", "n2", "n3"))
+    plan_source.on_change = writer.apply_plan
+    plan_source.set_plan(make_zone_plan("n1", "n2", "n3"))
     task = asyncio.create_task(writer.run())
     try:
         yield queue, writer, registry
@@ -148,8 +148,8 @@ async def test_equivalent_values_are_written_rarely_but_before_they_are_stale(ro
 
 
 async def test_a_refused_writer_is_a_problem_until_it_may_write_or_has_nothing_to_write() -> None:
-    store, plans = SimulatedConfigMap({}), PlanSource("here")
-    async with running_writer(store, plans=plans) as (queue, writer, _):
+    store, plan_source = SimulatedConfigMap({}), PlanSource("here")
+    async with running_writer(store, plan_source=plan_source) as (queue, writer, _):
         store.reachable = False
         queue.add_sample(make_sample())
         await asyncio.sleep(60)
@@ -165,7 +165,7 @@ async def test_a_refused_writer_is_a_problem_until_it_may_write_or_has_nothing_t
         queue.add_sample(make_sample("n2"))
         await asyncio.sleep(60)
         assert writer.problem
-        plans.set_plan(None)
+        plan_source.set_plan(None)
         assert writer.problem, "lest a node is in and out of the plan all the time"
         await asyncio.sleep(600)
         assert writer.problem == ""
@@ -221,13 +221,13 @@ async def test_repeated_failures_are_written_rarely_and_removed_once_the_peer_an
 
 
 async def test_a_lasting_failure_is_written_to_a_new_object() -> None:
-    store, plans = SimulatedConfigMap(), PlanSource("here")
-    async with running_writer(store, plans=plans) as (queue, _, _):
+    store, plan_source = SimulatedConfigMap(), PlanSource("here")
+    async with running_writer(store, plan_source=plan_source) as (queue, _, _):
         for failures_in_a_row in range(1, 7):
             queue.add_failure(make_failure("n1", failures_in_a_row), "TCP_RR")
             await asyncio.sleep(5)
         store.data = {}
-        plans.set_plan(msgspec.structs.replace(make_zone_plan("n1", "n2", "n3"), results_name="new"))
+        plan_source.set_plan(msgspec.structs.replace(make_zone_plan("n1", "n2", "n3"), results_name="new"))
         queue.add_failure(make_failure("n1", 7), "TCP_RR")
         await asyncio.sleep(5)
     assert [f.failures_in_a_row for f in decode_results(store.data, LOCATIONS).failures.values()] == [7]
@@ -239,11 +239,11 @@ async def test_a_result_is_written_again_if_the_object_changes_during_its_write(
             result = await super().patch(*args, **options)
             if len(self.writes) == 1:
                 self.data = {}
-                plans.set_plan(msgspec.structs.replace(make_zone_plan("n1", "n2", "n3"), results_name="new"))
+                plan_source.set_plan(msgspec.structs.replace(make_zone_plan("n1", "n2", "n3"), results_name="new"))
             return result
 
-    store, plans = ChangingConfigMap(), PlanSource("here")
-    async with running_writer(store, plans=plans) as (queue, _, _):
+    store, plan_source = ChangingConfigMap(), PlanSource("here")
+    async with running_writer(store, plan_source=plan_source) as (queue, _, _):
         queue.add_sample(make_sample("n1", 1))
         await asyncio.sleep(10)
     assert store.sequences() == {"n1": 1}
@@ -355,15 +355,15 @@ async def test_refused_results_are_not_retried_more_often_the_longer_they_are_re
 
 async def test_pairs_that_left_the_plan_are_forgotten_with_their_refusals(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    store, plans = SimulatedConfigMap(), PlanSource("here")
+    store, plan_source = SimulatedConfigMap(), PlanSource("here")
     store.refused_keys = {sample_key(LOCATIONS["here"], LOCATIONS["n1"], "TCP_RR")}
-    async with running_writer(store, plans=plans) as (queue, writer, _):
+    async with running_writer(store, plan_source=plan_source) as (queue, writer, _):
         queue.add_sample(make_sample("n1"))
         await asyncio.sleep(5)
         assert writer.warning
         queue.add_sample(make_sample("n1", 2))
         queue.add_sample(make_sample("n2"))
-        plans.set_plan(make_zone_plan("n2"))
+        plan_source.set_plan(make_zone_plan("n2"))
         store.refused_keys = set()
         await asyncio.sleep(60)
         assert not writer.warning

@@ -49,18 +49,18 @@ async def running_scheduler(
     prober: SimulatedProber | None, background: SimulatedBackground | None = None, clock_steps_s: Sequence[float] = ()
 ) -> AsyncIterator[tuple[PlanSource, list[ProbeOutcome]]]:
     outcomes: list[ProbeOutcome] = []
-    plans, loop = PlanSource("n1"), asyncio.get_running_loop()
+    plan_source, loop = PlanSource("n1"), asyncio.get_running_loop()
 
     def wall_clock() -> float:
         return START_S + loop.time() + sum(clock_steps_s)
 
     background = background or SimulatedBackground()
-    scheduler = ProbeScheduler(plans, 10e6, outcomes.append, background, wall_clock=wall_clock)
-    plans.on_change = scheduler.apply_plan
+    scheduler = ProbeScheduler(plan_source, 10e6, outcomes.append, background, wall_clock=wall_clock)
+    plan_source.on_change = scheduler.apply_plan
     scheduler.set_prober(prober)
     tasks = [asyncio.create_task(scheduler.run()), asyncio.create_task(scheduler.run_datagram_checks())]
     try:
-        yield plans, outcomes
+        yield plan_source, outcomes
     finally:
         for task in tasks:
             task.cancel()
@@ -69,8 +69,8 @@ async def running_scheduler(
 
 async def test_each_pair_is_probed_once_a_round_and_one_at_a_time() -> None:
     prober = SimulatedProber()
-    async with running_scheduler(prober) as (plans, outcomes):
-        plans.set_plan(make_plan(*THERE))
+    async with running_scheduler(prober) as (plan_source, outcomes):
+        plan_source.set_plan(make_plan(*THERE))
         await asyncio.sleep(600)
     assert [prober.addresses.count(peer.address) for peer in THERE] == [10, 10, 10]
     assert prober.max_running == 1
@@ -83,8 +83,8 @@ async def test_each_pair_is_probed_once_a_round_and_one_at_a_time() -> None:
 async def test_probing_continues_after_the_clock_was_set_back(test: str, runs: int) -> None:
     prober, clock_steps_s = SimulatedProber(), list[float]()
     prober.throughput_bps = 6.1e9 if test == "TCP_STREAM" else None  # spends the budget of ten minutes
-    async with running_scheduler(prober, clock_steps_s=clock_steps_s) as (plans, outcomes):
-        plans.set_plan(make_plan(THERE[0], settings={"test": test}))
+    async with running_scheduler(prober, clock_steps_s=clock_steps_s) as (plan_source, outcomes):
+        plan_source.set_plan(make_plan(THERE[0], settings={"test": test}))
         await asyncio.sleep(90)
         clock_steps_s.append(-7200.0)
         await asyncio.sleep(690)
@@ -93,14 +93,14 @@ async def test_probing_continues_after_the_clock_was_set_back(test: str, runs: i
 
 async def test_a_new_plan_is_followed_at_once_and_without_a_plan_no_probe_runs() -> None:
     prober = SimulatedProber()
-    async with running_scheduler(prober) as (plans, _):
+    async with running_scheduler(prober) as (plan_source, _):
         await asyncio.sleep(600)
         assert prober.addresses == []
-        plans.set_plan(make_plan(THERE[0]))
+        plan_source.set_plan(make_plan(THERE[0]))
         await asyncio.sleep(130)
         assert set(prober.addresses) == {THERE[0].address}
         for next_plan, addresses in ((make_plan(THERE[1], epoch=2), {THERE[1].address}), (None, set())):
-            plans.set_plan(next_plan)
+            plan_source.set_plan(next_plan)
             await asyncio.sleep(2)
             prober.addresses.clear()
             await asyncio.sleep(300)
@@ -142,8 +142,8 @@ async def test_datagrams_give_the_cost_if_they_are_enough_and_agree_with_netperf
 ) -> None:
     background = SimulatedBackground()
     background.measurement, background.answers = measurement, 100
-    async with running_scheduler(SimulatedProber(), background) as (plans, outcomes):
-        plans.set_plan(make_plan(THERE[0]))
+    async with running_scheduler(SimulatedProber(), background) as (plan_source, outcomes):
+        plan_source.set_plan(make_plan(THERE[0]))
         await asyncio.sleep(120)
     outcome = outcomes[-1]
     assert outcome.sample is not None
@@ -155,8 +155,8 @@ async def test_failed_runs_give_the_datagrams_sample_and_are_counted_until_one_s
     background, prober = SimulatedBackground(), SimulatedProber()
     background.measurement, background.answers = measure_by_datagrams(500.0), 100
     prober.failure = ProbeFailedError("reset")
-    async with running_scheduler(prober, background) as (plans, outcomes):
-        plans.set_plan(make_plan(THERE[0]))
+    async with running_scheduler(prober, background) as (plan_source, outcomes):
+        plan_source.set_plan(make_plan(THERE[0]))
         await asyncio.sleep(181)
         outcome = outcomes[-1]
         assert (outcome.result, outcome.failure, outcome.has_round_trip) == ("reset", None, True)
@@ -174,8 +174,8 @@ async def test_failed_runs_give_the_datagrams_sample_and_are_counted_until_one_s
 async def test_without_netperf_datagrams_alone_measure_each_pair_once_a_round() -> None:
     background = SimulatedBackground()
     background.measurement, background.answers = measure_by_datagrams(500.0), 100
-    async with running_scheduler(None, background) as (plans, outcomes):
-        plans.set_plan(make_plan(*THERE[:2]))
+    async with running_scheduler(None, background) as (plan_source, outcomes):
+        plan_source.set_plan(make_plan(*THERE[:2]))
         await asyncio.sleep(600)
     assert [outcome.probe.destination.node for outcome in outcomes] == ["n2", "n3"] * 10
     assert {outcome.sample.measurement.prober for outcome in outcomes if outcome.sample is not None} == {"datagrams"}
@@ -184,8 +184,8 @@ async def test_without_netperf_datagrams_alone_measure_each_pair_once_a_round() 
 async def test_failures_in_a_row_are_counted_and_say_whether_the_host_answers() -> None:
     background, prober = SimulatedBackground(), SimulatedProber()
     prober.failure = ProbeFailedError("timeout", "no connection")
-    async with running_scheduler(prober, background) as (plans, outcomes):
-        plans.set_plan(make_plan(THERE[0]))
+    async with running_scheduler(prober, background) as (plan_source, outcomes):
+        plan_source.set_plan(make_plan(THERE[0]))
         await asyncio.sleep(181)
         assert {(outcome.result, outcome.sample) for outcome in outcomes} == {("timeout", None)}
         failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
@@ -210,8 +210,8 @@ class HangingProber(SimulatedProber):
 
 async def test_a_peer_that_drops_packets_costs_only_its_own_slot() -> None:
     prober = HangingProber()
-    async with running_scheduler(prober) as (plans, outcomes):
-        plans.set_plan(make_plan(*THERE, interval_s=24.0))
+    async with running_scheduler(prober) as (plan_source, outcomes):
+        plan_source.set_plan(make_plan(*THERE, interval_s=24.0))
         await asyncio.sleep(240)
     results = [(outcome.probe.destination.node, outcome.result) for outcome in outcomes]
     assert results.count(("n2", "timeout")) >= 9
