@@ -69,7 +69,7 @@ def _check_reason_duration(_: PlanBuilder, candidate: Candidate) -> str:
 
 
 def _check_usage_lag(builder: PlanBuilder, candidate: Candidate) -> str:
-    """No pod was moved off the node in the last `limits.usageLagS`, so its usage shows all moves."""
+    """No pod that was moved off the node still terminates, or was moved in the last `limits.usageLagS`."""
     departures = builder.departures_by_node[candidate.pod.node]
     return f"waiting until {departures} recent moves show in its usage" if departures else ""
 

@@ -87,7 +87,7 @@ class PlanBuilder:
         fit: checks whether pods fit nodes, counting planned moves.
         moves_by_uid: planned moves by uid of the pod.
         skips, skip_counts, notes: see `DeschedulePlan`.
-        departures_by_node: number of pods evicted so recently that their old node's usage does not show it yet.
+        departures_by_node: number of evicted pods that still terminate, or whose old node's usage does not show the eviction yet.
         arriving_usage_by_node: usage of moved pods that their new node's usage does not show yet; by an empty name if the target is
             unknown.
         awaited_by_workload: number of earlier evictions whose replacements are not bound yet.
@@ -106,7 +106,11 @@ class PlanBuilder:
         self.skip_counts: Counter[str] = Counter()
         self.notes: list[str] = list(config.warnings)
         pending_moves, usage_lag_s = history.pending_moves, config.limits.usage_lag_s
-        self.departures_by_node = Counter(p.move.node for p in pending_moves if now - p.planned_at_s < usage_lag_s)
+        self.departures_by_node = Counter(
+            p.move.node
+            for p in pending_moves
+            if now - p.planned_at_s < usage_lag_s or snapshot.has_pod(p.move.pod, p.move.uid)
+        )
         self.arriving_usage_by_node: dict[str, dict[str, float]] = defaultdict(dict)
         for pending in pending_moves:
             if not pending.replacement_node or now - pending.replacement_bound_at_s < usage_lag_s:

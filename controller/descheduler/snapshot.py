@@ -59,6 +59,11 @@ class DeschedulerSnapshot:
     netaware_namespace: str
     usage: UsageView = NO_USAGE
 
+    def has_pod(self, key: str, uid: str) -> bool:
+        """Whether the pod with this key and uid exists, perhaps terminating."""
+        pod = self.pods.by_key.get(key)
+        return pod is not None and pod.uid == uid
+
     def group_key_of(self, pod: PodInfo) -> str:
         """Key of the AppGroup that the pod's label names, even if it does not exist; empty without a label."""
         name = pod.labels.get(APPGROUP_LABEL, "")

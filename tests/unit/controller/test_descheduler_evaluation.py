@@ -195,6 +195,8 @@ NEW = replica("new", "idle")
         # 52 % of the new node, and the threshold is 50.
         (world(NEW, hot_cpu=1.0, idle_cpu=2.1), 306, "target-overutilized", True),
         (world(replica("new", "hot")), 10, "returned", True),
+        # The usage of a node includes that of the moved pod until it is gone.
+        (world(NEW, replica("web-old", "hot", uid="old", deleting=True), hot_cpu=3.1), 306, "", False),
         (world(replica("new", "idle", ready=False)), 306, "not-ready", True),
         (world(replica("new", "", phase="Pending")), 599, "", False),
         (world(replica("new", "", phase="Pending")), 601, "not-scheduled", True),
