@@ -343,6 +343,14 @@ async def test_a_full_object_gets_new_values_but_no_new_keys() -> None:
         assert store.sequences() == {"n1": 3, "n2": 1}
 
 
+async def test_a_full_object_gets_new_values_without_new_keys_of_upstream() -> None:
+    store = SimulatedConfigMap({**encode(make_sample("n1", 1)), "theirs": "x" * MAX_CONFIGMAP_BYTES})
+    async with running_writer(store, upstream_percentiles=("p90",)) as (queue, _, _):
+        queue.add_sample(make_sample("n1", 2))
+        await asyncio.sleep(5)
+    assert (store.sequences(), len(store.data)) == ({"n1": 2}, 2)
+
+
 async def test_refused_results_are_not_retried_more_often_the_longer_they_are_refused() -> None:
     store = SimulatedConfigMap({"other": "x" * MAX_CONFIGMAP_BYTES})
     async with running_writer(store) as (queue, _, _):
