@@ -7,14 +7,7 @@ import copy
 import math
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    contextmanager,
-    nullcontext,
-)
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Self, TypedDict, TypeVar, Unpack
 
@@ -239,7 +232,15 @@ class Client:
         while True:
             if self._fence is not None and method != "GET":
                 self._fence.check_permission()  # before the request waits for a connection
-            response, data = await self._send_and_read(deadline, method, path, send)
+            with translate_errors(method, path):
+                async with (
+                    asyncio.timeout_at(deadline) as timeout,
+                    send(sending_context=partial(self._sending_context, method, timeout)) as response,
+                ):
+                    data = await response.read()
+                    if response.status >= 500:
+                        # The response may be of a proxy, which does not know the outcome of a write.
+                        raise decode_error(response, data)
             if response.status < 400:
                 return data
             error = decode_error(response, data)
@@ -248,25 +249,6 @@ class Client:
             if not error.is_throttled or not 0 < wait_s < deadline - loop.time() or attempts >= MAX_THROTTLED_ATTEMPTS:
                 raise error
             await asyncio.sleep(wait_s)
-
-    async def _send_and_read(
-        self,
-        deadline: float,
-        method: str,
-        path: str,
-        send: Callable[..., AbstractAsyncContextManager[aiohttp.ClientResponse]],
-    ) -> tuple[aiohttp.ClientResponse, bytes]:
-        """Send a request once, and read its response; both until ``deadline`` of the event loop's clock. Returns response and body."""
-        with translate_errors(method, path):
-            async with (
-                asyncio.timeout_at(deadline) as timeout,
-                send(sending_context=partial(self._sending_context, method, timeout)) as response,
-            ):
-                data = await response.read()
-                if response.status >= 500:
-                    # The response may be of a proxy, which does not know the outcome of a write.
-                    raise decode_error(response, data)
-        return response, data
 
     @contextmanager
     def _sending_context(self, method: str, timeout: asyncio.Timeout) -> Iterator[None]:

@@ -53,14 +53,6 @@ class HasMetadata(Protocol):
 ObjectT = TypeVar("ObjectT", bound=HasMetadata)
 
 
-class _WatchEndedError(Exception):
-    """A watch failed after ``resource_version``."""
-
-    def __init__(self, resource_version: str, cause: KubekitError) -> None:
-        super().__init__(str(cause))
-        self.resource_version, self.cause = resource_version, cause
-
-
 class Reflector(Store[T]):
     """A store of the objects of one resource, optionally of one namespace and selector.
 
@@ -103,35 +95,33 @@ class Reflector(Store[T]):
         self._client, self._scope, self._transform = client, scope, transform
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(type_)
         self._supports_streaming = True
+        self._resource_version = ""  # of the last list or event; empty before a list
 
     async def run(self) -> None:
         """List and watch until cancelled."""
-        backoff, resource_version = Backoff(), ""
+        backoff = Backoff()
         while True:
             started_at = time.monotonic()
             try:
-                if not resource_version:
-                    resource_version = await self._list_or_stream(backoff)
-                resource_version = await self._watch(resource_version, backoff)
+                if not self._resource_version:
+                    await self._list_or_stream(backoff)
+                await self._watch(backoff)
                 if time.monotonic() - started_at >= SHORT_WATCH_S:
                     backoff.reset()
                     continue
                 wait_s = backoff.next_delay_s()
-            except _WatchEndedError as error:
-                if isinstance(error.cause, SilentWatchError):
+            except KubekitError as error:
+                has_listed = bool(self._resource_version)
+                if isinstance(error, SilentWatchError) and has_listed:
                     # The server may have nothing to send. If it is down, the next request fails.
                     log.debug("watch was silent", resource=self.resource.plural)
-                    resource_version = error.resource_version
                     continue
-                # After a 404 (the CRD was deleted) list again: its objects may be gone without DELETED events.
-                resource_version = "" if _is_not_found(error.cause) else error.resource_version
-                wait_s = self._record_failure(error.cause, backoff)
-            except KubekitError as error:
                 wait_s = self._record_failure(error, backoff)
-                if _is_expired(error):
-                    resource_version = ""
-                if _is_not_found(error) and self.synced.is_set():
-                    await self._replace({}, {})
+                if _is_not_found(error) and not has_listed and self.synced.is_set():
+                    await self._replace({}, {}, "")
+                if _is_expired(error) or _is_not_found(error):
+                    # After a 404 (the CRD was deleted) objects may be gone without DELETED events.
+                    self._resource_version = ""
             await asyncio.sleep(wait_s)
 
     @property
@@ -161,18 +151,18 @@ class Reflector(Store[T]):
             )
         return max(error.retry_after_s or 0.0, backoff.next_delay_s())
 
-    async def _list_or_stream(self, backoff: Backoff) -> str:
-        """List the objects. If the server streams lists, also watch until the watch ends. Returns the last resourceVersion."""
+    async def _list_or_stream(self, backoff: Backoff) -> None:
+        """List the objects. If the server streams lists, also watch until the watch ends."""
         if self._supports_streaming:
             try:
                 return await self._stream_list_and_watch(backoff)
             except ApiError as error:
-                if error.status not in STREAMING_UNSUPPORTED_STATUSES:
+                if error.status not in STREAMING_UNSUPPORTED_STATUSES or self._resource_version:
                     raise
                 self._supports_streaming = False
         return await self._list()
 
-    async def _list(self) -> str:
+    async def _list(self) -> None:
         listed_by_key: dict[str, T] = {}
         error_by_key: dict[str, str] = {}
         resource_version = ""
@@ -181,8 +171,7 @@ class Reflector(Store[T]):
             for raw in page.items:
                 self._add_listed(raw, listed_by_key, error_by_key)
             resource_version = page.metadata.resource_version
-        await self._replace(listed_by_key, error_by_key)
-        return resource_version
+        await self._replace(listed_by_key, error_by_key, resource_version)
 
     def _add_listed(self, raw: msgspec.Raw, listed_by_key: dict[str, T], error_by_key: dict[str, str]) -> None:
         try:
@@ -208,7 +197,7 @@ class Reflector(Store[T]):
             return bool(old != new)
         return bool(old.metadata.resource_version != new.metadata.resource_version)
 
-    async def _replace(self, listed_by_key: dict[str, T], error_by_key: dict[str, str]) -> None:
+    async def _replace(self, listed_by_key: dict[str, T], error_by_key: dict[str, str], resource_version: str) -> None:
         """Replace the store's objects by ``listed_by_key``, and call handlers for the differences.
 
         Yields to the event loop between objects. If it is cancelled then, handlers have been called for every change of the store.
@@ -219,11 +208,12 @@ class Reflector(Store[T]):
         for key in [*(self._items.keys() - listed_by_key.keys()), *listed_by_key]:
             self._set(key, listed_by_key.get(key))
             await maybe_yield()
+        self._resource_version = resource_version
         self.synced.set()
         self.ready.set()
 
-    async def _stream_list_and_watch(self, backoff: Backoff) -> str:
-        """List and watch in one request, until the watch ends; returns the last resourceVersion. Raises ApiError if that is unsupported."""
+    async def _stream_list_and_watch(self, backoff: Backoff) -> None:
+        """List and watch in one request, until the watch ends. Raises ApiError if that is unsupported."""
         listed_by_key: dict[str, T] = {}
         error_by_key: dict[str, str] = {}
         async with self._client.watch(self.resource, "0", **self._scope, send_initial_events=True) as events:
@@ -241,39 +231,23 @@ class Reflector(Store[T]):
                 elif event.type == "BOOKMARK":
                     bookmark = self._metadata_of(event.object)
                     if bookmark.annotation(INITIAL_EVENTS_END) == "true":
-                        await self._replace(listed_by_key, error_by_key)
-                        return await self._apply_events(events, bookmark.resource_version, backoff)
+                        await self._replace(listed_by_key, error_by_key, bookmark.resource_version)
+                        return await self._apply_events(events, backoff)
         raise UnreachableError(f"WATCH {self.resource.plural}: ended before the list was complete")
 
-    async def _watch(self, resource_version: str, backoff: Backoff) -> str:
-        try:
-            async with self._client.watch(self.resource, resource_version, **self._scope) as events:
-                return await self._apply_events(events, resource_version, backoff)
-        except KubekitError as error:
-            if _is_expired(error):
-                raise
-            raise _WatchEndedError(resource_version, error) from error
+    async def _watch(self, backoff: Backoff) -> None:
+        async with self._client.watch(self.resource, self._resource_version, **self._scope) as events:
+            await self._apply_events(events, backoff)
 
-    async def _apply_events(self, events: AsyncIterator[WatchEvent], resource_version: str, backoff: Backoff) -> str:
-        """Apply events until the watch ends; returns the last resourceVersion.
-
-        Raises:
-            _WatchEndedError: the watch failed; with the last resourceVersion.
-            ApiError: the resourceVersion has expired.
-        """
+    async def _apply_events(self, events: AsyncIterator[WatchEvent], backoff: Backoff) -> None:
+        """Apply events until the watch ends."""
         self.last_contact_at_s = time.monotonic()
         self.failure = ""
         log.log_change(self._log_topic, "", "watching again", resource=self.resource.plural)
-        try:
-            async for event in events:
-                self.last_contact_at_s = time.monotonic()
-                resource_version = self._apply_event(event) or resource_version
-                backoff.reset()
-        except KubekitError as error:
-            if _is_expired(error):
-                raise
-            raise _WatchEndedError(resource_version, error) from error
-        return resource_version
+        async for event in events:
+            self.last_contact_at_s = time.monotonic()
+            self._resource_version = self._apply_event(event) or self._resource_version
+            backoff.reset()
 
     def _apply_event(self, event: WatchEvent) -> str:
         """Apply one event; returns its resourceVersion, empty if that cannot be decoded.

@@ -325,8 +325,8 @@ async def test_a_replacement_cancelled_between_objects_has_called_handlers_for_a
             reported[key] = new
 
     store.subscribe(on_change)
-    await store._replace({f"n/{i}": config_map(str(i)) for i in range(3)}, {})
-    replacement = asyncio.create_task(store._replace({f"n/{i}": config_map(str(i), "b") for i in range(1, 5)}, {}))
+    await store._replace({f"n/{i}": config_map(str(i)) for i in range(3)}, {}, "")
+    replacement = asyncio.create_task(store._replace({f"n/{i}": config_map(str(i), "b") for i in range(1, 5)}, {}, ""))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     replacement.cancel()
@@ -335,7 +335,7 @@ async def test_a_replacement_cancelled_between_objects_has_called_handlers_for_a
     assert dict(store.items) == reported
     assert "n/0" not in reported
     assert reported["n/2"].metadata.resource_version == "a", "the replacement was cancelled before this object"
-    await store._replace({f"n/{i}": config_map(str(i), "b") for i in range(1, 5)}, {})
+    await store._replace({f"n/{i}": config_map(str(i), "b") for i in range(1, 5)}, {}, "")
     assert dict(store.items) == reported
     assert {key: item.metadata.resource_version for key, item in reported.items()} == dict.fromkeys(
         ("n/1", "n/2", "n/3", "n/4"), "b"
