@@ -22,8 +22,8 @@ def measure_size(data: Mapping[str, str | None]) -> int:
     )
 
 
-def check_size(name: str, data: Mapping[str, str | None], fix: str) -> int:
-    """Check the size of a ConfigMap's ``data``; returns it in bytes.
+def check_size(name: str, data: Mapping[str, str | None], fix: str) -> None:
+    """Check the size of a ConfigMap's ``data``.
 
     Raises:
         ConfigMapTooLargeError: the size is above `MAX_CONFIGMAP_BYTES`; the message has ``fix``, how to make the object smaller.
@@ -32,4 +32,3 @@ def check_size(name: str, data: Mapping[str, str | None], fix: str) -> int:
     if size_bytes > MAX_CONFIGMAP_BYTES:
         problem = f"ConfigMap {name} would hold {size_bytes} bytes, over {MAX_CONFIGMAP_BYTES}"
         raise ConfigMapTooLargeError(f"{problem}: {fix}")
-    return size_bytes

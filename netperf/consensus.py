@@ -54,14 +54,14 @@ class Consensus(msgspec.Struct, frozen=True):
 
     Attributes:
         latency_us_by_link: the agreed latency: the median over reporters, without the ignored latencies.
-        spread_us_by_link: the median absolute deviation from that latency; None if only one latency is left.
+        spread_us_by_link: the median absolute deviation from that latency.
         disputed_links: links whose two reporters contradict each other, or whose only reporter has an implausible latency.
         error_us_by_outlier: how much the ignored latencies of each outlier node are too high (or too low, if negative); the median.
         ignored_pairs: origin and destination of the ignored latencies.
     """
 
     latency_us_by_link: dict[ZoneLink, float]
-    spread_us_by_link: dict[ZoneLink, float | None]
+    spread_us_by_link: dict[ZoneLink, float]
     disputed_links: frozenset[ZoneLink]
     error_us_by_outlier: dict[str, float]
     ignored_pairs: frozenset[tuple[str, str]]
@@ -97,7 +97,8 @@ def find_consensus(
     return Consensus(
         latency_us_by_link=latency_us_by_link,
         spread_us_by_link={
-            link: _spread_us(latencies_by_link[link], latency_us) for link, latency_us in latency_us_by_link.items()
+            link: statistics.median(abs(counted.latency_us - latency_us) for counted in latencies_by_link[link])
+            for link, latency_us in latency_us_by_link.items()
         },
         disputed_links=disputed_links,
         error_us_by_outlier=_find_outliers(ordered, ignored, latency_us_by_link),
@@ -293,12 +294,6 @@ def triangle_minimum_us(link: ZoneLink, latency_us_by_link: Mapping[ZoneLink, fl
     if len(differences_us) < 2:
         return 0.0
     return max(0.0, TRIANGLE_SHARE * statistics.median(differences_us) - TRIANGLE_SLACK_US)
-
-
-def _spread_us(latencies: list[NodePairLatency], latency_us: float) -> float | None:
-    if len(latencies) < 2:
-        return None
-    return statistics.median(abs(other.latency_us - latency_us) for other in latencies)
 
 
 def _find_outliers(

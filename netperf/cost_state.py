@@ -9,11 +9,38 @@ import msgspec
 
 from netperf.latencies import Latencies, ZonePair
 from netperf.policy import MIN_ZONE_COST, CostPolicy
-from netperf.sample import Failure, NodeLocation, ProberName, Sample, Sighting, Test, update_sighting
+from netperf.sample import Failure, NodeLocation, ProberName, Sample, Test
 from netperf.smoothing import SmoothedLatency, add_sample, replace_newest_sample
 
 INFERRED_ERROR_RATIO = 0.5
 """Error bar of an inferred latency, as a share of the latency. After a restart, a latency with such an error bar counts as inferred."""
+
+
+class Sighting(msgspec.Struct, frozen=True):
+    """A sample's identity, and when a reader first saw it by its own clock, so that the age does not depend on the writer's clock."""
+
+    sequence: int
+    taken_at: float
+    first_seen_at_s: float
+
+
+def update_sighting(previous: Sighting | None, sample: Sample, now_s: float, wall_s: float) -> Sighting:
+    """The sighting of ``sample``: ``previous`` until the writer writes a new sample.
+
+    Without ``previous``, as after a restart of the reader, the age is by the writer's clock, because an old sample must not become new.
+
+    Args:
+        previous: the sighting of the same origin, destination and test, if there is one.
+        sample: the sample as read now.
+        now_s: the reader's clock, always the same one.
+        wall_s: the reader's wall clock, in seconds since 1970.
+    """
+    if previous is None:
+        claimed_age_s = max(0.0, wall_s - sample.taken_at) if sample.taken_at else 0.0
+        return Sighting(sample.sequence, sample.taken_at, now_s - claimed_age_s)
+    if (previous.sequence, previous.taken_at) == (sample.sequence, sample.taken_at):
+        return previous
+    return Sighting(sample.sequence, sample.taken_at, now_s)
 
 
 class NodePairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):

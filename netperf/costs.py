@@ -328,8 +328,8 @@ def _find_measured_latency(
     fewest_samples = min(p.smoothed.count for p in counted_node_pairs)
     mad_us = min(p.smoothed.mad_us for p in counted_node_pairs)
     noise_us = 2 * mad_us / math.sqrt(max(1, fewest_samples))
-    spread_us = consensus.spread_us_by_link.get(link) or 0.0
-    error_us = max(noise_us, spread_us * 1.5 / math.sqrt(len(counted_node_pairs)), MIN_ERROR_US)
+    spread_us = consensus.spread_us_by_link[link] * 1.5 / math.sqrt(len(counted_node_pairs))
+    error_us = max(noise_us, spread_us, MIN_ERROR_US)
     if link in consensus.disputed_links:
         error_us = max(error_us, INFERRED_ERROR_RATIO * latency_us)
     return _ZonePairLatency(

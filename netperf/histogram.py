@@ -7,7 +7,6 @@ such as HdrHistogram with three digits, takes 180 kB.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 BUCKETS_PER_OCTAVE = 128
 
@@ -22,11 +21,9 @@ class Histogram:
 
     __slots__ = ("_counts", "count", "max_us", "min_us")
 
-    def __init__(self, values_us: Iterable[float] = ()) -> None:
+    def __init__(self) -> None:
         self._counts: dict[int, int] = {}
         self.count, self.min_us, self.max_us = 0, math.inf, 0.0
-        for value_us in values_us:
-            self.record(value_us)
 
     def record(self, value_us: float) -> None:
         """Count one value, if it is finite and above 0."""

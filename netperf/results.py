@@ -18,7 +18,7 @@ import msgspec
 
 from kubekit.settings import YEAR_S
 from kubekit.wire import DECODE_ERRORS
-from netperf.configmap_size import MAX_CONFIGMAP_BYTES, check_size, measure_size
+from netperf.configmap_size import MAX_CONFIGMAP_BYTES, check_size
 from netperf.plans import Probe, ZonePlan
 from netperf.refusals import Refusal, make_refusal
 from netperf.sample import PERCENTILES, TESTS, Failure, Measurement, NodeLocation, Percentile, Sample, Test
@@ -63,14 +63,12 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
         failures: failures by key, without failures that are older than a sample of the same pair.
         refusals: the first `MAX_LISTED_REFUSALS` refused keys.
         refusal_counts: number of all refused keys by reason.
-        size_bytes: size of all keys and values.
     """
 
     samples: dict[str, Sample]
     failures: dict[str, Failure] = {}
     refusals: tuple[Refusal, ...] = ()
     refusal_counts: dict[str, int] = {}
-    size_bytes: int = 0
 
 
 class ResultKey(NamedTuple):
@@ -148,11 +146,6 @@ def encode_samples(
                 value_us = sample.percentile_us(percentile)
                 data[key_for_upstream] = None if value_us is None else str(max(1, math.floor(value_us / 1000 + 0.5)))
     return data
-
-
-def build_merge_patch(data: Mapping[str, str | None]) -> dict[str, dict[str, str | None]]:
-    """A JSON merge patch (RFC 7386) of a ConfigMap that sets these keys; a value of None removes the key."""
-    return {"data": dict(data)}
 
 
 def list_planned_keys(plans: Iterable[ZonePlan]) -> set[str]:
@@ -258,7 +251,6 @@ def decode_results(
         },
         refusals=tuple(refusals[:MAX_LISTED_REFUSALS]),
         refusal_counts=dict(Counter(refusal.reason for refusal in refusals)),
-        size_bytes=measure_size(data),
     )
 
 
@@ -375,8 +367,8 @@ def _find_unplanned_pairs(
     return {pair for pair in unplanned if any(locations[node].zone in measured_zones for node in pair)}
 
 
-def check_growth(name: str, current: Mapping[str, str], patch: Mapping[str, str | None]) -> int:
-    """Check the size of a ConfigMap after a merge patch; returns it in bytes.
+def check_growth(name: str, current: Mapping[str, str], patch: Mapping[str, str | None]) -> None:
+    """Check the size of a ConfigMap after a merge patch.
 
     A patch that adds no key is always allowed: it hardly changes the size, and a full object must not make costs stale.
 
@@ -384,9 +376,8 @@ def check_growth(name: str, current: Mapping[str, str], patch: Mapping[str, str 
         ConfigMapTooLargeError: the patch adds keys, and the object would be larger than `MAX_CONFIGMAP_BYTES`.
     """
     after = {key: value for key, value in {**current, **patch}.items() if value is not None}
-    if after.keys() <= current.keys():
-        return measure_size(after)
-    return check_size(name, after, "remove keys of other components, or unset --upstream-keys")
+    if not after.keys() <= current.keys():
+        check_size(name, after, "remove keys of other components, or unset --upstream-keys")
 
 
 def refresh_interval_s(interval_s: float) -> float:

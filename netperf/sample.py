@@ -1,4 +1,4 @@
-"""Types of samples and failures, their age, quality flags, and the choice of the measurement that is used for the cost.
+"""Types of samples and failures, quality flags, and the choice of the measurement that is used for the cost.
 
 A *run* is one execution of netperf. A *sample* describes a pair of nodes: the measurement of a run, the measurement of the datagrams, and
 quality flags. A flagged sample is used for the cost only if `netperf.policy.CostPolicy` accepts its flags. A missing value is None and
@@ -27,32 +27,8 @@ MAX_LATENCY_US = 6e8
 QUANTILES: dict[Percentile, float] = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 REQUIRED_TRANSACTIONS: dict[Percentile, int] = {"p50": 2, "p90": 10, "p99": 100}
 """Fewest transactions from which each percentile can be computed: 1 / (1 - quantile)."""
-MIN_RTO_US = 200_000.0
-"""Linux' TCP_RTO_MIN; a tail loss probe of a single packet waits as long."""
-MAX_RETRANSMISSIONS = 10
-"""Further retransmissions of one call are not modelled."""
 MIN_FAILED_RUNS = 3
 """Fewest failed runs in a row that are reported, because single runs fail now and then."""
-MIN_DATAGRAMS = 20
-"""Fewest answered datagrams that are used for the cost."""
-AGREEMENT_RATIO, AGREEMENT_US = 0.15, 150.0
-"""Medians of netperf and datagrams agree if they differ by at most the larger of these two, plus a step of netperf's histogram."""
-MIN_TRANSACTIONS = 10
-"""Fewest transactions of a run without a flag; a p90 needs as many."""
-MAX_THROTTLED_RATIO = 0.01
-"""Throttled time over the duration of the run. One throttling of 50 ms in a run of 1 s raises the p99."""
-MAX_RUN_QUEUE_RATIO, RUN_QUEUE_FLOOR_US = 0.25, 100.0
-"""Time that each transaction waited for a CPU, over the run's mean latency. Less than the floor is not flagged."""
-MAX_LOSS_RATIO = 0.01
-"""Highest `Measurement.loss_ratio` without a flag."""
-MAX_STALL_RATIO, STALL_FACTOR, STALL_FLOOR_US = 0.1, 20.0, 50_000.0
-"""A stall is a transaction that takes longer than this share of the run, this multiple of the median, and this floor. Percentiles hide
-stalls, because netperf sends nothing while it waits. Because of the multiple, the transactions of a slow path do not count as stalls."""
-MAX_DELAYED_RATIO = 0.1
-"""Delayed answers over all answers, see `Measurement.delayed_ratio`. Above this ratio netperf's peer was starved of CPU too."""
-MAX_RESPONDER_DELAY_US, MAX_RESPONDER_DELAY_RATIO = 5000.0, 0.25
-"""netperf's peer was starved too if the p90 of the responder delay exceeds this time, and this share of the median."""
-
 LatencyUs = Annotated[float, msgspec.Meta(gt=0, le=MAX_LATENCY_US)]
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]
@@ -133,7 +109,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
         destination: the other node.
         measurement: the measurement by netperf; by datagrams if netperf did not run or failed; or by another component.
         sequence: the writer's number of the run. ``sequence`` and ``taken_at`` identify a sample, so that readers can compute its age by
-            their own clock (`Sighting`).
+            their own clock (`netperf.cost_state.Sighting`).
         taken_at: the writer's wall clock at the end of the run, in seconds since 1970.
         quality_flags: reasons not to trust `cost_measurement`.
         datagrams: the measurement by datagrams since the previous run, if netperf ran as well.
@@ -210,6 +186,12 @@ class Failure(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     taken_at: Amount = 0.0
 
 
+MIN_RTO_US = 200_000.0
+"""Linux' TCP_RTO_MIN; a tail loss probe of a single packet waits as long."""
+MAX_RETRANSMISSIONS = 10
+"""Further retransmissions of one call are not modelled."""
+
+
 def retransmission_delay_us(quantile: float, rtt_us: float, loss_ratio: float) -> float:
     """Delay that retransmissions add to a call over TCP (a request and its response), at a quantile of the calls, microseconds.
 
@@ -229,59 +211,21 @@ def retransmission_delay_us(quantile: float, rtt_us: float, loss_ratio: float) -
     return (MIN_RTO_US + rtt_us) * 2.0 ** (losses - 1) if losses else 0.0
 
 
-def choose_cost_source(
-    measurement: Measurement, datagrams: Measurement | None, quality_flags: Sequence[QualityFlag]
-) -> CostSource:
-    """Choose the measurement that is used for the cost: netperf's or the datagrams'.
-
-    netperf is the reference, but its histogram has steps of up to a tenth of the value. So the datagrams are used if they agree with
-    netperf within that precision, or if netperf's run is missing or has another flag than ``loss``. netperf is used if there are fewer
-    than `MIN_DATAGRAMS`, if they differ, or if packets are lost, because its latencies contain the retransmissions.
-    """
-    if datagrams is None or datagrams.p50_us is None or not _has_enough_datagrams(datagrams):
-        return "measurement"
-    if measurement.prober != "netperf" or measurement.p50_us is None or set(quality_flags) - {"loss"}:
-        return "datagrams"
-    if "loss" in quality_flags or (datagrams.loss_ratio or 0.0) > MAX_LOSS_RATIO:
-        return "measurement"
-    slack_us = histogram_step_us(measurement.p50_us) + max(AGREEMENT_RATIO * measurement.p50_us, AGREEMENT_US)
-    return "datagrams" if abs(datagrams.p50_us - measurement.p50_us) <= slack_us else "measurement"
-
-
-def _has_enough_datagrams(datagrams: Measurement) -> bool:
-    return (datagrams.transactions or 0) >= MIN_DATAGRAMS and datagrams.p50_us is not None
-
-
-def histogram_step_us(value_us: float) -> float:
-    """Width of the bucket of netperf 2.7's histogram: a tenth to a hundredth of the value (DLPAR histogram, src/hist.h)."""
-    return max(1.0, 10.0 ** (math.floor(math.log10(value_us)) - 1)) if value_us > 0 else 1.0
-
-
-class Sighting(msgspec.Struct, frozen=True):
-    """A sample's identity, and when a reader first saw it by its own clock, so that the age does not depend on the writer's clock."""
-
-    sequence: int
-    taken_at: float
-    first_seen_at_s: float
-
-
-def update_sighting(previous: Sighting | None, sample: Sample, now_s: float, wall_s: float) -> Sighting:
-    """The sighting of ``sample``: ``previous`` until the writer writes a new sample.
-
-    Without ``previous``, as after a restart of the reader, the age is by the writer's clock, because an old sample must not become new.
-
-    Args:
-        previous: the sighting of the same origin, destination and test, if there is one.
-        sample: the sample as read now.
-        now_s: the reader's clock, always the same one.
-        wall_s: the reader's wall clock, in seconds since 1970.
-    """
-    if previous is None:
-        claimed_age_s = max(0.0, wall_s - sample.taken_at) if sample.taken_at else 0.0
-        return Sighting(sample.sequence, sample.taken_at, now_s - claimed_age_s)
-    if (previous.sequence, previous.taken_at) == (sample.sequence, sample.taken_at):
-        return previous
-    return Sighting(sample.sequence, sample.taken_at, now_s)
+MIN_TRANSACTIONS = 10
+"""Fewest transactions of a run without a flag; a p90 needs as many."""
+MAX_THROTTLED_RATIO = 0.01
+"""Throttled time over the duration of the run. One throttling of 50 ms in a run of 1 s raises the p99."""
+MAX_RUN_QUEUE_RATIO, RUN_QUEUE_FLOOR_US = 0.25, 100.0
+"""Time that each transaction waited for a CPU, over the run's mean latency. Less than the floor is not flagged."""
+MAX_LOSS_RATIO = 0.01
+"""Highest `Measurement.loss_ratio` without a flag."""
+MAX_STALL_RATIO, STALL_FACTOR, STALL_FLOOR_US = 0.1, 20.0, 50_000.0
+"""A stall is a transaction that takes longer than this share of the run, this multiple of the median, and this floor. Percentiles hide
+stalls, because netperf sends nothing while it waits. Because of the multiple, the transactions of a slow path do not count as stalls."""
+MAX_DELAYED_RATIO = 0.1
+"""Delayed answers over all answers, see `Measurement.delayed_ratio`. Above this ratio netperf's peer was starved of CPU too."""
+MAX_RESPONDER_DELAY_US, MAX_RESPONDER_DELAY_RATIO = 5000.0, 0.25
+"""netperf's peer was starved too if the p90 of the responder delay exceeds this time, and this share of the median."""
 
 
 def find_quality_flags(measurement: Measurement, datagrams: Measurement | None = None) -> tuple[QualityFlag, ...]:
@@ -335,3 +279,37 @@ def _has_run_queue_delay(measurement: Measurement) -> bool:
         return False
     delay_us = measurement.run_queue_us / measurement.transactions
     return delay_us > max(RUN_QUEUE_FLOOR_US, MAX_RUN_QUEUE_RATIO * latency_us)
+
+
+MIN_DATAGRAMS = 20
+"""Fewest answered datagrams that are used for the cost."""
+AGREEMENT_RATIO, AGREEMENT_US = 0.15, 150.0
+"""Medians of netperf and datagrams agree if they differ by at most the larger of these two, plus a step of netperf's histogram."""
+
+
+def choose_cost_source(
+    measurement: Measurement, datagrams: Measurement | None, quality_flags: Sequence[QualityFlag]
+) -> CostSource:
+    """Choose the measurement that is used for the cost: netperf's or the datagrams'.
+
+    netperf is the reference, but its histogram has steps of up to a tenth of the value. So the datagrams are used if they agree with
+    netperf within that precision, or if netperf's run is missing or has another flag than ``loss``. netperf is used if there are fewer
+    than `MIN_DATAGRAMS`, if they differ, or if packets are lost, because its latencies contain the retransmissions.
+    """
+    if datagrams is None or datagrams.p50_us is None or not _has_enough_datagrams(datagrams):
+        return "measurement"
+    if measurement.prober != "netperf" or measurement.p50_us is None or set(quality_flags) - {"loss"}:
+        return "datagrams"
+    if "loss" in quality_flags or (datagrams.loss_ratio or 0.0) > MAX_LOSS_RATIO:
+        return "measurement"
+    slack_us = histogram_step_us(measurement.p50_us) + max(AGREEMENT_RATIO * measurement.p50_us, AGREEMENT_US)
+    return "datagrams" if abs(datagrams.p50_us - measurement.p50_us) <= slack_us else "measurement"
+
+
+def _has_enough_datagrams(datagrams: Measurement) -> bool:
+    return (datagrams.transactions or 0) >= MIN_DATAGRAMS and datagrams.p50_us is not None
+
+
+def histogram_step_us(value_us: float) -> float:
+    """Width of the bucket of netperf 2.7's histogram: a tenth to a hundredth of the value (DLPAR histogram, src/hist.h)."""
+    return max(1.0, 10.0 ** (math.floor(math.log10(value_us)) - 1)) if value_us > 0 else 1.0

@@ -28,7 +28,6 @@ from kubekit.wire import CONFIGMAPS, ConfigMap
 from netperf.configmap_size import ConfigMapTooLargeError
 from netperf.results import (
     FAILED_SUFFIX,
-    build_merge_patch,
     check_growth,
     encode_failure,
     encode_samples,
@@ -207,7 +206,7 @@ class ResultsWriter:
             if any(self._adds_keys(target, result) for result in results):
                 raise
             data = {key: value for key, value in data.items() if value is None or key in target.data}
-        patch = build_merge_patch(data)
+        patch = {"data": data}
         config_map = await self._client.patch(
             CONFIGMAPS, target.name, patch, ConfigMap, patch_type=MERGE_PATCH, namespace=self._config.namespace
         )

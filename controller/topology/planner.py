@@ -26,7 +26,7 @@ from netperf.contract import PART_OF_LABELS, PLAN_LABEL, ZONE_LABEL
 from netperf.pairs import ProbePlan, plan_probes
 from netperf.plans import ZonePlan, decode_plan, encode_plan, plan_object_name
 from netperf.refusals import PlanRefusedError
-from netperf.results import build_merge_patch, find_keys_to_remove, list_planned_keys
+from netperf.results import find_keys_to_remove, list_planned_keys
 
 log = logs.get("controller.topology.planner")
 
@@ -205,7 +205,7 @@ class ProbePlanner:
                 await self._client.patch(
                     CONFIGMAPS,
                     name.name,
-                    build_merge_patch(dict.fromkeys(sorted(obsolete_keys))),
+                    {"data": dict.fromkeys(sorted(obsolete_keys))},  # None removes a key
                     Object,
                     patch_type=MERGE_PATCH,
                     namespace=name.namespace,

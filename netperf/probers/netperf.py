@@ -110,14 +110,14 @@ def parse_output(text: str, test: Test) -> Measurement:
     missing_keys = [key for key in output_selectors(test) if key not in values]
     if missing_keys:
         raise ProbeFailedError("unknown-selector", f"netperf did not print {', '.join(missing_keys)}")
-    duration_s = _parse_number(values["ELAPSED_TIME"], minimum=0)
+    duration_s = _parse_number(values["ELAPSED_TIME"])
     retransmits = _parse_retransmits(values)
     if test == "TCP_STREAM":
         throughput_bps = _parse_throughput(values)
         return Measurement(
             prober="netperf", test=test, duration_s=duration_s, throughput_bps=throughput_bps, retransmits=retransmits
         )
-    transactions = int(_parse_number(values["LOCAL_RECV_CALLS"], minimum=0) or 0)
+    transactions = int(_parse_number(values["LOCAL_RECV_CALLS"]) or 0)
     min_us, max_us = _parse_latency(values["MIN_LATENCY"]), _parse_latency(values["MAX_LATENCY"])
     p50_us, p90_us, p99_us = (_clamp(_parse_latency(values[f"P{p}_LATENCY"]), min_us, max_us) for p in (50, 90, 99))
     if p50_us is None and p90_us is None and p99_us is None:
@@ -140,25 +140,23 @@ def parse_output(text: str, test: Test) -> Measurement:
 
 def _parse_throughput(values: Mapping[str, str]) -> float:
     unit_bps = _UNITS_BPS.get(values["THROUGHPUT_UNITS"])
-    throughput = _parse_number(values["THROUGHPUT"], above=0)
-    if unit_bps is None or throughput is None:
+    throughput = _parse_number(values["THROUGHPUT"])
+    if unit_bps is None or not throughput:
         raise ProbeFailedError("failed", f"throughput {values['THROUGHPUT']} {values['THROUGHPUT_UNITS']}")
     return throughput * unit_bps
 
 
-def _parse_number(
-    text: str, *, above: float = -math.inf, minimum: float = -math.inf, maximum: float = math.inf
-) -> float | None:
-    """A finite number within bounds, else None: netperf prints -1 for unknown."""
+def _parse_number(text: str, maximum: float = math.inf) -> float | None:
+    """A finite number from 0 to ``maximum``, else None: netperf prints -1 for unknown."""
     try:
         value = float(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) and value > above and minimum <= value <= maximum else None
+    return value if math.isfinite(value) and 0 <= value <= maximum else None
 
 
 def _parse_latency(text: str) -> float | None:
-    return _parse_number(text, above=0, maximum=MAX_LATENCY_US)
+    return _parse_number(text, MAX_LATENCY_US) or None  # netperf prints 0 for too few transactions
 
 
 def _clamp(value_us: float | None, min_us: float | None, max_us: float | None) -> float | None:
@@ -169,7 +167,7 @@ def _clamp(value_us: float | None, min_us: float | None, max_us: float | None) -
 
 
 def _parse_retransmits(values: Mapping[str, str]) -> int | None:
-    ends = [_parse_number(values[f"{end}_TRANSPORT_RETRANS"], minimum=0) for end in ("LOCAL", "REMOTE")]
+    ends = [_parse_number(values[f"{end}_TRANSPORT_RETRANS"]) for end in ("LOCAL", "REMOTE")]
     counts = [int(count) for count in ends if count is not None]
     return sum(counts) if counts else None
 
@@ -178,9 +176,9 @@ def _compute_loss_ratio(
     values: Mapping[str, str], test: Test, transactions: int, retransmits: int | None
 ) -> float | None:
     if test == "UDP_RR":
-        sent = _parse_number(values["LOCAL_SEND_CALLS"], above=0)
+        sent = _parse_number(values["LOCAL_SEND_CALLS"])
         # The last request has no answer yet when the run ends.
-        return None if sent is None else max(0.0, sent - transactions - 1) / sent
+        return max(0.0, sent - transactions - 1) / sent if sent else None
     return None if retransmits is None or not transactions else min(1.0, retransmits / transactions)
 
 

@@ -23,7 +23,7 @@ from netperf.contract import NETAWARE_NAMESPACE
 from netperf.pacing import probe_start_s
 from netperf.plans import Probe, ZonePlan, decode_plan, plan_object_name
 from netperf.refusals import PlanRefusedError
-from netperf.results import build_merge_patch, encode_samples
+from netperf.results import encode_samples
 from netperf.sample import Measurement, Sample
 from tests.support.samples import make_sample
 
@@ -108,5 +108,5 @@ class ZoneAgents:
         samples = [sample_of(probe, self._rng, now_s) for probe in reachable]
         # A busy API server may refuse; the next turn writes newer results.
         with suppress(KubekitError):
-            patch = build_merge_patch(encode_samples(samples))
+            patch = {"data": encode_samples(samples)}
             await self._client.patch(CONFIGMAPS, plan.results_name, patch, ConfigMap, namespace=NETAWARE_NAMESPACE)

@@ -27,7 +27,7 @@ from lab.credentials import credentials_dir
 from netperf.latencies import ZonePair
 from netperf.plans import ZonePlan, decode_plan
 from netperf.refusals import PlanRefusedError
-from netperf.results import build_merge_patch, encode_samples
+from netperf.results import encode_samples
 from netperf.sample import Measurement
 from tests.support.samples import make_sample
 
@@ -163,7 +163,7 @@ class SimulatedAgents:
                 )
                 samples.append(make_sample(probe, measurement, self.sequence, time.time()))
             count += len(samples)
-            await self._publish(plan.results_name, build_merge_patch(encode_samples(samples)))
+            await self._publish(plan.results_name, {"data": encode_samples(samples)})
         return count
 
     async def _publish(self, name: str, patch: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ import pytest_asyncio
 from kubekit.client import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, Client
 from kubekit.errors import ApiError
 from lab.controlplane import ControlPlane
-from netperf.results import build_merge_patch, encode_samples, sample_key
+from netperf.results import encode_samples, sample_key
 from netperf.sample import Measurement, NodeLocation, Sample
 from tests.integration.conftest import eventually
 from tests.integration.manifests.attacks import Json, Schemas, dry_run, find_patchable_fields
@@ -208,32 +208,32 @@ async def test_an_agent_writes_replaces_and_removes_the_results_of_its_own_probe
 ) -> None:
     agent = stolen["agent"]
     first = encode_samples([sample("node-a", "node-b")], ["p50", "p90", "p99"])
-    await write_result(agent, build_merge_patch(first))
+    await write_result(agent, {"data": first})
     second = encode_samples([sample("node-a", "node-b", sequence=1), sample("node-a", "node-c")])
-    assert set(first) | set(second) == set(await write_result(agent, build_merge_patch(second)))
-    assert set(await write_result(agent, build_merge_patch(dict.fromkeys(first)))) == set(second) - set(first)
-    await write_result(agent, build_merge_patch(dict.fromkeys(second)))
+    assert set(first) | set(second) == set(await write_result(agent, {"data": second}))
+    assert set(await write_result(agent, {"data": dict.fromkeys(first)})) == set(second) - set(first)
+    await write_result(agent, {"data": dict.fromkeys(second)})
     mine = encode_samples([sample("node-a", "node-b")], ["p90"])
     for squatted in ("{half", '{"origin":{"node":"node-b","zone":"zone-b"}}', ""):
-        await write_result(admin, build_merge_patch(dict.fromkeys(mine, squatted)))
-        assert await write_result(agent, build_merge_patch(mine)) == mine
-        await write_result(agent, build_merge_patch(dict.fromkeys(mine)))
+        await write_result(admin, {"data": dict.fromkeys(mine, squatted)})
+        assert await write_result(agent, {"data": mine}) == mine
+        await write_result(agent, {"data": dict.fromkeys(mine)})
     # 990 pairs in both formats, the most a shard holds: the policy stays within the API server's cost limit.
     full: dict[str, str | None] = {}
     for index in range(990):
         full |= encode_samples([sample("node-b", f"node-{index}")], ["p50", "p90", "p99"])
-    await write_result(admin, build_merge_patch(full))
-    assert len(await write_result(agent, build_merge_patch(mine))) == len(full) + 2
-    await write_result(admin, build_merge_patch(dict.fromkeys([*full, *mine])))
+    await write_result(admin, {"data": full})
+    assert len(await write_result(agent, {"data": mine})) == len(full) + 2
+    await write_result(admin, {"data": dict.fromkeys([*full, *mine])})
 
 
 async def test_an_agent_cannot_write_results_of_other_nodes(stolen: dict[str, Client], admin: Client) -> None:
     agent = stolen["agent"]
     others = encode_samples([sample("node-b", "node-a")], ["p90"])
-    await write_result(admin, build_merge_patch(others))
-    patches: list[Any] = [build_merge_patch(encode_samples([sample("node-b", "node-c")], ["p90"]))]
+    await write_result(admin, {"data": others})
+    patches: list[Any] = [{"data": encode_samples([sample("node-b", "node-c")], ["p90"])}]
     for key in others:
-        patches += [build_merge_patch(dict.fromkeys([key])), build_merge_patch({key: "7"})]
+        patches += [{"data": dict.fromkeys([key])}, {"data": {key: "7"}}]
     for origin, value in (
         ("node-b", '{"origin":{"node":"node-a","node":"node-b","zone":"zone-b"}}'),
         ("node-b", '{"origin":{"node":"node-a","zone":"zone-a"}}'),
@@ -242,10 +242,10 @@ async def test_an_agent_cannot_write_results_of_other_nodes(stolen: dict[str, Cl
         ("node-a", "x" * 5000),  # its own key, but no sample takes so much
     ):
         key = sample_key(NodeLocation(origin, "zone-b"), NodeLocation("node-a2", "zone-a"), "TCP_RR")
-        patches += [build_merge_patch({key: value}), build_merge_patch({f"{key}.failed": value})]
+        patches += [{"data": {key: value}}, {"data": {f"{key}.failed": value}}]
     refusals = [(await dry_run(agent, "PATCH", RESULTS, patch))[0] for patch in patches]
     assert [text for text in refusals if not re.search("^403 .*an agent on node-a", text)] == []
-    own = build_merge_patch(encode_samples([sample("node-a", "node-b")]))
+    own = {"data": encode_samples([sample("node-a", "node-b")])}
     assert set(others) < set(await write_result(agent, own)), "its own key beside the other's is fine"
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from netperf.cost_state import update_sighting
 from netperf.sample import (
     Measurement,
     NodeLocation,
@@ -16,7 +17,6 @@ from netperf.sample import (
     choose_cost_source,
     find_quality_flags,
     histogram_step_us,
-    update_sighting,
 )
 
 HEALTHY = Measurement(
