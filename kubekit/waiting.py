@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 TIME_SLICE_S = 0.005
@@ -28,17 +28,19 @@ class Backoff:
     Attributes:
         base_s: the first delay, without jitter.
         cap_s: the longest delay.
+        rng: source of the jitter.
         failures: number of failures in a row.
     """
 
     base_s: float = 0.5
     cap_s: float = 30.0
+    rng: random.Random = field(default_factory=random.Random)
     failures: int = 0
 
     def next_delay_s(self) -> float:
         """Count a failure; returns the seconds to wait."""
         self.failures += 1
-        return backoff_delay_s(self.failures, self.base_s, self.cap_s) * random.uniform(0.5, 1.0)
+        return backoff_delay_s(self.failures, self.base_s, self.cap_s) * self.rng.uniform(0.5, 1.0)
 
     def reset(self) -> None:
         """Forget the failures, after a success."""
