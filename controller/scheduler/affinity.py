@@ -84,6 +84,16 @@ def zone_requirement(zone_scores: ZoneScores, target: Target | None) -> MatchExp
     return None
 
 
+def has_min_domains(pod: Pod) -> bool:
+    """Whether a required spread constraint of the pod has minDomains, and counts only the domains that its node affinity allows."""
+    return any(
+        (constraint.min_domains or 1) > 1
+        and constraint.when_unsatisfiable != "ScheduleAnyway"
+        and constraint.node_affinity_policy != "Ignore"
+        for constraint in pod.spec.topology_spread_constraints or ()
+    )
+
+
 def preferred_terms(zone_scores: ZoneScores, target: Target | None, hostname: str = "") -> list[PreferredTerm]:
     """Preferred terms for the planned host, unless its ``hostname`` label is empty, for its zone, and for other zones by score.
 

@@ -12,6 +12,7 @@ import msgspec
 from controller.cluster.pods import GATE, TARGET_ANNOTATION, NodeAffinity, PlacementMode, Pod, Target, calls_extender
 from controller.scheduler.affinity import (
     NARROWED_ANNOTATION,
+    has_min_domains,
     is_daemon_pod,
     narrow_node_affinity,
     preferred_terms,
@@ -62,7 +63,8 @@ def build_release_patch(
     annotations = _encode_target(target)
     if placement_mode_of_pod(pod, config, state) == "affinity" and not keep_user_affinity and not is_daemon_pod(pod):
         zone_scores = score_zones(state.score_table_of(pod), state.locations, sorted(state.node_count_by_location))
-        added = zone_requirement(zone_scores, target) if may_require_zones else None
+        # With a required zone, there would be too few domains for minDomains.
+        added = zone_requirement(zone_scores, target) if may_require_zones and not has_min_domains(pod) else None
         affinity = narrow_node_affinity(pod, added, preferred_terms(zone_scores, target, hostname))
         if affinity != NodeAffinity():
             spec["affinity"] = {"nodeAffinity": msgspec.to_builtins(affinity)}

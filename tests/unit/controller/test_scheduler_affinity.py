@@ -151,6 +151,23 @@ def test_the_planned_zone_is_required_unless_required_terms_failed_before() -> N
     assert NARROWED_ANNOTATION not in patch["metadata"].get("annotations", {})
 
 
+@pytest.mark.parametrize(
+    ("constraint", "is_required"),
+    [
+        ({"minDomains": 2}, False),
+        ({"minDomains": 1}, True),
+        ({"minDomains": 2, "nodeAffinityPolicy": "Ignore"}, True),
+        ({"minDomains": 2, "whenUnsatisfiable": "ScheduleAnyway"}, True),
+    ],
+)
+def test_no_zone_is_required_of_a_pod_with_min_domains(constraint: dict[str, Any], *, is_required: bool) -> None:
+    """kube-scheduler counts only the domains that the node affinity allows: one zone is fewer than two, so its minimum is 0."""
+    pod = owned_by("ReplicaSet", topologySpreadConstraints=[{"topologyKey": ZONE, "maxSkew": 1, **constraint}])
+    patch = build_release_patch(cluster(), CONFIG, pod, TARGET)
+    assert allowed(patched(pod, patch)) == ({"n2"} if is_required else set(NODES))
+    assert preferred(patch)[0][1:] == (ZONE, ["z2"])
+
+
 def test_unplaced_pods_and_daemon_pods_keep_the_users_affinity() -> None:
     """An autoscaler makes a node for what it reads in the pod; a DaemonSet has chosen the node already."""
     state = cluster(["n1"])
