@@ -1,8 +1,9 @@
-"""Configures all tests: markers by folder, programs built before the first test, and no blocking calls in unit tests."""
+"""Configures all tests: markers by folder, programs built before the first test, logging, and no blocking calls in unit tests."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -172,6 +173,17 @@ def axe() -> str:
 def netperf_programs() -> Netperf:
     """netperf and netserver from PATH, or from the distribution's package in the user's cache."""
     return skip_if_unsupported(find_or_fetch_netperf)
+
+
+@pytest.fixture(autouse=True)
+def restore_logging() -> Iterator[None]:
+    """Undo `kubekit.logs.configure`, which commands and programs call, because other tests of this process read logs."""
+    loggers = [logging.getLogger(name) for name in (None, "asyncio", "aiohttp.access")]
+    levels, handlers = [logger.level for logger in loggers], list(loggers[0].handlers)
+    yield
+    loggers[0].handlers[:] = handlers
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)
