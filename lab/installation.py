@@ -146,10 +146,10 @@ async def install(
         urls = [installation.controller_url, installation.extender_url, *installation.agent_urls.values()]
         for url in urls:
             check = partial(answers_ok, f"{url}/readyz")
-            await _wait_until(check, f"{url} to be ready", on_retry=installation.check_running)
+            await _poll_until(check, f"{url} to be ready", on_retry=installation.check_running)
         # A replica is ready before it leads, and only a leader creates the NetworkTopology.
         has_topology = partial(object_exists, client, NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NETAWARE_NAMESPACE)
-        await _wait_until(has_topology, f"the leading controller to create NetworkTopology {TOPOLOGY_NAME}")
+        await _poll_until(has_topology, f"the leading controller to create NetworkTopology {TOPOLOGY_NAME}")
     lab.urls |= {"controller": installation.controller_url, "extender": installation.extender_url}
     lab.urls |= {f"agent/{node}": url for node, url in installation.agent_urls.items()}
     return installation
@@ -240,15 +240,12 @@ async def write_bound_kubeconfig(
     matches: Callable[[Pod], bool] = lambda _: True,
 ) -> Path:
     """Write a kubeconfig with a token of a service account, bound to its first scheduled pod that ``matches``."""
-    pods: list[Pod] = []
 
-    async def has_pod() -> bool:
-        listed = await client.list(PODS, Pod, namespace=NETAWARE_NAMESPACE, label_selector=f"{NAME_LABEL}={account}")
-        pods[:] = [pod for pod in listed if pod.spec.node_name and matches(pod)]
-        return bool(pods)
+    async def find_pod() -> Pod | None:
+        pods = await client.list(PODS, Pod, namespace=NETAWARE_NAMESPACE, label_selector=f"{NAME_LABEL}={account}")
+        return next((pod for pod in pods if pod.spec.node_name and matches(pod)), None)
 
-    await _wait_until(has_pod, f"a pod of {account}")
-    pod = pods[0].metadata
+    pod = (await _poll_until(find_pod, f"a pod of {account}")).metadata
     return await control_plane.write_token_kubeconfig(
         NETAWARE_NAMESPACE, account, file_name=file_name, bound_pod=(pod.name, pod.uid)
     )
@@ -260,17 +257,19 @@ async def list_result_configmaps(client: Client, base: str) -> list[ConfigMap]:
     return [item for item in maps if item.metadata.name == base or item.metadata.name.startswith(f"{base}-")]
 
 
-async def _wait_until(
-    check: Callable[[], Awaitable[bool]], description: str, on_retry: Callable[[], object] = lambda: None
-) -> None:
-    async def check_unless_transient() -> bool:
+async def _poll_until(
+    check: Callable[[], Awaitable[object]], description: str, on_retry: Callable[[], object] = lambda: None
+) -> Any:
+    """Poll as `poll_until`, and ignore transient errors of the API server."""
+
+    async def check_unless_transient() -> object:
         try:
             return await check()
         except ApiError as error:
             if error.status not in _TRANSIENT_STATUSES:
                 raise
-            return False
+            return None
 
-    await poll_until(
+    return await poll_until(
         check_unless_transient, description, _DEADLINE_S, every_s=_POLL_S, on_retry=on_retry, error=BootError
     )

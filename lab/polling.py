@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import Callable
+from typing import Any
 
 from kubekit.errors import KubekitError
 
@@ -15,20 +16,20 @@ class WaitTimeoutError(KubekitError):
 
 
 async def poll_until(
-    check: Callable[[], object],
-    description: str | Callable[[], str],
-    timeout_s: float,
+    check: Callable[[], Any],
+    description: str | Callable[[], str] = "a condition",
+    timeout_s: float = 150.0,
     *,
-    every_s: float = 0.1,
+    every_s: float = 0.02,
     on_retry: Callable[[], object] = lambda: None,
     error: type[KubekitError] = WaitTimeoutError,
-) -> None:
-    """Call ``check`` until its result is true.
+) -> Any:
+    """Call ``check`` until its result is true, and return the result.
 
     Args:
         check: called at once, then after each interval; may be asynchronous.
         description: completes the message "timed out after 5 s waiting for"; or a function that returns it on timeout.
-        timeout_s: seconds after which ``check`` is called for the last time.
+        timeout_s: seconds after which ``check`` is called for the last time; the default is long enough for a busy machine.
         every_s: seconds between two calls of ``check``.
         on_retry: called after each result that is not true. Exceptions of ``on_retry`` and ``check`` propagate.
         error: type of the error for a timeout.
@@ -39,8 +40,10 @@ async def poll_until(
     deadline = time.monotonic() + timeout_s
     while True:
         result = check()
-        if await result if inspect.isawaitable(result) else result:
-            return
+        if inspect.isawaitable(result):
+            result = await result
+        if result:
+            return result
         on_retry()
         if time.monotonic() > deadline:
             text = description if isinstance(description, str) else description()

@@ -13,8 +13,9 @@ from controller.cluster.crds import APPGROUPS
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, PODS, Node, Object
 from lab.controlplane import ControlPlane
+from lab.polling import poll_until
 from netperf.contract import REGION_LABEL, ZONE_LABEL
-from tests.integration.conftest import crd_bodies, eventually
+from tests.integration.conftest import crd_bodies
 
 MAX_CONCURRENT_REQUESTS = 12
 
@@ -62,4 +63,4 @@ async def delete_pods_and_groups(client: Client, namespace: str) -> None:
     async def is_empty() -> bool:
         return not await client.list(PODS, Object, namespace=namespace)
 
-    await eventually(is_empty)
+    await poll_until(is_empty)

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import msgspec
 
+from lab.polling import poll_until
+
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from controller.appgroups.order import ALGORITHMS
@@ -33,7 +35,7 @@ from kubekit.errors import ApiError
 from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Node, Object
 from lab.controlplane import ControlPlane
 from tests.bench.control_plane import control_plane, delete_pods_and_groups, gather_in_batches
-from tests.integration.conftest import eventually, node_body
+from tests.integration.conftest import node_body
 from tests.integration.scheduler.conftest import PROFILE, create_pod, set_costs
 from tests.support.scheduling import run_leader, serve_extender
 from tests.unit.controller import groups
@@ -80,9 +82,9 @@ async def cluster(cases: list[groups.GroupCase]) -> AsyncIterator[tuple[ControlP
     """A control plane with kwok, and nodes and costs of all groups."""
     async with control_plane(NAMESPACE) as (plane, client):
         await plane.start_kwok()
-        await eventually(lambda: is_namespace_ready(client))
+        await poll_until(lambda: is_namespace_ready(client))
         await gather_in_batches([make_nodes(client, number, case) for number, case in enumerate(cases)])
-        await eventually(lambda: are_nodes_ready(client))
+        await poll_until(lambda: are_nodes_ready(client))
         await make_costs(client, cases)
         yield plane, client
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -18,6 +17,7 @@ import yaml
 from kubekit.client import Client
 from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, SERVICE_ACCOUNTS, Node, Object
 from lab.controlplane import KWOK_NODE_ANNOTATION, ControlPlane, object_exists
+from lab.polling import poll_until
 from lab.programs import Program
 
 CRDS = Path(__file__).parents[2] / "manifests" / "crds"
@@ -33,8 +33,6 @@ AUDIT = {
         {"level": "None"},
     ],
 }
-# Long enough for a busy machine.
-DEADLINE_S = 60.0
 
 StartScheduler = Callable[..., Awaitable[Program]]
 MakeNode = Callable[..., Awaitable[Node]]
@@ -82,7 +80,7 @@ async def netaware_namespace(client: Client) -> AsyncIterator[str]:
 async def _create_namespace(client: Client) -> AsyncIterator[str]:
     name = f"test-{uuid.uuid4().hex[:8]}"
     await client.create(NAMESPACES, {"metadata": {"name": name}}, Object)
-    await eventually(lambda: object_exists(client, SERVICE_ACCOUNTS, "default", name))
+    await poll_until(lambda: object_exists(client, SERVICE_ACCOUNTS, "default", name))
     yield name
     await client.delete(NAMESPACES, name)
 
@@ -94,7 +92,7 @@ async def crds(client: Client) -> list[str]:
     for name, body in bodies.items():
         await client.apply(CUSTOM_RESOURCE_DEFINITIONS, name, body, Object, field_manager="tests")
     for name in bodies:
-        await eventually(partial(_is_established, client, name))
+        await poll_until(partial(_is_established, client, name))
     return list(bodies)
 
 
@@ -113,7 +111,7 @@ async def remove_crds(client: Client) -> None:
     async def are_gone() -> bool:
         return not names & {crd.metadata.name for crd in await client.list(CUSTOM_RESOURCE_DEFINITIONS, Object)}
 
-    await eventually(are_gone)
+    await poll_until(are_gone)
 
 
 @pytest_asyncio.fixture
@@ -169,13 +167,6 @@ def node_body(
         status["addresses"] = [{"type": "InternalIP", "address": address}]
     metadata = {"name": name, "labels": all_labels, "annotations": dict([KWOK_NODE_ANNOTATION])}
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status}
-
-
-async def eventually(check: Callable[[], Awaitable[bool]], deadline_s: float = DEADLINE_S) -> None:
-    """Wait until ``check`` returns true; raises TimeoutError."""
-    async with asyncio.timeout(deadline_s):
-        while not await check():
-            await asyncio.sleep(0.02)
 
 
 async def request_token(client: Client, namespace: str, account: str = "default", *audiences: str) -> str:

@@ -21,6 +21,7 @@ from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Node, Object
 from lab.controlplane import ControlPlane, find_free_ports
 from lab.credentials import credentials_dir
 from lab.netperf_install import Netperf
+from lab.polling import poll_until
 from netperf.contract import ZONE_LABEL
 from netperf.plans import PLAN_KEY, Peer, Probe, ProbeSettings, ZonePlan, encode_plan, plan_object_name
 from netperf.probers.netserver import Netserver
@@ -28,7 +29,7 @@ from netperf.probers.responder import DatagramResponder
 from netperf.results import decode_results
 from netperf.sample import NodeLocation, Sample
 from tests.integration.agent.agents import Agent, running_agent
-from tests.integration.conftest import MakeNode, eventually
+from tests.integration.conftest import MakeNode
 from tests.integration.netperf.peers import (
     ADDRESS,
     PASSPHRASE,
@@ -175,7 +176,7 @@ async def test_each_failure_is_counted_by_name_and_has_no_latency(
         agent = await stack.enter_async_context(probing_node.agent(netperf=netperf_programs))
         outcomes = ("refused", "reset", "unauthenticated", "reset", "ok", "timeout")
         wanted = [(zone, "TCP_RR", outcome) for zone, outcome in zip(zones, outcomes, strict=True)]
-        await eventually(counted(agent, "netaware_probe_runs", *wanted), PATIENCE_S)
+        await poll_until(counted(agent, "netaware_probe_runs", *wanted), timeout_s=PATIENCE_S)
         # A run that ended before its server was killed has a number; every other failure has none.
         able = {"healthy", "killed"}
         healthy = {zone for zone, _, outcome in await series(agent, "netaware_probe_runs") if outcome == "ok"}
@@ -185,7 +186,7 @@ async def test_each_failure_is_counted_by_name_and_has_no_latency(
         async def has_samples() -> bool:
             return bool(await probing_node.samples(list(zones)))
 
-        await eventually(has_samples)
+        await poll_until(has_samples)
         assert set(await probing_node.samples(list(zones))) <= {"healthy/TCP_RR", "killed/TCP_RR"}
         assert PASSPHRASE.decode() not in agent.log
         assert "-Z" not in agent.log
@@ -212,10 +213,10 @@ async def test_an_agent_announces_itself_runs_all_tests_and_drops_pairs_that_lea
         # Any stream spends this for longer than the test lasts, also on a slow machine.
         probing_node.agent("--max-stream-bandwidth=10k", netperf=netperf_programs) as agent,
     ):
-        await eventually(announced(probing_node, "netperf", plan.settings.control_port))
+        await poll_until(announced(probing_node, "netperf", plan.settings.control_port))
         wanted = [("healthy", test, "ok") for test in ("TCP_RR", "UDP_RR", "TCP_STREAM")]
         capped = ("healthy", "TCP_STREAM", "over-budget")
-        await eventually(counted(agent, "netaware_probe_runs", *wanted, capped), PATIENCE_S)
+        await poll_until(counted(agent, "netaware_probe_runs", *wanted, capped), timeout_s=PATIENCE_S)
         runs = await series(agent, "netaware_probe_runs")
         assert runs[capped] >= runs["healthy", "TCP_STREAM", "ok"] == 1
         assert abs(runs["healthy", "TCP_RR", "ok"] - sum(runs.values()) / 2) <= 1
@@ -223,7 +224,7 @@ async def test_an_agent_announces_itself_runs_all_tests_and_drops_pairs_that_lea
         async def has_all_samples() -> bool:
             return set(await probing_node.samples(["healthy"])) == {f"healthy/{test}" for _, test, _ in wanted}
 
-        await eventually(has_all_samples)
+        await poll_until(has_all_samples)
         assert ((await probing_node.samples(["healthy"]))["healthy/TCP_STREAM"].measurement.throughput_bps or 0) > 8e6
         assert (await agent.get("/readyz"))[0] == 200
         probing_node.epoch += 1
@@ -232,9 +233,9 @@ async def test_an_agent_announces_itself_runs_all_tests_and_drops_pairs_that_lea
         async def has_no_series() -> bool:
             return not await series(agent, "netaware_probe_latency_seconds")
 
-        await eventually(has_no_series)
+        await poll_until(has_no_series)
         assert await agent.stop() == 0
-    await eventually(announced(probing_node, "netperf", plan.settings.control_port))
+    await poll_until(announced(probing_node, "netperf", plan.settings.control_port))
 
 
 async def test_without_netperf_datagrams_measure_loss_once_the_node_has_a_zone(probing_node: ProbingNode) -> None:
@@ -250,12 +251,14 @@ async def test_without_netperf_datagrams_measure_loss_once_the_node_has_a_zone(p
         lossy_relay(port, drops=lambda n: n % 4 == 0),
         probing_node.agent(netperf=None) as agent,
     ):
-        await eventually(announced(probing_node, "datagrams", 12867))
+        await poll_until(announced(probing_node, "datagrams", 12867))
         await asyncio.sleep(2 * SLOT_S)
         assert agent.log.count("no zone label") == 1
         assert await series(agent, "netaware_probe_runs") == {}
         await probing_node.client.patch(NODES, probing_node.node, label(probing_node.zone), Node)
-        await eventually(counted(agent, "netaware_probe_quality_flags", ("lossy", "TCP_RR", "loss")), PATIENCE_S)
+        await poll_until(
+            counted(agent, "netaware_probe_quality_flags", ("lossy", "TCP_RR", "loss")), timeout_s=PATIENCE_S
+        )
         (loss,) = (await series(agent, "netaware_probe_datagram_loss_ratio")).values()
         assert 0.05 < loss < 0.5
         assert await series(agent, "netaware_probe_sample_trusted") == {("lossy",): 0.0}
@@ -264,7 +267,7 @@ async def test_without_netperf_datagrams_measure_loss_once_the_node_has_a_zone(p
             found = (await probing_node.samples(["lossy"])).get("lossy/TCP_RR")
             return found is not None and found.measurement.prober == "datagrams" and "loss" in found.quality_flags
 
-        await eventually(is_flagged)
+        await poll_until(is_flagged)
 
 
 @pytest.mark.measure
@@ -281,7 +284,7 @@ async def test_samples_of_a_throttled_agent_are_flagged(probing_node: ProbingNod
             probing_node.agent(netperf=netperf_programs, prefix=enter) as agent,
         ):
             flag_labels = ("healthy", "TCP_RR", "throttled")
-            await eventually(counted(agent, "netaware_probe_quality_flags", flag_labels), PATIENCE_S)
+            await poll_until(counted(agent, "netaware_probe_quality_flags", flag_labels), timeout_s=PATIENCE_S)
             assert await series(agent, "netaware_probe_sample_trusted") == {("healthy",): 0.0}
 
             async def is_flagged_as_throttled() -> bool:
@@ -289,7 +292,7 @@ async def test_samples_of_a_throttled_agent_are_flagged(probing_node: ProbingNod
                 return found is not None and "throttled" in found.quality_flags
 
             # An earlier run may have come off without being throttled, and been written first.
-            await eventually(is_flagged_as_throttled)
+            await poll_until(is_flagged_as_throttled)
 
 
 async def test_an_invalid_plan_is_refused_by_name_and_the_current_one_stays(probing_node: ProbingNode) -> None:
@@ -305,15 +308,15 @@ async def test_an_invalid_plan_is_refused_by_name_and_the_current_one_stays(prob
         async def is_active() -> bool:
             return await count_plan_probes() == 2
 
-        await eventually(is_active)
+        await poll_until(is_active)
         for bad, reason in ((past, "past-epoch"), (past[:-20], "bad-json")):
             await probing_node.write(bad)
-            await eventually(counted(agent, "netaware_probe_plan_refusals", (reason,)))
+            await poll_until(counted(agent, "netaware_probe_plan_refusals", (reason,)))
             assert await count_plan_probes() == 2
         probing_node.epoch = 6
         changed = probing_node.plan({**zones, "named": "peer.example.com"})
         unknown = msgspec.structs.replace(changed.probes[0], origin=Peer("no-such-node", HOME, probing_node.zone))
         await probing_node.write(msgspec.structs.replace(changed, probes=(unknown, *changed.probes[1:])))
         # The probe to a name is refused; that of an unknown node is not a probe of this agent.
-        await eventually(counted(agent, "netaware_probe_plan_refusals", ("bad-address",)))
+        await poll_until(counted(agent, "netaware_probe_plan_refusals", ("bad-address",)))
         assert await count_plan_probes() == 1

@@ -19,9 +19,10 @@ from kubekit.client import JSON_PATCH, Client
 from kubekit.wire import EVENTS, NODES, PODS, ObjectMeta, Pod, Wire
 from lab.controlplane import ControlPlane, find_free_ports
 from lab.credentials import credentials_dir, save_credentials
+from lab.polling import poll_until
 from tests.integration.agent.agents import Agent, call_agent, create_pod, report_pod_address, running_agent
 from tests.integration.agent.pods_on_node import NETWORK, NodePod, node_pod, run
-from tests.integration.conftest import MakeNode, eventually
+from tests.integration.conftest import MakeNode
 
 BANDWIDTH = "network.aware.com/bandwidth"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
@@ -79,25 +80,25 @@ async def test_a_zeroed_or_removed_capacity_is_published_again_and_cleaned_up(
         PROBING_OFF,
     ]
     async with running_agent(tmp_path, port, *flags) as agent:
-        await eventually(has_capacity(client, node, "10G"))
+        await poll_until(has_capacity(client, node, "10G"))
         path = "/status/capacity/network.aware.com~1bandwidth"
         for interference in ({"op": "replace", "path": path, "value": "0"}, {"op": "remove", "path": path}):
             await client.patch(NODES, node, [interference], OwnNode, patch_type=JSON_PATCH, subresource="status")
-            await eventually(has_capacity(client, node, "10G"), 5.0)
+            await poll_until(has_capacity(client, node, "10G"), timeout_s=5)
         # The node's annotation wins over the flag.
         note = {"metadata": {"annotations": {"netaware.io/bandwidth-capacity": "4G"}}}
         await client.patch(NODES, node, note, OwnNode)
-        await eventually(has_capacity(client, node, "4G"), 5.0)
+        await poll_until(has_capacity(client, node, "4G"), timeout_s=5)
         assert await agent.stop() == 0
     assert await read_bandwidth(client, node) == ("4G", "4G")
     # An agent that cleans up stays ready, so that a rollout reaches every node.
     async with running_agent(tmp_path, port, *flags, "--cleanup") as agent:
-        await eventually(has_capacity(client, node, None))
+        await poll_until(has_capacity(client, node, None))
 
         async def is_ready() -> bool:
             return (await agent.get("/readyz"))[0] == 200
 
-        await eventually(is_ready)
+        await poll_until(is_ready)
     code, _, stderr = await call_agent("run", *flags[:2], "--cleanup=once")
     assert (code, await read_bandwidth(client, node)) == (0, (None, None)), stderr
     left = await client.get(NODES, node, OwnNode)
@@ -119,7 +120,7 @@ async def test_an_agent_without_an_api_server_waits_and_stops_at_once(tmp_path: 
         async def is_healthy() -> bool:
             return (await agent.get("/healthz"))[0] == 200
 
-        await eventually(is_healthy)
+        await poll_until(is_healthy)
         status, body = await agent.get("/readyz")
         assert (status, "node n1 was not read yet" in body) == (503, True)
         await asyncio.sleep(1.0)
@@ -188,10 +189,10 @@ async def test_a_pod_is_limited_until_its_end_with_net_admin_alone_and_a_read_on
             async def is_waiting() -> bool:
                 return "the pod has no address yet" in agent.log
 
-            await eventually(is_waiting)
+            await poll_until(is_waiting)
             assert "tbf" not in run(f"tc qdisc show dev {kernel_pod.host_device}")
             await report_pod_address(client, pod, kernel_pod.address)
-            await eventually(has_verdict(agent, kernel_pod, "enforced"))
+            await poll_until(has_verdict(agent, kernel_pod, "enforced"))
             assert "rate 10Mbit" in run(f"tc qdisc show dev {kernel_pod.host_device} root")
             status = Path(f"/proc/{agent.process.pid}/status").read_text()
             capabilities = next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff"))
@@ -203,14 +204,14 @@ async def test_a_pod_is_limited_until_its_end_with_net_admin_alone_and_a_read_on
             async def has_new_limit() -> bool:
                 return "rate 30Mbit" in run(f"tc qdisc show dev {kernel_pod.host_device} root")
 
-            await eventually(has_new_limit)
+            await poll_until(has_new_limit)
 
             run(f"tc qdisc del dev {kernel_pod.host_device} root")
-            await eventually(has_new_limit)
+            await poll_until(has_new_limit)
 
             code, _, stderr = await call_agent("run", *flags, "--cleanup=once")
             assert (code, "limits removed count=" in stderr) == (0, True), stderr
-            await eventually(has_new_limit)  # the running agent sets them again
+            await poll_until(has_new_limit)  # the running agent sets them again
 
             invalid_limit = {"metadata": {"annotations": {"kubernetes.io/egress-bandwidth": "10m"}}}
             await client.patch(PODS, pod.metadata.name, invalid_limit, Pod, namespace=namespace)
@@ -224,7 +225,7 @@ async def test_a_pod_is_limited_until_its_end_with_net_admin_alone_and_a_read_on
                     and event_by_reason["BandwidthMismatch"].type == "Warning"
                 )
 
-            await eventually(are_events_sent)
+            await poll_until(are_events_sent)
             await client.delete(PODS, pod.metadata.name, namespace=namespace, grace_period_s=0)
             run(f"ip link del {kernel_pod.host_device}")
 
@@ -233,7 +234,7 @@ async def test_a_pod_is_limited_until_its_end_with_net_admin_alone_and_a_read_on
                 is_ifb_deleted = plugin_ifb_name(NETWORK, kernel_pod.container) not in run("ip -br link")
                 return is_ifb_deleted and not any(kernel_pod.name in text for text in series)
 
-            await eventually(is_removed)
+            await poll_until(is_removed)
             assert await agent.stop() == 0
 
 
@@ -252,7 +253,7 @@ async def test_observing_reports_the_verdict_and_changes_nothing(
         kernel_pod.join_cgroup(pod.metadata.uid)
         await report_pod_address(client, pod, kernel_pod.address)
         async with running_agent(tmp_path, port, *flags, PROBING_OFF) as agent:
-            await eventually(has_verdict(agent, kernel_pod, "missing"))
+            await poll_until(has_verdict(agent, kernel_pod, "missing"))
             assert "noqueue" in run(f"tc qdisc show dev {kernel_pod.host_device} root")
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from kubekit.client import Client
 from kubekit.wire import PODS, Object, Pod, Resource
-from tests.integration.conftest import eventually
+from lab.polling import poll_until
 
 FILE = Path(__file__).parents[3] / "manifests" / "policies" / "bandwidth-annotations.yaml"
 GROUP = "admissionregistration.k8s.io"
@@ -63,7 +63,7 @@ async def pods(client: Client, namespace: str) -> AsyncIterator[PodCreator]:
         return bool(await made.annotations(container("c", "1M")))
 
     try:
-        await eventually(is_active)
+        await poll_until(is_active)
         yield made
     finally:
         for document in reversed(documents):

@@ -20,8 +20,9 @@ from kubekit.conditions import find_condition
 from kubekit.errors import ApiError
 from kubekit.events import EventRecorder
 from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, EVENTS, PODS, Object, Pod, Resource
+from lab.polling import poll_until
 from lab.programs import Program
-from tests.integration.conftest import MakeNode, crd_bodies, eventually, remove_crds
+from tests.integration.conftest import MakeNode, crd_bodies, remove_crds
 from tests.integration.controller.harness import Replica, SimulatedAgents, StartReplica, announce_agent
 from tests.support.bodies import appgroup_spec, weight_body
 from tests.unit.controller.test_appgroup_order import BOUTIQUE, BOUTIQUE_CALLS, ROWS
@@ -70,7 +71,7 @@ async def test_every_algorithm_gives_the_documented_order_and_only_the_status_is
     for algorithm, row in ROWS.items():
         patch = {"spec": {"topologySortingAlgorithm": algorithm}}
         await client.patch(APPGROUPS, "g", patch, Object, patch_type=MERGE_PATCH, namespace=namespace)
-        await eventually(has(client, namespace, "SpecValid", "True", f"by {algorithm}"))
+        await poll_until(has(client, namespace, "SpecValid", "True", f"by {algorithm}"))
         status = (await read(client, namespace)).status
         assert status.topology_order is not None
         by_index = sorted(status.topology_order, key=lambda entry: entry.index)
@@ -100,7 +101,7 @@ async def test_invalid_groups_are_reported_and_ordered(replica: Replica, client:
         ("lost", "False", "b: depends on an unknown workload, gone"),
         ("large", "True", "500 workloads"),
     ):
-        await eventually(has(client, namespace, "SpecValid", status, text, name))
+        await poll_until(has(client, namespace, "SpecValid", status, text, name))
     order = (await read(client, namespace, "cycle")).status.topology_order
     assert order is not None
     assert sorted(entry.index for entry in order) == [1, 2, 3, 4]
@@ -116,11 +117,11 @@ async def test_the_status_has_the_number_of_pods_and_whether_costs_are_met(
     topology = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": "nt-default"}, "spec": spec}
     await client.create(NETWORK_TOPOLOGIES, topology, Object, namespace=namespace)
     await create(client, namespace, group({"a": "b", "b": ""}, members=2))
-    await eventually(has(client, namespace, "Complete", "False", "0 of 2"))
+    await poll_until(has(client, namespace, "Complete", "False", "0 of 2"))
     await client.create(PODS, pod("a", near), Pod, namespace=namespace)
     await client.create(PODS, pod("b", far), Pod, namespace=namespace)
-    await eventually(has(client, namespace, "Complete", "True", "2 of 2 pods run"))
-    await eventually(has(client, namespace, "CostsMet", "False", "a to b costs 30, at most 15 (z1 to z2)"))
+    await poll_until(has(client, namespace, "Complete", "True", "2 of 2 pods run"))
+    await poll_until(has(client, namespace, "CostsMet", "False", "a to b costs 30, at most 15 (z1 to z2)"))
     status = (await read(client, namespace)).status
     assert status.running_workloads == 2
     assert status.schedule_start_time is not None
@@ -128,7 +129,7 @@ async def test_the_status_has_the_number_of_pods_and_whether_costs_are_met(
     await client.create(
         PODS, {**pod("b", near), "metadata": {**pod("b", near)["metadata"], "name": "b2"}}, Pod, namespace=namespace
     )
-    await eventually(has(client, namespace, "CostsMet", "True", "1 of 1"))
+    await poll_until(has(client, namespace, "CostsMet", "True", "1 of 1"))
 
 
 async def test_a_condition_names_a_service_that_needs_traffic_distribution(
@@ -147,11 +148,11 @@ async def test_a_condition_names_a_service_that_needs_traffic_distribution(
             body["metadata"]["name"] = f"{workload}-{zone}"
             await client.create(PODS, body, Pod, namespace=namespace)
     text = f"Service {namespace}/b has no trafficDistribution: with PreferSameZone a call would take"
-    await eventually(has(client, namespace, "RoutedNear", "False", text))
-    await eventually(has(client, namespace, "Balanced", "True"))
+    await poll_until(has(client, namespace, "RoutedNear", "False", text))
+    await poll_until(has(client, namespace, "Balanced", "True"))
     near = {"spec": {"trafficDistribution": "PreferSameZone"}}
     await client.patch(SERVICES, "b", near, Object, patch_type=MERGE_PATCH, namespace=namespace)
-    await eventually(has(client, namespace, "RoutedNear", "True"))
+    await poll_until(has(client, namespace, "RoutedNear", "True"))
 
 
 async def test_a_running_pod_of_no_workload_gets_one_event(client: Client, namespace: str, crds: list[str]) -> None:
@@ -170,7 +171,7 @@ async def test_a_running_pod_of_no_workload_gets_one_event(client: Client, names
 
     sending = asyncio.ensure_future(recorder.run())
     try:
-        await eventually(is_reported)
+        await poll_until(is_reported)
         for _ in range(3):
             await reporter.report()
         (event,) = await events()
@@ -214,14 +215,14 @@ async def test_definitions_may_be_created_later_and_probe_plans_do_not_wait_for_
     topology = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": "nt-default"}}
     topology["spec"] = {"configmapName": "netperf-metrics"}
     try:
-        await eventually(is_measured)
+        await poll_until(is_measured)
         assert await replica.leads()
         for body in crd_bodies().values():
             await client.create(CUSTOM_RESOURCE_DEFINITIONS, body, Object)
-        await eventually(lambda: created(NETWORK_TOPOLOGIES, topology))
-        await eventually(lambda: created(APPGROUPS, group({"a": "b", "b": "a"})))
-        await eventually(is_priced, 60)
-        await eventually(is_ordered, 60)
+        await poll_until(lambda: created(NETWORK_TOPOLOGIES, topology))
+        await poll_until(lambda: created(APPGROUPS, group({"a": "b", "b": "a"})))
+        await poll_until(is_priced)
+        await poll_until(is_ordered)
     finally:
         await remove_crds(client)
 

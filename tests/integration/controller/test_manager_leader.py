@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest_asyncio
 
@@ -19,8 +19,9 @@ from controller.topology.weights import zone_costs_of
 from kubekit.client import Client
 from kubekit.wire import Object
 from lab.controlplane import ControlPlane
+from lab.polling import poll_until
 from lab.programs import Program
-from tests.integration.conftest import MakeNode, eventually
+from tests.integration.conftest import MakeNode
 from tests.integration.controller.harness import FAST_ELECTION, Replica, SimulatedAgents, announce_agent
 from tests.support.audit_log import read_audit_events
 
@@ -121,21 +122,16 @@ async def two_replicas(
     """Start two replicas, and wait until one leads and writes; yields leader and follower."""
     replica_pair.start("manager-a", election)
     replica_pair.start("manager-b", election)
-    await eventually(lambda: _truth(replica_pair.leader()))
-    leader = await replica_pair.leader()
-    await eventually(lambda: _wrote(replica_pair, leader))
+    leader = await poll_until(replica_pair.leader)
+    await poll_until(lambda: _has_written(replica_pair, leader))
     yield leader, ({"manager-a", "manager-b"} - {leader}).pop()
 
 
-async def _truth(answer: Any) -> bool:
-    return bool(await answer)
+def _has_written(replica_pair: ReplicaPair, user: str) -> bool:
+    return sum(write.user == user for write in replica_pair.writes()) >= 3
 
 
-async def _wrote(replica_pair: ReplicaPair, user: str, since: float = 0.0, least: int = 3) -> bool:
-    return sum(write.user == user and write.at > since for write in replica_pair.writes()) >= least
-
-
-async def _is_quiet(replica_pair: ReplicaPair, for_s: float = 1.0) -> bool:
+def _is_quiet(replica_pair: ReplicaPair, for_s: float = 1.0) -> bool:
     return max((write.at for write in replica_pair.writes()), default=time.time()) < time.time() - for_s
 
 
@@ -146,7 +142,7 @@ async def test_the_follower_leads_after_the_leader_is_killed_and_did_not_write_b
         await asyncio.sleep(2.0)
         assert {write.user for write in replica_pair.writes()} == {leader}
         await replica_pair.replicas[leader].stop(signal.SIGKILL)
-        await eventually(lambda: _wrote(replica_pair, follower))
+        await poll_until(lambda: _has_written(replica_pair, follower))
         assert [user for user, _ in groupby(write.user for write in replica_pair.writes())] == [leader, follower]
 
 
@@ -154,23 +150,23 @@ async def test_a_leader_that_is_stopped_hands_over_at_once(replica_pair: Replica
     # A lease so long that within this test it is handed over, or not obtained at all.
     async with two_replicas(replica_pair, LONG_ELECTION) as (leader, follower):
         # In the middle of a write it would leave its lease to run out.
-        await eventually(lambda: _is_quiet(replica_pair))
+        await poll_until(lambda: _is_quiet(replica_pair))
         assert await replica_pair.replicas[leader].stop() == 0
-        await eventually(lambda: _wrote(replica_pair, follower))
+        await poll_until(lambda: _has_written(replica_pair, follower))
 
 
 async def test_restarted_replicas_write_nothing_if_nothing_changed(replica_pair: ReplicaPair) -> None:
     async with two_replicas(replica_pair):
-        await eventually(lambda: _truth(_costs(replica_pair)))
+        await poll_until(lambda: _costs(replica_pair))
     replica_pair.quiet = True
-    await eventually(lambda: _is_quiet(replica_pair, for_s=3.0))
+    await poll_until(lambda: _is_quiet(replica_pair, for_s=3.0))
     for replica in replica_pair.replicas.values():
         await replica.stop(signal.SIGKILL)
     replica_pair.replicas.clear()
     written, killed_at = await _costs(replica_pair), time.time()
     for user in ("manager-c", "manager-d"):
         replica_pair.start(user)
-    await eventually(lambda: _truth(replica_pair.leader()))
+    await poll_until(replica_pair.leader)
     await asyncio.sleep(3.0)
     assert await _costs(replica_pair) == written
     assert [write for write in replica_pair.writes() if write.at > killed_at] == []

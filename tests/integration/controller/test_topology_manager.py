@@ -17,9 +17,10 @@ from kubekit.client import JSON_PATCH, MERGE_PATCH, Client
 from kubekit.conditions import find_condition
 from kubekit.wire import CONFIGMAPS, EVENTS, NODES, PODS, ConfigMap, Node, Object, Resource
 from lab.controlplane import ControlPlane
+from lab.polling import poll_until
 from lab.programs import Program
 from netperf.latencies import ZonePair
-from tests.integration.conftest import CRDS, MakeNode, eventually
+from tests.integration.conftest import CRDS, MakeNode
 from tests.integration.controller.harness import SimulatedAgents, StartReplica, announce_agent, read_plans
 from tests.integration.controller.test_appgroup_manager import group, pod
 from tests.support.bodies import weight_body
@@ -85,7 +86,7 @@ class MeasuredTopology:
             reasons = {"AllPairsMeasured", "MeasurementsOld"}
             return await self.has_costs(count) and await self.measured_reason() in reasons
 
-        await eventually(are_priced)
+        await poll_until(are_priced)
 
 
 @pytest_asyncio.fixture
@@ -127,7 +128,7 @@ async def test_measured_costs_are_written_beside_the_users_weights_under_our_fie
     assert await topology.read_costs() == {
         ("z1", "z2"): 5, ("z2", "z1"): 5, ("z1", "z3"): 20, ("z3", "z1"): 20, ("z2", "z3"): 22, ("z3", "z2"): 22,
     }  # fmt: skip
-    await eventually(lambda: _equals(topology.condition_status("Measured"), "True"))
+    await poll_until(lambda: _equals(topology.condition_status("Measured"), "True"))
     read_topology = await topology.read_topology()
     assert read_topology.status.node_count >= 6
     assert read_topology.status.weight_calculation_time is not None
@@ -146,7 +147,7 @@ async def test_measured_costs_are_written_beside_the_users_weights_under_our_fie
     await topology.client.patch(
         NETWORK_TOPOLOGIES, "nt-default", patch, Object, patch_type=MERGE_PATCH, namespace=topology.namespace
     )
-    await eventually(lambda: topology.has_costs(6))
+    await poll_until(lambda: topology.has_costs(6))
     weights = {w["name"]: w for w in (await topology.read_raw_topology())["spec"]["weights"]}
     assert weights["UserDefined"] == changed
     assert weights["Second"] == {**changed, "name": "Second"}
@@ -156,7 +157,7 @@ async def test_measured_costs_are_written_beside_the_users_weights_under_our_fie
         await topology.agents.measure()
         # Each round is to be read by itself: two written before the controller looks are one run to it.
         await asyncio.sleep(4.0)
-    await eventually(lambda: _equals(topology.read_costs(), {**before_costs, ("z1", "z3"): 41, ("z3", "z1"): 41}))
+    await poll_until(lambda: _equals(topology.read_costs(), {**before_costs, ("z1", "z3"): 41, ("z3", "z1"): 41}))
 
 
 async def test_costs_without_new_results_become_stale_and_are_then_removed_but_never_zero(
@@ -168,11 +169,11 @@ async def test_costs_without_new_results_become_stale_and_are_then_removed_but_n
     await topology.measure_until_priced()
     good = await topology.read_costs()
     assert good["z1", "z3"] == 180
-    await eventually(lambda: _equals(topology.measured_reason(), "MeasurementsOld"))
+    await poll_until(lambda: _equals(topology.measured_reason(), "MeasurementsOld"))
     assert await topology.read_costs() == good
     assert await topology.condition_status("Measured") == "False"
-    await eventually(lambda: topology.has_costs(0))
-    await eventually(lambda: _equals(topology.measured_reason(), "PairsAbsent"))
+    await poll_until(lambda: topology.has_costs(0))
+    await poll_until(lambda: _equals(topology.measured_reason(), "PairsAbsent"))
     await topology.measure_until_priced()
     assert await topology.read_costs() == good
     notes = [e["reason"] for e in await topology.client.list(EVENTS, dict, namespace=topology.namespace)]
@@ -203,15 +204,15 @@ async def test_deleted_malformed_partial_or_too_large_results_are_reported_and_c
     async def is_gone() -> bool:
         return key not in await stored()
 
-    await eventually(is_named)
-    await eventually(is_gone)
+    await poll_until(is_named)
+    await poll_until(is_gone)
     await topology.patch_results({"x": "y" * 100_000, "netperf.p90.latency.milliseconds.origin.a": "0"})
     refused = f'netaware_results_refused_keys{{reason="bad-key",topology="{topology.namespace}/nt-default"}}'
 
     async def is_counted() -> bool:
         return (await replica.metrics()).get(refused) == 1
 
-    await eventually(is_counted)
+    await poll_until(is_counted)
     assert await topology.condition_status("InputValid") == "False"
     assert await topology.read_costs() == good
     # A mebibyte is what the API server stores; with the other keys beside it no more than this fits.
@@ -222,11 +223,11 @@ async def test_deleted_malformed_partial_or_too_large_results_are_reported_and_c
         found = find_condition((await topology.read_topology()).status.conditions, "InputValid")
         return found is not None and (found.status, found.reason) == ("False", "ResultsTooLarge")
 
-    await eventually(input_is_too_large)
+    await poll_until(input_is_too_large)
     assert await topology.read_costs() == good
     await topology.client.delete(CONFIGMAPS, "netperf-metrics", namespace=topology.namespace)
     # The planner makes what agents are to write into.
-    await eventually(lambda: _equals(topology.condition_status("InputValid"), "True"))
+    await poll_until(lambda: _equals(topology.condition_status("InputValid"), "True"))
     await topology.agents.measure()
     assert await topology.read_costs() == good
 
@@ -242,10 +243,10 @@ async def test_planned_pairs_follow_nodes_and_their_zones(topology: MeasuredTopo
         nodes = await _planned_nodes(topology)
         return f"{topology.namespace}-z1a" not in nodes and len(nodes) >= 3
 
-    await eventually(is_left_out)
+    await poll_until(is_left_out)
     for copy in "ab":
         await topology.patch_node(f"z3{copy}", {"metadata": {"labels": {"topology.kubernetes.io/zone": "z9"}}})
-    await eventually(lambda: _zones_are(topology, {"z1", "z2", "z9"}))
+    await poll_until(lambda: _zones_are(topology, {"z1", "z2", "z9"}))
     topology.agents.set_latency("z1", "z9", 50)
     topology.agents.set_latency("z2", "z9", 52)
 
@@ -253,7 +254,7 @@ async def test_planned_pairs_follow_nodes_and_their_zones(topology: MeasuredTopo
         await topology.agents.measure()
         return (await topology.read_costs()).get(("z1", "z9")) == 50
 
-    await eventually(moved)
+    await poll_until(moved)
     assert all("z3" not in pair for pair in await topology.read_costs())
     for copy in "ab":
         await topology.client.delete(NODES, f"{topology.namespace}-z3{copy}")
@@ -262,10 +263,10 @@ async def test_planned_pairs_follow_nodes_and_their_zones(topology: MeasuredTopo
         found = await topology.client.get(CONFIGMAPS, "netperf-metrics", ConfigMap, namespace=topology.namespace)
         return "mine" in (found.data or {}) and not any("-z3" in key for key in found.data or {})
 
-    await eventually(are_removed)
-    await eventually(lambda: _equals(topology.read_costs(), {("z1", "z2"): 5, ("z2", "z1"): 5}))
+    await poll_until(are_removed)
+    await poll_until(lambda: _equals(topology.read_costs(), {("z1", "z2"): 5, ("z2", "z1"): 5}))
     await topology.patch_node("z1b", {"metadata": {"labels": {"topology.kubernetes.io/zone": None}}})
-    await eventually(lambda: _equals(topology.condition_status("InputValid"), "False"))
+    await poll_until(lambda: _equals(topology.condition_status("InputValid"), "False"))
 
 
 @pytest.mark.slow
@@ -285,7 +286,7 @@ async def test_a_new_leader_reports_no_results_of_the_previous_plan_as_unplanned
     async def is_unplanned() -> bool:
         return node not in await _planned_nodes(topology)
 
-    await eventually(is_unplanned)
+    await poll_until(is_unplanned)
     for _ in range(20):
         await asyncio.sleep(0.2)
         # Agents that have not read the new plan yet go on with the one before.
@@ -313,7 +314,7 @@ async def test_corrupted_plans_and_recreated_topologies_recover_and_external_res
     await topology.client.patch(
         CONFIGMAPS, second, corruption, Object, patch_type=JSON_PATCH, namespace=topology.namespace
     )
-    await eventually(lambda: _zones_are(topology, set(ZONES)))
+    await poll_until(lambda: _zones_are(topology, set(ZONES)))
     foreign = f"foreign-{topology.namespace}"
     await topology.create(foreign, "default", configmapName=foreign)
     a, b = f"{topology.namespace}-p", f"{topology.namespace}-q"
@@ -332,7 +333,7 @@ async def test_corrupted_plans_and_recreated_topologies_recover_and_external_res
         return {("z7", "z8"): 33, ("z8", "z7"): 32}.items() <= read_costs.items()
 
     try:
-        await eventually(are_priced)
+        await poll_until(are_priced)
     finally:
         await topology.client.delete(NETWORK_TOPOLOGIES, foreign, namespace="default")
 
@@ -360,9 +361,9 @@ async def test_bandwidth_of_placed_pods_is_allocated_and_released(
     await topology.client.create(PODS, pod("a", f"{topology.namespace}-z1a"), Object, namespace=topology.namespace)
     await topology.client.create(PODS, pod("b", f"{topology.namespace}-z3a"), Object, namespace=topology.namespace)
     allocated_bps = {("z1", "z3"): "10000000", ("west", "east"): "10000000"}
-    await eventually(lambda: _equals(allocated(), allocated_bps))
+    await poll_until(lambda: _equals(allocated(), allocated_bps))
     await topology.client.delete(PODS, "b", namespace=topology.namespace, grace_period_s=0)
-    await eventually(lambda: _equals(allocated(), {}))
+    await poll_until(lambda: _equals(allocated(), {}))
 
 
 async def test_topologies_of_other_namespaces_get_costs_under_the_shipped_rights(
@@ -383,7 +384,7 @@ async def test_topologies_of_other_namespaces_get_costs_under_the_shipped_rights
         return len(zone_costs_of(found.weight(NETPERF_COSTS))) == 6 and bool(found.status.conditions)
 
     try:
-        await eventually(are_priced)
+        await poll_until(are_priced)
     finally:
         await topology.client.delete(NETWORK_TOPOLOGIES, name, namespace="default")
     refused = [line for line in replica.log.read_text().splitlines() if "forbidden" in line]

@@ -17,9 +17,10 @@ from kubekit.client import MERGE_PATCH, Client
 from kubekit.conditions import find_condition
 from kubekit.wire import DEPLOYMENTS, PODS, Object
 from lab.controlplane import ControlPlane
+from lab.polling import poll_until
 from lab.programs import run_command
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
-from tests.integration.conftest import MakeNode, eventually
+from tests.integration.conftest import MakeNode
 from tests.integration.controller.harness import Replica, StartReplica
 from tests.support.bodies import appgroup_spec
 from tests.support.prometheus_program import Series, format_exposition, run_prometheus
@@ -85,7 +86,7 @@ async def test_measured_weights_are_written_once_and_drift_sets_the_condition(
         }
         await _check_group(client, namespace, start(namespace=netaware_namespace, traffic=traffic))
     # Prometheus is gone: after some failed reads the condition is Unknown.
-    await eventually(partial(_has_condition, client, namespace, "Unknown", "NoTraffic"))
+    await poll_until(partial(_has_condition, client, namespace, "Unknown", "NoTraffic"))
 
 
 async def test_propose_apply_writes_the_appgroup_and_labels_pod_templates(
@@ -104,7 +105,7 @@ async def test_propose_apply_writes_the_appgroup_and_labels_pod_templates(
     async def have_pods() -> bool:
         return len(await client.list(PODS, Object, namespace=namespace)) == 4
 
-    await eventually(have_pods)
+    await poll_until(have_pods)
     async with run_prometheus(prometheus_programs, tmp_path, format_exposition(make_series(namespace))) as prometheus:
         arguments = [
             "propose",
@@ -133,12 +134,12 @@ async def _check_group(client: Client, namespace: str, replica: Replica) -> None
         return await client.get(APPGROUPS, "shop", AppGroup, namespace=namespace)
 
     for text in ("ads -> db is declared, and no calls were seen", "web -> ads is not declared"):
-        await eventually(partial(_has_condition, client, namespace, "False", text))
+        await poll_until(partial(_has_condition, client, namespace, "False", text))
 
     async def has_weights() -> bool:
         return bool((await read()).metadata.annotation(MEASURED_WEIGHTS_ANNOTATION))
 
-    await eventually(has_weights)
+    await poll_until(has_weights)
     weights = json.loads((await read()).metadata.annotation(MEASURED_WEIGHTS_ANNOTATION))
     measured = {(a.lower(), b.lower()): weight for a, row in weights.items() for b, weight in row.items()}
     assert measured == pytest.approx(CALLS, rel=0.03)
@@ -156,4 +157,4 @@ async def _check_group(client: Client, namespace: str, replica: Replica) -> None
     assert (await read()).metadata.resource_version == before
     body = make_group({"web": "cart ads", "cart": "db", "db": "", "ads": ""})
     await client.patch(APPGROUPS, "shop", {"spec": body["spec"]}, Object, patch_type=MERGE_PATCH, namespace=namespace)
-    await eventually(partial(_has_condition, client, namespace, "True"))
+    await poll_until(partial(_has_condition, client, namespace, "True"))

@@ -22,7 +22,8 @@ from kubekit.client import Client
 from kubekit.reflector import Reflector
 from kubekit.wire import EVENTS, PODS, Object, Pod, Resource
 from lab.controlplane import ControlPlane, find_free_ports
-from tests.integration.conftest import MakeNode, eventually
+from lab.polling import poll_until
+from tests.integration.conftest import MakeNode
 from tests.integration.controller.harness import Replica
 
 CORES = "netaware.io/test-cores"
@@ -158,7 +159,7 @@ async def create_bound_replica_set(
         adopted = [pod for pod in pods if created.metadata.uid in {o.uid for o in pod.metadata.owner_references or []}]
         return len(adopted) == len(pods) == len(nodes) and all(pod.spec.node_name for pod in pods)
 
-    await eventually(are_adopted, 60)
+    await poll_until(are_adopted)
     open_gate = {"spec": {"template": {"spec": {"schedulingGates": None}}}}
     changed = await client.patch(REPLICA_SETS, app, open_gate, Object, namespace=namespace)
 
@@ -166,7 +167,7 @@ async def create_bound_replica_set(
         found: dict[str, Any] = await client.get(REPLICA_SETS, app, dict, namespace=namespace)
         return bool(found["status"].get("observedGeneration", 0) >= changed.metadata.generation)
 
-    await eventually(is_observed, 60)
+    await poll_until(is_observed)
 
 
 SHORT_LIMITS = {
@@ -242,7 +243,7 @@ class DeschedulerHarness:
         async def all_run() -> bool:
             return sum(len(pods) for pods in self.usage.running_pods().values()) >= count
 
-        await eventually(all_run, 60)
+        await poll_until(all_run)
 
 
 async def make_nodes(harness: DeschedulerHarness, make_node: MakeNode, count: int) -> list[str]:
@@ -263,7 +264,7 @@ async def wait_for_rounds(replica: Replica, count: int) -> None:
     async def are_done() -> bool:
         return await _sum_metric(replica, "netaware_descheduler_rounds_total") >= goal
 
-    await eventually(are_done, 30 + 5 * count)
+    await poll_until(are_done, timeout_s=30 + 5 * count)
 
 
 async def _sum_metric(replica: Replica, prefix: str) -> float:

@@ -17,8 +17,9 @@ from controller.descheduler.evict import evict
 from controller.descheduler.plan import Move
 from kubekit.client import Client
 from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, NODES, PODS, Node, Object, Pod
+from lab.polling import poll_until
 from netperf.contract import CONTROLLER, HOT_TAINT
-from tests.integration.conftest import MakeNode, StartScheduler, eventually
+from tests.integration.conftest import MakeNode, StartScheduler
 from tests.integration.descheduler.harness import (
     DeschedulerHarness,
     count_evictions,
@@ -76,7 +77,7 @@ async def test_pods_that_fit_nowhere_else_stay_and_an_event_on_the_node_says_why
     async def has_event() -> bool:
         return any(names[0] in event.metadata.name for event in await harness.list_events("NotRelieved", "default"))
 
-    await eventually(has_event, 60)
+    await poll_until(has_event)
     (note,) = {e.note for e in await harness.list_events("NotRelieved", "default") if names[0] in e.metadata.name}
     assert note == "Node is overutilized, but no further pod can be moved: 6 node-fit"
     await wait_for_rounds(replica, 10)
@@ -122,7 +123,7 @@ async def test_a_dry_run_evicts_no_pod_and_shows_the_moves_of_the_live_loop(
     async def has_planned() -> bool:
         return await count_evictions(dry_run) > 0
 
-    await eventually(has_planned, 60)
+    await poll_until(has_planned)
     metrics = await dry_run.metrics()
     assert {name for name, count in metrics.items() if "evictions_total" in name and count} == {
         'netaware_descheduler_evictions_total{result="dry-run",strategy="LowNodeLoad"}'
@@ -139,7 +140,7 @@ async def test_a_dry_run_evicts_no_pod_and_shows_the_moves_of_the_live_loop(
     async def has_evicted() -> bool:
         return bool(await harness.list_events("Descheduled"))
 
-    await eventually(has_evicted, 60)
+    await poll_until(has_evicted)
     await wait_for_rounds(live, 3)
     (event,) = await harness.list_events("Descheduled")
     assert event.metadata.name.startswith(planned_move["pod"].partition("/")[2])

@@ -14,9 +14,9 @@ import pytest_asyncio
 from kubekit.client import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, Client
 from kubekit.errors import ApiError
 from lab.controlplane import ControlPlane
+from lab.polling import poll_until
 from netperf.results import encode_samples, sample_key
 from netperf.sample import Measurement, NodeLocation, Sample
-from tests.integration.conftest import eventually
 from tests.integration.manifests.attacks import Json, Schemas, dry_run, find_patchable_fields
 from tests.integration.manifests.conftest import TokenFor
 from tests.integration.manifests.kubectl import MANIFESTS, Kubectl
@@ -182,7 +182,7 @@ async def test_the_right_to_delete_pods_allows_only_unschedulable_pods_with_an_o
     rights = str(MANIFESTS / "components" / "replace-pending" / "rbac.yaml")
     await kubectl("apply", "--server-side", "-f", rights)
     try:
-        await eventually(is_allowed)
+        await poll_until(is_allowed)
         assert [await is_allowed(path) for path in paths] == [may_delete for *_, may_delete in PODS_TO_DELETE]
     finally:
         await kubectl("delete", "-f", rights)
@@ -284,6 +284,6 @@ async def test_policies_have_no_type_errors(kubectl: Kubectl) -> None:
         pairs = (await kubectl(*policies, path)).split()
         return all(pair.split("=")[0] == pair.split("=")[1] for pair in pairs)
 
-    await eventually(are_checked)
+    await poll_until(are_checked)
     warnings = await kubectl(*policies, "jsonpath={range .items[*]}{.status.typeChecking}{end}")
     assert warnings.replace("{}", "") == ""

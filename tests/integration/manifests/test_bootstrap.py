@@ -16,7 +16,8 @@ from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError, ConfigError
 from kubekit.reflector import Reflector
 from kubekit.wire import NAMESPACES, SECRETS, ConfigMap, Object
-from tests.integration.conftest import eventually, remove_crds
+from lab.polling import poll_until
+from tests.integration.conftest import remove_crds
 from tests.integration.manifests.kubectl import Kubectl
 
 NAMESPACE = "bootstrap"
@@ -70,7 +71,7 @@ async def test_leader_creates_missing_objects_if_configured(admin: Client) -> No
             passphrase_bytes = bytes.fromhex(await read_passphrase(admin))
             return list(store.items) == [f"{NAMESPACE}/nt-default"] and len(passphrase_bytes) == 32
 
-        await eventually(is_created)
+        await poll_until(is_created)
         assert store.items[f"{NAMESPACE}/nt-default"].spec.configmap_name == "netperf-metrics"
     # What exists is left alone, also a topology of another name in another namespace.
     edited_secret = {"stringData": {"passphrase": "chosen by a person"}}

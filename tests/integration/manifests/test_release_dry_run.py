@@ -18,8 +18,8 @@ import yaml
 
 from lab import debian
 from lab.controlplane import find_free_ports
+from lab.polling import poll_until
 from lab.programs import Programs
-from tests.integration.conftest import eventually
 from tests.integration.manifests.kubectl import MANIFESTS, Kubectl
 
 pytestmark = [pytest.mark.helm, pytest.mark.timeout(900)]
@@ -177,7 +177,7 @@ async def test_chart_is_pushed_to_a_registry_and_installed_from_there(
         done = subprocess.run(words, check=False, capture_output=True, text=True, cwd=ROOT, timeout=120)
         return done.returncode == 0
 
-    await eventually(pushed)
+    await poll_until(pushed)
     (packed,) = folder.glob("*.tgz")
     version = packed.stem.removeprefix("netaware-")
     at = (f"oci://{where}/charts/netaware", "--version", version, "--plain-http", "-n", NAMESPACE)

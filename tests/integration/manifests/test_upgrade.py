@@ -11,7 +11,8 @@ import yaml
 from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES
 from kubekit.client import Client
 from kubekit.wire import CONFIGMAPS, ConfigMap, Object
-from tests.integration.conftest import crd_bodies, eventually, remove_crds
+from lab.polling import poll_until
+from tests.integration.conftest import crd_bodies, remove_crds
 from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Kubectl, uninstall, wait_until_established
 from tests.support.documents import shell_blocks
 
@@ -53,7 +54,7 @@ async def test_definitions_upgrade_in_place_and_keep_their_objects(kubectl: Kube
     before = await objects()
     assert not await has_status()
     await kubectl("apply", "--server-side", "--force-conflicts", "-k", str(MANIFESTS / "crds"))
-    await eventually(has_status)
+    await poll_until(has_status)
     assert await objects() == before
     await remove_crds(admin)
 
@@ -96,14 +97,14 @@ async def test_changing_the_overlay_as_documented_revokes_rights(kubectl: Kubect
     await kubectl("apply", "--server-side", "-k", str(MANIFESTS / "overlays" / "descheduler"))  # the first installation
     await kubectl(*shlex.split(namespace.replace("manifests", str(MANIFESTS)))[1:])
     await apply("descheduler")
-    await eventually(may_evict)
+    await poll_until(may_evict)
     # What the programs made is not a part of the overlay.
     results = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "netperf-metrics"}}
     await admin.create(CONFIGMAPS, results, Object, namespace=NAMESPACE)
     pruned = [text for text in (await apply("default")).splitlines() if text.endswith("pruned")]
     assert pruned
     assert all("netaware-descheduler" in text or "controller-config" in text for text in pruned), pruned
-    await eventually(may_not)
+    await poll_until(may_not)
     await admin.get(CONFIGMAPS, "netperf-metrics", ConfigMap, namespace=NAMESPACE)
     assert "pruned" not in await apply("default")
     await uninstall(kubectl, admin, "default")

@@ -13,7 +13,7 @@ import yaml
 from kubekit.client import Client
 from kubekit.wire import NAMESPACES, Object
 from lab.controlplane import ControlPlane
-from tests.integration.conftest import eventually
+from lab.polling import poll_until
 from tests.integration.manifests.attacks import dry_run_pod
 from tests.integration.manifests.kubectl import MANIFESTS, Kubectl
 from tests.support.webhook_program import generate_manifests, start_webhook
@@ -71,7 +71,7 @@ async def test_pods_are_gated_as_by_the_policies_and_created_if_the_webhook_is_d
     async def is_gated() -> bool:
         return await gates_after_admission(admin, "plain", GROUP, **ours) == [GATE]
 
-    await eventually(is_gated)
+    await poll_until(is_gated)
     assert await gates_after_admission(admin, "plain", {**GROUP, **PLACED_BY_AFFINITY}) == [GATE]
     assert await gates_after_admission(admin, "gated", GROUP) == [GATE]
     assert await gates_after_admission(admin, "gated", GROUP, {"a": "x" * 200_000}) == [GATE]

@@ -9,7 +9,7 @@ from typing import Any
 
 from kubekit.client import Client
 from lab.controlplane import ControlPlane
-from tests.integration.conftest import eventually
+from lab.polling import poll_until
 from tests.integration.manifests.attacks import Json, dry_run
 from tests.integration.manifests.kubectl import NAMESPACE, installed_overlay
 
@@ -96,7 +96,7 @@ async def installed_with_victims(plane: ControlPlane) -> AsyncIterator[None]:
         for name in POD_NAMESPACES:
             await admin.request("POST", "/api/v1/namespaces", body=object_of("Namespace", name))
         for path, body in VICTIMS:
-            await eventually(partial(is_created, path, body))
+            await poll_until(partial(is_created, path, body))
         yield
         for path, body in reversed(VICTIMS):
             await admin.request("DELETE", f"{path}/{body['metadata']['name']}", params={"gracePeriodSeconds": "0"})
@@ -116,5 +116,5 @@ async def stolen_tokens(token_for: Any) -> AsyncIterator[dict[str, Client]]:
             async def is_in_force(client: Client = clients[program], path: str = path, body: Json = body) -> bool:
                 return "ValidatingAdmissionPolicy" in (await dry_run(client, "PATCH", path, body))[0]
 
-            await eventually(is_in_force)
+            await poll_until(is_in_force)
         yield clients

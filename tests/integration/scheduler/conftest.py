@@ -27,8 +27,10 @@ from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.gating.controller import GatingController
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import NODES, PODS, Node, Object, Resource
+from lab.nodes import is_usable
+from lab.polling import poll_until
 from lab.programs import Program
-from tests.integration.conftest import MakeNode, StartScheduler, eventually
+from tests.integration.conftest import MakeNode, StartScheduler
 from tests.support.bodies import appgroup_spec, weight_body
 from tests.support.scheduling import run_leader, serve_extender
 
@@ -45,8 +47,6 @@ ADMISSION = {
     for ending in (("y", "ies"), ("yBinding", "ybindings"))
 }
 PROFILE = "network-aware-scheduler"
-DEADLINE_S = 150.0
-"""Long enough for a busy machine, and shorter than the 300 s after which kube-scheduler retries unschedulable pods by itself."""
 LONG_WAIT = GatesConfig(max_wait_s=1200, missing_workload_timeout_s=600)
 """Timeouts of gates that do not pass during a test."""
 
@@ -61,15 +61,17 @@ def ready_node(client: Client, make_node: MakeNode, kwok: Program) -> MakeNode:
     """``make_node`` that returns when the node is ready, without taints, and without pods of an earlier test."""
 
     async def make(name: str, **fields: Any) -> Node:
-        async with asyncio.timeout(DEADLINE_S):
-            while await client.list(PODS, Object, field_selector=f"spec.nodeName={name}"):
-                await asyncio.sleep(0.05)
-            await make_node(name, **fields)
-            while True:
-                node = await client.get(NODES, name, Node)
-                if node.is_ready and not node.spec.taints:
-                    return node
-                await asyncio.sleep(0.05)
+        async def is_empty() -> bool:
+            return not await client.list(PODS, Object, field_selector=f"spec.nodeName={name}")
+
+        async def find_usable() -> Node | None:
+            node = await client.get(NODES, name, Node)
+            return node if is_usable(node) else None
+
+        await poll_until(is_empty)
+        await make_node(name, **fields)
+        node: Node = await poll_until(find_usable)
+        return node
 
     return make
 
@@ -129,7 +131,7 @@ async def gate_policy(client: Client, namespace: str) -> AsyncIterator[None]:
         await client.delete(PODS, pod.metadata.name, namespace=namespace, grace_period_s=0)
         return pod.is_gated
 
-    await wait_until(is_in_force)
+    await poll_until(is_in_force)
     yield
     for document in reversed(documents):
         await client.delete(ADMISSION[document["kind"]], document["metadata"]["name"])
@@ -211,39 +213,31 @@ def pod_spec(requests: Mapping[str, str] | None, **spec: Any) -> dict[str, Any]:
     return {"terminationGracePeriodSeconds": 0, "containers": [container], **spec}
 
 
-async def wait_until(check: Callable[[], Awaitable[bool] | bool]) -> None:
-    """Wait until ``check`` returns true; raises TimeoutError after `DEADLINE_S`."""
-
-    async def holds() -> bool:
-        result = check()
-        return result if isinstance(result, bool) else await result
-
-    await eventually(holds, DEADLINE_S)
-
-
 async def read_pod(client: Client, namespace: str, name: str) -> Pod:
     return await client.get(PODS, name, Pod, namespace=namespace)
 
 
 async def wait_until_bound(client: Client, namespace: str, *names: str) -> dict[str, str]:
     """Wait until these pods, by default all of the namespace, are bound; returns node by pod."""
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            pods = {p.metadata.name: p.spec.node_name for p in await client.list(PODS, Pod, namespace=namespace)}
-            wanted = {name: pods.get(name, "") for name in names} if names else pods
-            if wanted and all(wanted.values()):
-                return wanted
-            await asyncio.sleep(0.05)
+
+    async def find_nodes() -> dict[str, str] | None:
+        pods = {p.metadata.name: p.spec.node_name for p in await client.list(PODS, Pod, namespace=namespace)}
+        nodes = {name: pods.get(name, "") for name in names} if names else pods
+        return nodes if all(nodes.values()) else None
+
+    nodes: dict[str, str] = await poll_until(find_nodes)
+    return nodes
 
 
 async def wait_until_unschedulable(client: Client, namespace: str, name: str) -> str:
     """Wait until a pod is unschedulable; returns the scheduler's message."""
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            found = (await read_pod(client, namespace, name)).condition("PodScheduled")
-            if found is not None and found.status == "False" and found.reason == "Unschedulable":
-                return found.message
-            await asyncio.sleep(0.05)
+
+    async def find_message() -> str:
+        condition = (await read_pod(client, namespace, name)).condition("PodScheduled")
+        is_unschedulable = condition is not None and (condition.status, condition.reason) == ("False", "Unschedulable")
+        return condition.message if condition is not None and is_unschedulable else ""
+
+    return str(await poll_until(find_message))
 
 
 async def cordon(client: Client, node: str) -> None:
@@ -255,29 +249,26 @@ async def wait_until_scheduler_sees_cordon(client: Client, namespace: str, node:
     """Wait until kube-scheduler refuses a pod that only this cordoned node could take."""
     only: dict[str, Any] = {"nodeSelector": {"kubernetes.io/hostname": node}}
 
-    async def refused() -> bool:
+    async def is_refused() -> bool:
         await create_pod(client, namespace, "cordon-probe", scheduler="default-scheduler", **only)
         while not (pod := await read_pod(client, namespace, "cordon-probe")).spec.node_name:
-            found = pod.condition("PodScheduled")
-            if found is not None and found.status == "False":
+            condition = pod.condition("PodScheduled")
+            if condition is not None and condition.status == "False":
                 break
             await asyncio.sleep(0.05)
         await client.delete(PODS, "cordon-probe", namespace=namespace, grace_period_s=0)
         return not pod.spec.node_name
 
-    await wait_until(refused)
+    await poll_until(is_refused)
 
 
 async def wait_for_event(client: Client, namespace: str, pod: str, reason: str) -> str:
     """Wait for an event about a pod; returns its note."""
-    notes: list[str] = []
 
-    async def recorded() -> bool:
-        notes[:] = [e["note"] for e in await list_events(client, namespace, pod) if e["reason"] == reason]
-        return bool(notes)
+    async def find_notes() -> list[str]:
+        return [e["note"] for e in await list_events(client, namespace, pod) if e["reason"] == reason]
 
-    await wait_until(recorded)
-    return notes[0]
+    return str((await poll_until(find_notes))[0])
 
 
 async def list_events(client: Client, namespace: str, pod: str) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.gating.retries import REPLACE_AFTER_S
 from kubekit.client import Client
 from kubekit.wire import DEPLOYMENTS, NODES, PODS, Object
+from lab.polling import poll_until
 from tests.integration.conftest import MakeNode, StartScheduler
 from tests.integration.scheduler.conftest import (
     Lead,
@@ -21,7 +22,6 @@ from tests.integration.scheduler.conftest import (
     create_group,
     create_pod,
     set_costs,
-    wait_until,
     workload_body,
 )
 
@@ -95,13 +95,13 @@ async def test_a_pod_with_stale_node_affinity_is_bound_in_time(
     async with lead(SchedulerConfig(placement="affinity")):
         await create_pod(client, namespace, "b", group="a1", workload="B", nodeName="n-a", requests={"cpu": "1"})
         await create(client, namespace)
-        await wait_until(released)
+        await poll_until(released)
         (frozen,) = await pods()
         assert bool(frozen.metadata.annotation(NARROWED_ANNOTATION)) == replaced
         await happens(client, namespace)
         began = time.monotonic()
         await scheduler()
-        await wait_until(bound)
+        await poll_until(bound)
         took_s = time.monotonic() - began
         (placed,) = [pod for pod in await pods() if pod.spec.node_name]
     record_property("seconds", round(took_s, 1))

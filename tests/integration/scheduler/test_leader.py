@@ -15,6 +15,7 @@ from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.gating.controller import GatingController
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, Object, Resource
+from lab.polling import poll_until
 from tests.integration.scheduler.conftest import (
     LONG_WAIT,
     PROFILE,
@@ -24,7 +25,6 @@ from tests.integration.scheduler.conftest import (
     create_pod,
     list_events,
     read_pod,
-    wait_until,
     workload_body,
 )
 
@@ -75,20 +75,20 @@ async def test_a_new_leader_reports_no_placement_of_pods_that_were_bound_before(
     async with lead(NO_WAIT, start=start) as controller:
         for name in ("old", "gone"):
             await create_pod(client, namespace, name, group="a1", workload="P1", schedulingGates=[{"name": FOREIGN}])
-            await wait_until(lambda: _sees_gated(controller, 1))
+            await poll_until(lambda: _sees_gated(controller, 1))
             await open_gates(client, namespace, name)
             await bind(client, namespace, name, "n-a")
-            await wait_until(lambda: _sees_gated(controller, 0))
+            await poll_until(lambda: _sees_gated(controller, 0))
         await client.delete(PODS, "gone", namespace=namespace, grace_period_s=0)
         start.set()
         await create_pod(client, namespace, "probe", group="a1", workload="P0")
-        await wait_until(lambda: _is_released(client, namespace, "probe"))
+        await poll_until(lambda: _is_released(client, namespace, "probe"))
         await client.delete(PODS, "probe", namespace=namespace, grace_period_s=0)
         await create_pod(client, namespace, "new", group="a1", workload="P1", schedulingGates=[{"name": FOREIGN}])
-        await wait_until(lambda: _sees_gated(controller, 1))
+        await poll_until(lambda: _sees_gated(controller, 1))
         await open_gates(client, namespace, "new")
         await bind(client, namespace, "new", "n-a")
-        await wait_until(lambda: _has_placement_event(client, namespace, "new"))
+        await poll_until(lambda: _has_placement_event(client, namespace, "new"))
         assert await count_placement_events(client, namespace, "old", "gone") == [0, 0]
 
 
@@ -132,14 +132,14 @@ async def test_reservations_of_a_deleted_group_are_released(
             automountServiceAccountToken=False,
         )
 
-        await wait_until(lambda: _is_released(client, admitting_namespace, "theirs"))
+        await poll_until(lambda: _is_released(client, admitting_namespace, "theirs"))
         assert controller.plans.reservations.reserved_by_others("")
         await client.delete(APPGROUPS, "first", namespace=namespace)
-        await wait_until(lambda: not controller.state.groups)
+        await poll_until(lambda: not controller.state.groups)
         await client.delete(PODS, "theirs", namespace=admitting_namespace, grace_period_s=0)
         await create_group(client, namespace, ALONE, name="second", members=1)
         await create_pod(client, namespace, "ours", group="second", workload="P1", requests={"cpu": "2"})
-        await wait_until(lambda: controller.plans.planned_condition(f"{namespace}/second") is not None)
+        await poll_until(lambda: controller.plans.planned_condition(f"{namespace}/second") is not None)
         planned = controller.plans.planned_condition(f"{namespace}/second")
         assert planned is not None
         assert planned.reason == "Complete"
@@ -163,7 +163,7 @@ async def test_in_affinity_mode_no_zone_is_required_without_the_right_to_evict(
             found[:] = [p for p in await client.list(PODS, Pod, namespace=namespace) if p.workload == "P1"]
             return bool(found) and not found[0].is_gated
 
-        await wait_until(released)
+        await poll_until(released)
     affinity = found[0].spec.affinity
     assert affinity is not None
     assert affinity.node_affinity is not None

@@ -13,6 +13,7 @@ from controller.scheduler.config import SchedulerConfig
 from kubekit import conditions
 from kubekit.client import Client
 from kubekit.wire import PODS, Condition, Object, Resource
+from lab.polling import poll_until
 from tests.integration.conftest import MakeNode
 from tests.integration.scheduler.conftest import (
     LONG_WAIT,
@@ -21,7 +22,6 @@ from tests.integration.scheduler.conftest import (
     create_pod,
     read_pod,
     set_costs,
-    wait_until,
     wait_until_bound,
     wait_until_unschedulable,
 )
@@ -120,7 +120,7 @@ async def test_a_pod_group_that_does_not_fit_reserves_nothing(
             has_failed = condition is not None and condition.status == "False"
             return has_failed and all(pod.status.scheduling_failed for pod in pods)
 
-        await wait_until(is_refused)
+        await poll_until(is_refused)
         pods = await list_pods(client, namespace)
         assert [
             (p.metadata.name, p.spec.node_name, target_of(p)) for p in pods if p.spec.node_name or target_of(p)

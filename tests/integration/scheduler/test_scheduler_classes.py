@@ -13,6 +13,7 @@ from controller.cluster.volumes import VOLUMES
 from controller.scheduler.config import SchedulerConfig
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import DEPLOYMENTS, PODS, STATEFUL_SETS, Object
+from lab.polling import poll_until
 from tests.integration.conftest import MakeNode, StartScheduler
 from tests.integration.scheduler.conftest import (
     LONG_WAIT,
@@ -24,7 +25,6 @@ from tests.integration.scheduler.conftest import (
     create_group,
     create_pod,
     set_costs,
-    wait_until,
     wait_until_bound,
     workload_body,
 )
@@ -99,8 +99,8 @@ async def test_new_replicas_of_a_rollout_follow_their_new_node_selector(
     async with scheduling(SchedulerConfig(gates=LONG_WAIT), with_extender=False):
         await create_pod(client, namespace, "p2", group="a1", workload="P2", nodeName="n-a")
         await client.create(DEPLOYMENTS, deployment, Object, namespace=namespace)
-        await wait_until(lambda: all_on("n-a"))
+        await poll_until(lambda: all_on("n-a"))
         patch = {"spec": {"template": {"spec": {"nodeSelector": {"pool": "db"}}}}}
         path = f"/apis/apps/v1/namespaces/{namespace}/deployments/p1"
         await client.request("PATCH", path, body=patch, content_type=MERGE_PATCH)
-        await wait_until(lambda: all_on("n-b"))
+        await poll_until(lambda: all_on("n-b"))

@@ -15,6 +15,7 @@ from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.runtime import supervise
 from kubekit.wire import PODS, Object, Resource
+from lab.polling import poll_until
 from tests.integration.conftest import MakeNode, StartScheduler
 from tests.integration.scheduler.conftest import (
     LONG_WAIT,
@@ -24,7 +25,6 @@ from tests.integration.scheduler.conftest import (
     create_group,
     create_pod,
     read_pod,
-    wait_until,
     wait_until_bound,
 )
 
@@ -55,7 +55,7 @@ async def test_the_autoscaler_sees_all_pods_of_an_unschedulable_chain(
         async def autoscaler_sees_all() -> bool:
             return all([autoscaler_sees(await read_pod(client, namespace, name)) for name in names])
 
-        await wait_until(autoscaler_sees_all)
+        await poll_until(autoscaler_sees_all)
         asked = [await read_pod(client, namespace, name) for name in names]
         assert [pod.spec.affinity for pod in asked] == [None] * len(names)
         for node in ("n-b", "n-c"):

@@ -19,9 +19,9 @@ from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.reflector import Reflector
 from kubekit.wire import NAMESPACES, PODS, Object, Resource
+from lab.polling import poll_until
 from tests.integration.conftest import MakeNode
 from tests.integration.scheduler.conftest import (
-    DEADLINE_S,
     LONG_WAIT,
     MakeZones,
     Scheduling,
@@ -30,7 +30,6 @@ from tests.integration.scheduler.conftest import (
     read_pod,
     set_costs,
     wait_for_event,
-    wait_until,
     wait_until_bound,
 )
 from tests.support.scheduling import running
@@ -71,7 +70,7 @@ async def test_the_online_boutique_is_bound_in_the_order_of_its_algorithm(
         for workload in group["spec"]["workloads"]:
             selector = workload["workload"]["selector"]
             await create_pod(client, namespace, selector.lower(), group="online-boutique", workload=selector)
-        await wait_until(lambda: len(bound) == len(ORDER.split()))
+        await poll_until(lambda: len(bound) == len(ORDER.split()))
     assert " ".join(name.upper() for name in bound) == ORDER
 
 
@@ -186,7 +185,7 @@ async def test_a_namespaces_label_holds_for_pods_without_their_own(client: Clien
         await client.delete(PODS, "later", namespace=namespace, grace_period_s=0)
         return later.is_gated
 
-    await wait_until(is_later_pod_gated)  # admission sees namespaces through a cache
+    await poll_until(is_later_pod_gated)  # admission sees namespaces through a cache
     opt_out = {"netaware.io/placement": "extender"}
     assert not (await create_pod(client, namespace, "opted-out", labels=opt_out, **for_default_scheduler)).is_gated
 
@@ -229,7 +228,7 @@ async def test_a_gate_opens_if_the_api_server_refuses_the_target_annotation(
         await create_pod(client, namespace, "probe", nodeName="n-a")
         annotated = {"metadata": {"annotations": {"netaware.io/target": "x"}}}
         with pytest.raises(ApiError, match=r"^422 .*not here"):
-            await asyncio.wait_for(annotate_until_refused(client, namespace, "probe", annotated), DEADLINE_S)
+            await asyncio.wait_for(annotate_until_refused(client, namespace, "probe", annotated), 150)
         await create_group(client, namespace, {"A": {}})
         async with scheduling(with_extender=False):
             await create_pod(client, namespace, "a", group="a1", workload="A")

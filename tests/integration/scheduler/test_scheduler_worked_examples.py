@@ -12,6 +12,7 @@ from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import AllocatableArgs, SchedulerConfig
 from kubekit.client import Client
 from kubekit.wire import PODS
+from lab.polling import poll_until
 from tests.integration.conftest import MakeNode, StartScheduler
 from tests.integration.scheduler.conftest import (
     Lead,
@@ -20,7 +21,6 @@ from tests.integration.scheduler.conftest import (
     create_group,
     create_pod,
     set_costs,
-    wait_until,
     wait_until_bound,
     wait_until_scheduler_sees_cordon,
     wait_until_unschedulable,
@@ -56,7 +56,7 @@ async def wait_until_filter_passes(url: str, namespace: str, nodes: set[str]) ->
             return set((await response.json(content_type=None))["nodenames"] or ()) == nodes
 
     async with aiohttp.ClientSession() as session:
-        await wait_until(passes_nodes)
+        await poll_until(passes_nodes)
 
 
 async def test_a_pod_is_bound_beside_its_dependency_then_near_it_and_otherwise_pending_with_a_reason(

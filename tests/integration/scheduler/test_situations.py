@@ -16,6 +16,7 @@ from controller.cluster.pods import PlacementMode, Pod
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import DEPLOYMENTS, PODS, Object, Resource
+from lab.polling import poll_until
 from tests.integration.conftest import MakeNode, StartScheduler
 from tests.integration.scheduler.conftest import (
     PROFILE,
@@ -25,7 +26,6 @@ from tests.integration.scheduler.conftest import (
     create_group,
     create_pod,
     set_costs,
-    wait_until,
     wait_until_bound,
     workload_body,
 )
@@ -98,7 +98,7 @@ class Stage:
             pods = await self.active_pods()
             return len(pods) == count and all(p.spec.node_name and p.metadata.uid not in other_than for p in pods)
 
-        await wait_until(placed)
+        await poll_until(placed)
 
     async def pod_uids(self) -> frozenset[str]:
         return frozenset(pod.metadata.uid for pod in await self.active_pods())
@@ -146,7 +146,7 @@ async def cordoned(stage: Stage) -> None:
 async def other_gates(stage: Stage) -> None:
     await stage.restart_leader(SchedulerConfig(placement=stage.config.placement, gates=SHORT_WAIT))
     await stage.deploy(*CHAIN, schedulingGates=[{"name": FOREIGN_GATE}])
-    await wait_until(lambda: stage.has_active_pods(REPLICAS * len(CHAIN)))
+    await poll_until(lambda: stage.has_active_pods(REPLICAS * len(CHAIN)))
     await asyncio.sleep(SHORT_WAIT.max_wait_s + 1)
     for pod in await stage.active_pods():
         assert pod.is_gated, "ours waits for theirs"
@@ -201,7 +201,7 @@ async def devices(stage: Stage) -> None:
 
 async def kill_leader(stage: Stage) -> None:
     await stage.deploy(*CHAIN)
-    await wait_until(lambda: _any_bound(stage))
+    await poll_until(lambda: _any_bound(stage))
     await stage.restart_leader()
     await stage.wait_until_placed()
 

@@ -14,7 +14,7 @@ from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.events import LOSS_CAUSES, EventRecorder, ObjectReference
 from kubekit.wire import EVENTS
-from tests.support.waiting import wait_until
+from lab.polling import poll_until
 from tests.unit.kubekit.simulated_api import SimulatedApi, connected
 
 POD = ObjectReference("v1", "Pod", "web-1", "ns", "uid-1")
@@ -45,11 +45,11 @@ def lost_counts(registry: CollectorRegistry) -> dict[str, float]:
 async def test_a_repeated_event_increases_the_count_of_the_first_one(api: SimulatedApi) -> None:
     async with running_recorder(api) as (recorder, now, _):
         recorder.record_warning(POD, "LimitNotEnforced", "no TBF on veth1")
-        await wait_until(lambda: api.objects)
+        await poll_until(lambda: api.objects)
         recorder.record_warning(POD, "LimitNotEnforced", "no TBF on veth1")
         now[0] += 61
         recorder.record_warning(POD, "LimitNotEnforced", "no TBF on veth1")
-        await wait_until(lambda: api.count("PATCH"))
+        await poll_until(lambda: api.count("PATCH"))
     (event,) = api.objects.values()
     about = {"apiVersion": "v1", "kind": "Pod", "name": "web-1", "namespace": "ns", "uid": "uid-1"}
     assert event["regarding"] == about
@@ -62,7 +62,7 @@ async def test_an_event_of_an_object_with_a_long_name_has_a_valid_name(api: Simu
         recorder.record_normal(
             ObjectReference("v1", "Pod", "a" * 199 + "." + "b" * 50, "ns", "uid-1"), "Placed", "by the plan"
         )
-        await wait_until(lambda: api.objects)
+        await poll_until(lambda: api.objects)
     assert not any(".." in name for name in api.objects)
 
 
@@ -70,7 +70,7 @@ async def test_an_expired_event_is_created_again_at_once(api: SimulatedApi) -> N
     async with running_recorder(api) as (recorder, now, _):
         for _ in range(3):
             recorder.record_warning(POD, "LimitNotEnforced", "no TBF on veth1")
-            await wait_until(lambda: api.objects)
+            await poll_until(lambda: api.objects)
             api.objects.clear()
             now[0] += 7200
 
@@ -80,10 +80,10 @@ async def test_an_event_that_repeats_stays_remembered(api: SimulatedApi, monkeyp
     async with running_recorder(api) as (recorder, now, _):
         for note in ("a", "b", "a", "c"):
             recorder.record_normal(POD, "Placed", note)
-        await wait_until(lambda: len(api.objects) == 3)
+        await poll_until(lambda: len(api.objects) == 3)
         now[0] += 61
         recorder.record_normal(POD, "Placed", "a")
-        await wait_until(lambda: api.count("PATCH") == 1 or len(api.objects) > 3)
+        await poll_until(lambda: api.count("PATCH") == 1 or len(api.objects) > 3)
     assert len(api.objects) == 3
 
 
@@ -92,9 +92,9 @@ async def test_lost_events_are_counted_and_later_events_are_sent(api: SimulatedA
         assert lost_counts(registry) == {}
         api.fail_writes = [403]
         recorder.record_normal(POD, "A", "first")
-        await wait_until(lambda: lost_counts(registry) == {"refused": 1})
+        await poll_until(lambda: lost_counts(registry) == {"refused": 1})
         recorder.record_normal(POD, "B", "second")
-        await wait_until(lambda: api.objects)
+        await poll_until(lambda: api.objects)
     assert [event["reason"] for event in api.objects.values()] == ["B"]
 
 
@@ -111,7 +111,7 @@ async def test_an_event_is_not_lost_if_only_the_response_is_malformed() -> None:
         task = asyncio.create_task(recorder.run())
         for reason in ("A", "B"):
             recorder.record_normal(POD, reason, "note")
-        await wait_until(lambda: len(requests) == 2)
+        await poll_until(lambda: len(requests) == 2)
         task.cancel()
     assert lost_counts(registry) == {}
 

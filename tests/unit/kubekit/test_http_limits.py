@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from kubekit import http_limits
 from kubekit.http import Server
 from lab.certificates import CertificateAuthority
-from tests.support.waiting import wait_until
+from lab.polling import poll_until
 
 HALF_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
 
@@ -121,7 +121,7 @@ async def test_idle_connections_of_a_peer_with_many_are_closed_before_new_ones_o
     async with server.running() as address:
         open_writers = await open_connections(address, "127.0.0.2", 14, "/healthz")
         reader, writer = await connect(address)
-        await wait_until(lambda: len(server.connection_limiter) == 15)
+        await poll_until(lambda: len(server.connection_limiter) == 15)
         open_writers += await open_connections(address, "127.0.0.3", 10, "/healthz")
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         async with asyncio.timeout(30):
@@ -142,8 +142,8 @@ async def test_a_connection_whose_peer_does_not_read_is_closed(monkeypatch: pyte
         host, _, port = address.rpartition(":")
         with socket.create_connection((host, int(port))) as peer:
             peer.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
-            await wait_until(lambda: len(server.connection_limiter) == 1)
-            await wait_until(lambda: len(server.connection_limiter) == 0)
+            await poll_until(lambda: len(server.connection_limiter) == 1)
+            await poll_until(lambda: len(server.connection_limiter) == 0)
 
 
 async def test_half_open_tls_handshakes_are_limited_and_block_no_request(
@@ -160,7 +160,7 @@ async def test_half_open_tls_handshakes_are_limited_and_block_no_request(
             for _ in range(3):
                 async with session.get(f"https://{address}/healthz", ssl=client) as answer:
                     assert await answer.text() == "ok\n"
-            await wait_until(lambda: server.handshake_limiter.closed_count >= 130)
+            await poll_until(lambda: server.handshake_limiter.closed_count >= 130)
         assert len(server.handshake_limiter) <= 20
         assert len(server.connection_limiter) == 1
         for _, writer in connections:

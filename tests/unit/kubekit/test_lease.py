@@ -15,7 +15,7 @@ from kubekit.fence import WriteFence
 from kubekit.lease import LeaderElectionConfig, LeaderElector
 from kubekit.transport import MAX_SHARED_REQUESTS, ConnectionPool
 from kubekit.wire import LEASES, Object, format_time
-from tests.support.waiting import wait_until
+from lab.polling import poll_until
 from tests.unit.kubekit.simulated_api import SimulatedApi
 
 FAST = LeaderElectionConfig(duration_s=1.0, renew_deadline_s=0.6, retry_s=0.1)
@@ -89,12 +89,12 @@ async def test_one_of_three_candidates_leads_and_keeps_leading(api: SimulatedApi
 async def test_a_lease_that_others_changed_or_deleted_is_renewed(api: SimulatedApi) -> None:
     async with replicas(api, 1, PATIENT) as (leader,):
         leader.start()
-        await wait_until(lambda: leader.is_leader)
+        await poll_until(lambda: leader.is_leader)
         api.put("lease", spec=api.objects["lease"]["spec"])
         writes = api.count("PUT")
-        await wait_until(lambda: api.count("PUT") >= writes + 5)
+        await poll_until(lambda: api.count("PUT") >= writes + 5)
         api.drop("lease")
-        await wait_until(lambda: "lease" in api.objects)
+        await poll_until(lambda: "lease" in api.objects)
         assert leader.is_leader
         assert leader.terms == 1
 
@@ -105,7 +105,7 @@ async def test_a_stopping_leader_releases_its_lease_also_during_a_renewal(api: S
     long = LeaderElectionConfig(duration_s=600.0, renew_deadline_s=300.0, retry_s=0.1)
     async with replicas(api, 2, long) as (first, second):
         first.start()
-        await wait_until(lambda: first.is_leader)
+        await poll_until(lambda: first.is_leader)
         second.start()
         await asyncio.sleep(0.3)
         assert not second.is_leader
@@ -113,7 +113,7 @@ async def test_a_stopping_leader_releases_its_lease_also_during_a_renewal(api: S
             api.put("lease", spec=api.objects["lease"]["spec"])
         await first.stop()
         assert not first.is_leader
-        await wait_until(lambda: second.is_leader)
+        await poll_until(lambda: second.is_leader)
 
 
 def holder_of(api: SimulatedApi) -> str:
@@ -135,7 +135,7 @@ async def test_a_leader_that_stops_releases_its_lease_only_after_the_response_to
             await asyncio.Event().wait()
 
         task = asyncio.create_task(elector.run(lead))
-        await wait_until(lambda: api.count("POST") == 2)
+        await poll_until(lambda: api.count("POST") == 2)
         task.cancel()
         await asyncio.sleep(0.1)
         assert holder_of(api) == "r", "the write may take effect while another leads"
@@ -152,7 +152,7 @@ async def test_a_write_without_a_response_counts_for_the_duration_of_a_lease(api
     async with api.running() as config, Client(config, timeout_s=0.3) as client:
         api.may_respond.clear()
         write = asyncio.create_task(client.with_fence(fence).create(LEASES, BODY, Object, namespace="ns"))
-        await wait_until(lambda: api.count("POST") == 1)
+        await poll_until(lambda: api.count("POST") == 1)
         now[0] += 7
         with pytest.raises(UnreachableError):
             await write
@@ -192,10 +192,10 @@ async def test_a_write_that_waited_for_a_connection_is_not_sent_at_the_end_of_th
 
         # The late write waits for other writes, or for reads that have the last connections.
         reads = [asyncio.create_task(client.get(LEASES, "x", Object, namespace="ns")) for _ in range(read_count)]
-        await wait_until(lambda: api.count("GET") == read_count)
+        await poll_until(lambda: api.count("GET") == read_count)
         write_count = min(ConnectionPool.WRITE.value or 0, MAX_SHARED_REQUESTS - read_count)
         first_writes = [create(f"first-{number}") for number in range(write_count)]
-        await wait_until(lambda: api.count("POST") == write_count)
+        await poll_until(lambda: api.count("POST") == write_count)
         late = create("late")
         await asyncio.sleep(0.05)
         now[0] = 105.5
@@ -210,13 +210,13 @@ async def test_a_write_that_waited_for_a_connection_is_not_sent_at_the_end_of_th
 async def test_a_former_leader_that_stops_does_not_release_its_successors_lease(api: SimulatedApi) -> None:
     async with replicas(api, 2) as (first, second):
         first.start()
-        await wait_until(lambda: first.is_leader)
+        await poll_until(lambda: first.is_leader)
         second.start()
         api.unresponsive_to.add("r0")
-        await wait_until(lambda: second.is_leader)
+        await poll_until(lambda: second.is_leader)
         api.unresponsive_to.clear()
         get_count = api.count("GET")
-        await wait_until(lambda: api.count("GET") >= get_count + 2)
+        await poll_until(lambda: api.count("GET") >= get_count + 2)
         await first.stop()
         assert holder_of(api) == "r1"
 
@@ -228,12 +228,12 @@ async def test_a_former_leader_that_runs_and_stops_again_does_not_release_its_su
     rare = LeaderElectionConfig(duration_s=60.0, renew_deadline_s=30.0, retry_s=10.0)
     async with replicas(api, 2, rare) as (first, second):
         first.start()
-        await wait_until(lambda: first.is_leader)
+        await poll_until(lambda: first.is_leader)
         await first.stop()
         second.start()
-        await wait_until(lambda: second.is_leader)
+        await poll_until(lambda: second.is_leader)
         first.start()
-        await wait_until(lambda: first.elector._observed_holder == "r1")
+        await poll_until(lambda: first.elector._observed_holder == "r1")
         await first.stop()
         assert holder_of(api) == "r1"
 
@@ -253,7 +253,7 @@ async def test_a_disconnected_leader_loses_the_lease_after_its_duration_and_may_
     loop = asyncio.get_running_loop()
     async with replicas(api, 2) as (first, second):
         first.start()
-        await wait_until(lambda: first.is_leader)
+        await poll_until(lambda: first.is_leader)
         second.start()
         await asyncio.sleep(0.3)
         api.unresponsive_to.add("r0")
@@ -267,7 +267,7 @@ async def test_a_disconnected_leader_loses_the_lease_after_its_duration_and_may_
         assert loop.time() - cut_off_at >= FAST.duration_s - 2 * FAST.retry_s
         api.unresponsive_to.clear()
         await second.stop()
-        await wait_until(lambda: first.is_leader and first.is_working)
+        await poll_until(lambda: first.is_leader and first.is_working)
         assert first.terms == 2
 
 
@@ -345,7 +345,7 @@ async def test_a_lease_that_changes_does_not_expire_however_old_its_times_are(ap
             await asyncio.sleep(0.1)
             api.put("lease", spec=spec)
             assert not waiting.is_leader
-        await wait_until(lambda: waiting.is_leader)
+        await poll_until(lambda: waiting.is_leader)
 
 
 async def test_only_one_of_two_candidates_acquires_an_expired_lease(api: SimulatedApi) -> None:

@@ -17,7 +17,7 @@ from kubekit.reflector import Reflector
 from kubekit.stores import FilteredStore
 from kubekit.waiting import TIME_SLICE_S
 from kubekit.wire import CONFIGMAPS, ConfigMap
-from tests.support.waiting import wait_until
+from lab.polling import poll_until
 from tests.unit.kubekit.simulated_api import SimulatedApi
 
 Change = tuple[str, bool, bool]
@@ -55,7 +55,7 @@ async def running_reflector(api: SimulatedApi, **selectors: str) -> AsyncIterato
 async def running_watch(api: SimulatedApi) -> AsyncIterator[RunningReflector]:
     """A reflector with an open watch."""
     async with running_reflector(api) as store:
-        await wait_until(lambda: api.watch_count == 1)
+        await poll_until(lambda: api.watch_count == 1)
         yield store
 
 
@@ -69,14 +69,14 @@ async def test_a_reflector_lists_all_pages_and_then_applies_changes(api: Simulat
     for i in range(5):
         api.put(f"c{i}", data={"v": str(i)})
     async with running_reflector(api) as store:
-        await wait_until(store.reflector.synced.is_set)
+        await poll_until(store.reflector.synced.is_set)
         assert store.data == {f"c{i}": str(i) for i in range(5)}
         assert api.count("continue=") == 2
-        await wait_until(lambda: api.watch_count == 1)
+        await poll_until(lambda: api.watch_count == 1)
         api.put("c0", data={"v": "new"})
         api.drop("c1")
         api.put("c9", data={"v": "9"})
-        await wait_until(lambda: "c9" in store.data)
+        await poll_until(lambda: "c9" in store.data)
         assert store.data == {"c0": "new", "c2": "2", "c3": "3", "c4": "4", "c9": "9"}
         assert store.changes[5:] == [("c0", True, True), ("c1", True, False), ("c9", False, True)]
 
@@ -95,7 +95,7 @@ async def test_an_expired_version_causes_a_relist_that_reports_deletions(api: Si
         else:
             api.fail_watches.append(410)
             api.end_watches()
-        await wait_until(lambda: "new" in store.data)
+        await poll_until(lambda: "new" in store.data)
         assert sorted(store.changes) == [("changed", True, True), ("deleted", True, False), ("new", False, True)]
         assert store.data == {"kept": "1", "changed": "2", "new": "1"}
 
@@ -108,21 +108,21 @@ async def test_lists_are_streamed_if_supported_and_one_malformed_object_is_left_
     api.put("good", data={"v": "1"})
     api.put("bad", data=["not", "a", "map"])
     async with running_reflector(api) as store:
-        await wait_until(lambda: store.reflector.synced.is_set() and api.watch_count)
+        await poll_until(lambda: store.reflector.synced.is_set() and api.watch_count)
         assert store.data == {"good": "1"}
         assert list(store.reflector.decode_error_by_key) == ["bad"]
         assert api.count("limit=") == (0 if streams else 1)
         api.put("new", data={"v": "2"})
-        await wait_until(lambda: store.data == {"good": "1", "new": "2"})
+        await poll_until(lambda: store.data == {"good": "1", "new": "2"})
         api.drop("good", event=False)
         api.fail_watches.append(410)
         api.end_watches()
-        await wait_until(lambda: store.data == {"new": "2"})
+        await poll_until(lambda: store.data == {"new": "2"})
 
 
 async def test_staleness_names_the_age_and_the_failure(api: SimulatedApi) -> None:
     async with running_reflector(api) as store:
-        await wait_until(store.reflector.synced.is_set)
+        await poll_until(store.reflector.synced.is_set)
         store.reflector.last_contact_at_s -= 60
         assert store.reflector.staleness == "", "a quiet minute is normal"
         store.reflector.failure = "503"
@@ -137,7 +137,7 @@ async def test_lists_of_one_name_or_node_come_from_the_watch_cache(
     api: SimulatedApi, selector: str, is_cached: bool
 ) -> None:
     async with running_reflector(api, field_selector=selector) as store:
-        await wait_until(store.reflector.synced.is_set)
+        await poll_until(store.reflector.synced.is_set)
         assert api.count("resourceVersion=0") == is_cached
 
 
@@ -151,7 +151,7 @@ async def test_an_object_repaired_or_deleted_during_a_streamed_list_is_not_malfo
         {"type": event, "object": {"metadata": {"name": "a", "resourceVersion": "9"}, "data": {"v": "1"}}}
     ]
     async with running_reflector(api) as store:
-        await wait_until(store.reflector.synced.is_set)
+        await poll_until(store.reflector.synced.is_set)
         assert (store.data, store.reflector.decode_error_by_key) == (data, {})
 
 
@@ -161,19 +161,19 @@ async def test_an_object_that_becomes_malformed_keeps_its_last_good_state_until_
     api.put("a", data={"v": "1"})
     async with running_watch(api) as store:
         api.put("a", data=7)
-        await wait_until(lambda: "a" in store.reflector.decode_error_by_key)
+        await poll_until(lambda: "a" in store.reflector.decode_error_by_key)
         assert store.data == {"a": "1"}
         api.fail_watches.append(410)
         api.end_watches()
-        await wait_until(lambda: api.count("limit=") == 2 and api.watch_count == 1)
+        await poll_until(lambda: api.count("limit=") == 2 and api.watch_count == 1)
         assert store.data == {"a": "1"}, "a relist keeps the last good state too"
         assert (("a", True, False)) not in store.changes
         api.put("a", data={"v": "3"})
-        await wait_until(lambda: store.data == {"a": "3"})
+        await poll_until(lambda: store.data == {"a": "3"})
         assert store.reflector.decode_error_by_key == {}
         api.put("a", data=7)
         api.drop("a")
-        await wait_until(lambda: store.data == {})
+        await poll_until(lambda: store.data == {})
         assert store.changes[-1] == ("a", True, False)
         assert store.reflector.decode_error_by_key == {}
 
@@ -182,7 +182,7 @@ async def test_a_bookmark_moves_the_version_without_an_object(api: SimulatedApi)
     async with running_watch(api) as store:
         api.send_event("BOOKMARK", {"metadata": {"resourceVersion": "4711"}})
         api.end_watches()
-        await wait_until(lambda: api.count("resourceVersion=4711") == 1)
+        await poll_until(lambda: api.count("resourceVersion=4711") == 1)
         assert store.data == {}
         assert store.changes == []
 
@@ -190,17 +190,17 @@ async def test_a_bookmark_moves_the_version_without_an_object(api: SimulatedApi)
 async def test_a_broken_watch_continues_from_the_last_event(api: SimulatedApi) -> None:
     async with running_watch(api) as store:
         version = api.put("a", data={"v": "1"})["metadata"]["resourceVersion"]
-        await wait_until(lambda: store.data == {"a": "1"})
+        await poll_until(lambda: store.data == {"a": "1"})
         api.fail_watches.append(500)
         api.end_watches()
-        await wait_until(lambda: api.count(f"resourceVersion={version}") >= 2)
+        await poll_until(lambda: api.count(f"resourceVersion={version}") >= 2)
         assert api.count("limit=") == 1, "no second list"
 
 
 async def test_failed_lists_back_off(api: SimulatedApi) -> None:
     api.fail_lists += [403] * 50
     async with running_reflector(api) as store:
-        await wait_until(lambda: api.count("GET") >= 1)
+        await poll_until(lambda: api.count("GET") >= 1)
         await asyncio.sleep(1.0)
         assert not store.reflector.synced.is_set()
         assert api.count("GET") <= 4
@@ -223,7 +223,7 @@ async def test_a_store_of_a_missing_crd_is_ready_and_listed_after_the_crd_is_cre
         async with asyncio.timeout(60):
             await store.reflector.ready.wait()
         assert not store.reflector.synced.is_set()
-        await wait_until(store.reflector.synced.is_set)
+        await poll_until(store.reflector.synced.is_set)
         assert store.data == {"a": "1"}
 
 
@@ -234,7 +234,7 @@ async def test_a_store_of_a_deleted_crd_is_empty(api: SimulatedApi) -> None:
         api.fail_watches.append(404)
         api.fail_lists += [404] * 3
         api.end_watches()
-        await wait_until(lambda: store.data == {})
+        await poll_until(lambda: store.data == {})
         assert store.changes[-1] == ("a", True, False)
         assert api.fail_lists, "the store is empty before the CRD is served again"
 
@@ -242,15 +242,15 @@ async def test_a_store_of_a_deleted_crd_is_empty(api: SimulatedApi) -> None:
 async def test_lines_longer_than_128_kilobytes_are_read(api: SimulatedApi) -> None:
     async with running_watch(api) as store:
         api.put("big", data={"v": "x" * 900_000})
-        await wait_until(lambda: len(store.data.get("big", "")) == 900_000)
+        await poll_until(lambda: len(store.data.get("big", "")) == 900_000)
 
 
 async def test_a_silent_watch_is_opened_again(api: SimulatedApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(Client.watch.__wrapped__.__kwdefaults__, "max_silence_s", 0.1)  # type: ignore[attr-defined]
     async with running_reflector(api) as store:
         version = api.put("a", data={"v": "1"})["metadata"]["resourceVersion"]
-        await wait_until(lambda: store.data == {"a": "1"})
-        await wait_until(lambda: api.count(f"watch=true&resourceVersion={version}") >= 2)
+        await poll_until(lambda: store.data == {"a": "1"})
+        await poll_until(lambda: api.count(f"watch=true&resourceVersion={version}") >= 2)
         assert api.count("limit=") == 1, "no second list"
 
 
@@ -258,20 +258,20 @@ async def test_a_malformed_bookmark_is_ignored(api: SimulatedApi) -> None:
     async with running_watch(api) as store:
         api.send_event("BOOKMARK", {"metadata": {"resourceVersion": 7}})
         api.put("a", data={"v": "1"})
-        await wait_until(lambda: store.data == {"a": "1"})
+        await poll_until(lambda: store.data == {"a": "1"})
 
 
 async def test_half_a_line_ends_the_watch_and_the_store_continues(api: SimulatedApi) -> None:
     async with running_watch(api) as store:
         api._watches[0].put_nowait(b'{"type": "ADDED", "obj\n')
-        await wait_until(lambda: api.count("watch=true") == 2 and api.watch_count == 2)
+        await poll_until(lambda: api.count("watch=true") == 2 and api.watch_count == 2)
         api.put("a", data={"v": "1"})
-        await wait_until(lambda: store.data == {"a": "1"})
+        await poll_until(lambda: store.data == {"a": "1"})
 
 
 async def test_selectors_are_sent_with_list_and_watch(api: SimulatedApi) -> None:
     async with running_reflector(api, label_selector="app=web", field_selector="metadata.name=a"):
-        await wait_until(lambda: api.watch_count == 1)
+        await poll_until(lambda: api.watch_count == 1)
         selectors = "labelSelector=app=web&fieldSelector=metadata.name=a"
         assert [unquote(request).count(selectors) for request in api.requests] == [1, 1], "one list and one watch"
 
@@ -288,14 +288,14 @@ async def test_a_transform_reduces_objects_and_equal_results_call_no_handler(api
         numbers: FilteredStore[int] = FilteredStore(values, lambda value: int(value) if value.isdigit() else None)
         task = asyncio.create_task(values.run())
         try:
-            await wait_until(values.synced.is_set)
+            await poll_until(values.synced.is_set)
             assert (dict(values.items), dict(numbers.items)) == ({"kept": "1"}, {"kept": 1})
-            await wait_until(lambda: api.watch_count == 1)
+            await poll_until(lambda: api.watch_count == 1)
             api.put("kept", data={"v": "1", "note": "b"})
             api.put("unread", data={"v": "x"})
-            await wait_until(lambda: "unread" in values.items)
+            await poll_until(lambda: "unread" in values.items)
             api.put("kept", data={"v": ""})
-            await wait_until(lambda: "kept" not in values.items)
+            await poll_until(lambda: "kept" not in values.items)
             assert changes == [("kept", None, "1"), ("unread", None, "x"), ("kept", "1", None)]
             assert (dict(numbers.items), numbers.synced.is_set()) == ({}, True)
             late_store: FilteredStore[str] = FilteredStore(values, lambda value: value)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kubekit.errors import UnreachableError
 from kubekit.workqueue import Reconcile, WorkQueue
-from tests.support.waiting import wait_until
+from lab.polling import poll_until
 
 
 @asynccontextmanager
@@ -41,7 +41,7 @@ async def test_a_defect_ends_the_worker_so_that_the_program_ends() -> None:
 
 async def wait_until_idle(queue: WorkQueue) -> None:
     """Wait until no key is queued, being reconciled or due later."""
-    await wait_until(lambda: not (queue._queue or queue._processing or queue._timers))
+    await poll_until(lambda: not (queue._queue or queue._processing or queue._timers))
 
 
 async def test_a_key_added_many_times_is_reconciled_once() -> None:
@@ -68,11 +68,11 @@ async def test_a_key_added_while_it_is_reconciled_is_reconciled_again_afterwards
 
     async with running_workers(queue, reconcile, workers=3):
         queue.add("a")
-        await wait_until(lambda: bool(started_keys))
+        await poll_until(lambda: bool(started_keys))
         for _ in range(5):
             queue.add("a")
         queue.add("b")
-        await wait_until(lambda: "b" in started_keys)
+        await poll_until(lambda: "b" in started_keys)
         assert started_keys == ["a", "b"], "only the first worker reconciles the key"
         may_finish.set()
         await wait_until_idle(queue)
@@ -96,7 +96,7 @@ async def test_the_shortest_delay_of_a_key_counts(delays_s: tuple[float | None, 
         else:
             queue.add_after("a", delay_s)
     async with running_workers(queue, reconcile):
-        await wait_until(lambda: bool(times))
+        await poll_until(lambda: bool(times))
         await wait_until_idle(queue)
     assert len(times) == 1, "no delay is left"
     assert times[0] >= min_delay_s
@@ -111,7 +111,7 @@ async def test_a_reconcile_can_request_to_be_called_again() -> None:
 
     queue.add("a")
     async with running_workers(queue, reconcile):
-        await wait_until(lambda: len(calls) == 4)
+        await poll_until(lambda: len(calls) == 4)
 
 
 async def test_failures_are_retried_with_back_off_and_do_not_delay_other_keys() -> None:
@@ -135,7 +135,7 @@ async def test_failures_are_retried_with_back_off_and_do_not_delay_other_keys() 
     queue.add("good")
     for count in (2, 4):  # The back-off continues with another worker.
         async with running_workers(queue, reconcile):
-            await wait_until(lambda count=count: order.count("bad") == count)  # type: ignore[misc]
+            await poll_until(lambda count=count: order.count("bad") == count)  # type: ignore[misc]
     assert order == ["bad", "good", "bad", "bad", "bad"]
     assert 0.01 <= pauses_s[1] < 0.3 <= pauses_s[2], "at least Retry-After"
 
@@ -155,7 +155,7 @@ async def test_a_cancelled_worker_releases_its_key() -> None:
         await has_started.wait()
     queue.add("a")
     async with running_workers(queue, quick):
-        await wait_until(lambda: reconciled_keys == ["a"])
+        await poll_until(lambda: reconciled_keys == ["a"])
 
 
 @settings(max_examples=30, deadline=None)
@@ -177,7 +177,7 @@ def test_no_key_is_lost_for_any_sequence_of_adds(adds: list[tuple[str, float | N
                     queue.add_after(key, delay_s)
                 if number % 7 == 0:
                     await asyncio.sleep(0.001)
-            await wait_until(
+            await poll_until(
                 lambda: reconciled_by_key == latest_by_key
             )  # The last state of each key is reconciled after it was set.
 
