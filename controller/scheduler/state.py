@@ -9,8 +9,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from controller.cluster.costs import NO_LOCATION, CostIndex, Costs, Location, location_of
 from controller.cluster.crds import AppGroup, NetworkTopology
 from controller.cluster.dependency_graph import DependencyGraph
@@ -49,24 +47,17 @@ class DeletedNodeError(Exception):
     """In upstream parity, a pod of a dependency is on a deleted node, which fails the pod's scheduling."""
 
 
-class NodeFacts(msgspec.Struct, frozen=True):
-    """A node: the index of its location, and its allocatable as the API server wrote it."""
-
-    location_index: int
-    allocatable: Mapping[str, str]
-
-
 class State(Index):
     """Indexes of nodes, placed pods, groups and costs that the rules read.
 
     Attributes:
-        allocatable: arguments of NodeResourcesAllocatable.
+        allocatable_args: arguments of NodeResourcesAllocatable.
         version: number of changes that may change a score.
         version_without_pods: number of such changes, except those of pods.
         node_version: number of changes of nodes.
         locations: every (region, zone) that a node ever had, and `NO_LOCATION`.
         location_index: node name -> index in `locations`.
-        nodes: node name -> its location and allocatable.
+        allocatable_by_node: node name -> its allocatable, as the API server wrote it.
         node_count_by_location: index in `locations` -> number of nodes, above 0.
         membership, cost_index: indexes of the AppGroup of each pod, and of costs between locations.
         placed_pods: UID -> pod of an AppGroup.
@@ -74,11 +65,11 @@ class State(Index):
     """
 
     def __init__(self, config: SchedulerConfig, netaware_namespace: str) -> None:
-        self._network_overhead_args, self.allocatable = config.network_overhead_args, config.allocatable
+        self._network_overhead_args, self.allocatable_args = config.network_overhead_args, config.allocatable
         self.version = self.version_without_pods = self.node_version = 0
         self.locations: list[Location] = [NO_LOCATION]
         self.location_index: dict[str, int] = {}
-        self.nodes: dict[str, NodeFacts] = {}
+        self.allocatable_by_node: dict[str, Mapping[str, str]] = {}
         self.node_count_by_location: Counter[int] = Counter()
         self._index_by_location: dict[Location, int] = {NO_LOCATION: NO_LOCATION_INDEX}
         self.membership = Membership(self._network_overhead_args)
@@ -115,7 +106,7 @@ class State(Index):
     def on_node_change(self, key: str, _: Node | None, new: Node | None) -> None:
         """Update a node; heartbeats change nothing."""
         if new is None:
-            if self.nodes.pop(key, None) is not None:
+            if self.allocatable_by_node.pop(key, None) is not None:
                 self._leave_location(key)
                 self._record_node_change()
             return
@@ -123,10 +114,10 @@ class State(Index):
         index = self._index_by_location.setdefault(location, len(self.locations))
         if index == len(self.locations):
             self.locations.append(location)
-        facts = NodeFacts(index, new.status.allocatable or {})
-        if self.nodes.get(key) != facts:
+        allocatable = new.status.allocatable or {}
+        if (self.location_index.get(key), self.allocatable_by_node.get(key)) != (index, allocatable):
             self._leave_location(key)
-            self.nodes[key], self.location_index[key] = facts, index
+            self.location_index[key], self.allocatable_by_node[key] = index, allocatable
             self.node_count_by_location[index] += 1
             self._record_node_change()
 

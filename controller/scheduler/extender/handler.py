@@ -65,12 +65,6 @@ class PreemptionArgs(msgspec.Struct, frozen=True):
     nodes: dict[str, MetaVictims | None] | None = msgspec.field(default=None, name="NodeNameToMetaVictims")
 
 
-class PreemptionResult(msgspec.Struct, frozen=True):
-    """ExtenderPreemptionResult: the nodes that remain, with the same victims."""
-
-    nodes: Mapping[str, MetaVictims] = msgspec.field(name="NodeNameToMetaVictims")
-
-
 class BadRequestError(Exception):
     """A request that cannot be answered, with the HTTP status of the response."""
 
@@ -208,7 +202,7 @@ class Extender:
                 remaining = {target.node: planned}
         result = "refused-some" if len(remaining) < len(args.nodes) else "passed"
         self._metrics.decisions.labels("preempt", result).inc()
-        return msgspec.json.encode(PreemptionResult(remaining))
+        return msgspec.json.encode({"NodeNameToMetaVictims": remaining})
 
     def _nodes_passing_after_eviction(
         self, pod: ExtenderPod, nodes: Mapping[str, MetaVictims]
@@ -241,11 +235,9 @@ class Extender:
 
     def _target_of(self, pod: ExtenderPod, score_table: ScoreTable) -> Target | None:
         """The target of the pod's plan; None if it has none, or its plan does not count, as in upstream parity."""
-        return (
-            None
-            if self._config.has_upstream_parity or score_table.neutral_reason in _REASONS_WITHOUT_PLAN
-            else target_of(pod)
-        )
+        if self._config.has_upstream_parity or score_table.neutral_reason in _REASONS_WITHOUT_PLAN:
+            return None
+        return target_of(pod)
 
 
 def decode_args(body: bytes) -> ExtenderArgs:

@@ -113,7 +113,7 @@ def find_unaccounted_pods(plan: Plan, pods: Sequence[Pod], reservations: Reserva
 
 def is_followed(plan: Plan, pods: Sequence[Pod], reservations: ReservationCache) -> bool:
     """Whether every planned pod may still get its node: none is bound to or was released for another node, or was refused its node."""
-    refused = reservations.refused_nodes_by_pod(pods)
+    refused = reservations.refused_nodes.nodes_by_pod(pods)
     for pod in pods:
         key = pod.metadata.key
         target = plan.targets.get(key) if pod.is_active else None

@@ -81,9 +81,7 @@ class GatingController:
         self._client, self._config, self._recorder = client, config, recorder
         self.metrics = GateMetrics(registry)
         self.state, self.node_cache, self.volumes = State(config, cache.netaware_namespace), NodeCache(), Volumes()
-        self._pod_store = cache.group_pods
-        self._declared_replicas = DeclaredReplicas(client)
-        self._queue = WorkQueue()
+        self._pod_store, self._declared_replicas, self._queue = cache.group_pods, DeclaredReplicas(client), WorkQueue()
         self._group_pods = GroupPods(self._pod_store, self.state, time.time)
         self.pods_of = self._group_pods.pods_of
         self._planning_process = PlanningProcess(self.node_cache)
@@ -97,13 +95,11 @@ class GatingController:
             enqueue=self._enqueue,
             notify=notify,
         )
-        self._unschedulable_pods = UnschedulablePods(config)
-        self._waiting_events = WaitingEvents()
+        self._unschedulable_pods, self._waiting_events = UnschedulablePods(config), WaitingEvents()
         self._updater = PodUpdater(
             client,
             self._group_pods,
-            self.state,
-            self.node_cache,
+            self.inputs,
             self._unschedulable_pods,
             config=config,
             metrics=self.metrics,
@@ -181,7 +177,7 @@ class GatingController:
             target = target_of(new)
             # A failed PodGroup is not a refusal of the node, nor is a nomination: pods are being preempted on the nominated node.
             if target is not None and not new.pod_group and new.status.nominated_node_name != target.node:
-                self.plans.reservations.record_refusal(new, target.node)
+                self.plans.reservations.refused_nodes.add(new, target.node)
 
     def _report_placement(self, pod: Pod) -> None:
         """Report a pod that was bound: by an event with the reason for its node, and in the metric of placed pods."""

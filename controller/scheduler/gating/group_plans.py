@@ -328,7 +328,7 @@ class GroupPlans:
         self._expected_replacements.add_targets(previous, group, pods)
         reserved = self.reservations.reserved_by_others(group)
         self._expected_replacements.add_requests_of_others(reserved, group, self._pods_of)
-        refused = self.reservations.refused_nodes_by_pod(pods)
+        refused = self.reservations.refused_nodes.nodes_by_pod(pods)
         snapshot = self._inputs.snapshot(group, pods)
         return msgspec.structs.replace(snapshot, previous_targets=previous, reserved=reserved, refused_nodes=refused)
 

@@ -55,8 +55,8 @@ class GroupPods:
             del self._writes[key]
         if old is not None and (new is None or old.group != new.group):
             self._remove(key, old)
+        self.waiting_keys.discard(key)
         if new is None:
-            self.waiting_keys.discard(key)
             self.first_seen_at.pop(key, None)
             self.other_gates_opened_at.pop(key, None)
         else:
@@ -64,8 +64,6 @@ class GroupPods:
             self.first_seen_at.setdefault(key, self._clock())
             if new.is_waiting:
                 self.waiting_keys.add(key)
-            else:
-                self.waiting_keys.discard(key)
             if old is not None and old.other_gates and not new.other_gates:
                 self.other_gates_opened_at[key] = self._clock()
         return self._state.expected_group_key(pod.metadata.namespace, pod.group)

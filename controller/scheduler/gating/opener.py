@@ -21,7 +21,7 @@ from kubekit.http import HealthChecks, Server
 from kubekit.reflector import Reflector
 from kubekit.runtime import supervise
 from kubekit.waiting import backoff_delay_s
-from kubekit.wire import PODS, Object, parse_time
+from kubekit.wire import PODS, Object
 
 log = logs.get("controller.scheduler.gating.opener")
 
@@ -88,14 +88,15 @@ class GateOpener:
         """Pods whose gates should be open by now, oldest first. Pods whose patch failed are left out during their back-off."""
         now = self._clock()
         overdue = (pod for pod in self.pods if pod.is_gated and pod.is_active and self._is_overdue(pod, now))
-        return sorted((p for p in overdue if now >= self._failures.get(p.metadata.key, (0, 0.0))[1]), key=_created_at)
+        due = (pod for pod in overdue if now >= self._failures.get(pod.metadata.key, (0, 0.0))[1])
+        return sorted(due, key=lambda pod: pod.metadata.creation_timestamp or "")
 
     def _is_overdue(self, pod: Pod, now: float) -> bool:
         """Whether the pod has no other gate, and has waited too long since its creation or since its last other gate opened."""
         if self._max_wait_s is None:
             return True
-        since = max(_created_at(pod), self._other_gates_opened_at.get(pod.metadata.key, 0.0))
-        return not pod.other_gates and since <= now - self._max_wait_s
+        other_gates_opened_at = self._other_gates_opened_at.get(pod.metadata.key, 0.0)
+        return not pod.other_gates and min(pod.age_s(now), now - other_gates_opened_at) >= self._max_wait_s
 
     def _on_pod_change(self, key: str, old: Pod | None, new: Pod | None) -> None:
         if new is None:
@@ -124,8 +125,3 @@ class GateOpener:
             log.info("opened a gate", pod=metadata.key)
         else:
             log.warning("opened an overdue gate", pod=metadata.key)
-
-
-def _created_at(pod: Pod) -> float:
-    created = pod.metadata.creation_timestamp
-    return parse_time(created) if created else 0.0

@@ -7,7 +7,6 @@ import time
 from collections.abc import Awaitable, Iterable
 from typing import Any, Literal
 
-from controller.cluster.hosts import NodeCache
 from controller.cluster.pods import Pod, Target
 from controller.scheduler.affinity import HOSTNAME_LABEL
 from controller.scheduler.config import SchedulerConfig
@@ -16,8 +15,8 @@ from controller.scheduler.gating.patches import PodPatch, build_gate_removal_pat
 from controller.scheduler.gating.release import Release
 from controller.scheduler.gating.retries import Action, PodReplacement, Retry, UnschedulablePods
 from controller.scheduler.metrics import GateMetrics
+from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.placement.planner import Plan
-from controller.scheduler.state import State
 from kubekit import logs
 from kubekit.client import STRATEGIC_PATCH, Client
 from kubekit.errors import ApiError, KubekitError
@@ -89,15 +88,14 @@ class PodUpdater:
         self,
         client: Client,
         group_pods: GroupPods,
-        state: State,
-        node_cache: NodeCache,
+        inputs: PlanInputs,
         unschedulable_pods: UnschedulablePods,
         *,
         config: SchedulerConfig,
         metrics: GateMetrics,
         recorder: EventRecorder,
     ) -> None:
-        self._client, self._group_pods, self._state, self._node_cache = client, group_pods, state, node_cache
+        self._client, self._group_pods, self._inputs = client, group_pods, inputs
         self._unschedulable_pods = unschedulable_pods
         self._config, self._metrics, self._recorder = config, metrics, recorder
 
@@ -114,7 +112,7 @@ class PodUpdater:
         target = plan.targets.get(pod.metadata.key) if plan is not None else None
         try:
             patch = build_release_patch(
-                self._state,
+                self._inputs.state,
                 self._config,
                 pod,
                 target,
@@ -134,7 +132,7 @@ class PodUpdater:
             self._report_release(group, release)
 
     def _hostname(self, target: Target | None) -> str:
-        host = self._node_cache.hosts.get(target.node) if target is not None else None
+        host = self._inputs.node_cache.hosts.get(target.node) if target is not None else None
         return host.labels.get(HOSTNAME_LABEL, "") if host is not None else ""
 
     def _report_release(self, group: str, release: Release) -> None:

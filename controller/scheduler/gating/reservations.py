@@ -1,7 +1,4 @@
-"""Resources that plans have reserved on nodes, and nodes that the scheduler refused or that stayed full, for all groups.
-
-Plans do not use such a refused node again for pods of the same owner until the node has changed or its usage has fallen.
-"""
+"""Resources of nodes that the plans of all groups have reserved."""
 
 from __future__ import annotations
 
@@ -9,13 +6,10 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from controller.cluster.hosts import Host, NodeCache
+from controller.cluster.hosts import NodeCache
 from controller.cluster.pods import Pod
 from controller.cluster.resource_requests import Amounts, add_amounts, first_insufficient, requests_with_ports_of
-from controller.scheduler.gating.retries import owner_key
-
-_MAX_OWNERS, _MAX_REFUSALS = 10_000, 1_000
-"""Owners with refusals, and refusals of each owner, that are remembered."""
+from controller.scheduler.gating.refused_nodes import RefusedNodes
 
 
 class _Reservation(msgspec.Struct, frozen=True):
@@ -26,30 +20,18 @@ class _Reservation(msgspec.Struct, frozen=True):
     is_gated: bool
 
 
-class _Refusal(msgspec.Struct, frozen=True):
-    """A refusal of a node.
-
-    Attributes:
-        key: key of the refused pod.
-        host: the node at that time; None if it was unknown.
-        usage: its usage at that time, by bound pods and other pods' reservations.
-    """
-
-    key: str
-    host: Host | None
-    usage: Amounts
-
-
 class ReservationCache:
-    """Reservations by group and node, and refused nodes by owner of pods.
+    """Reservations by group and node.
 
     Attributes:
         node_cache: the nodes, and their usage by bound pods.
+        refused_nodes: nodes that plans avoid for some pods.
         yielding_groups: groups that have not started and whose plan does not place all of their pods.
     """
 
     def __init__(self, node_cache: NodeCache) -> None:
         self.node_cache = node_cache
+        self.refused_nodes = RefusedNodes(node_cache, self._usage_beside)
         self._nodes_by_group: dict[str, dict[str, str]] = {}
         """Group -> pod key -> reserved node."""
         self._group_by_key: dict[str, str] = {}
@@ -60,8 +42,6 @@ class ReservationCache:
         self._released_keys: set[str] = set()
         self._started_groups: set[str] = set()
         self.yielding_groups: set[str] = set()
-        self._refusals_by_owner: dict[str, dict[str, _Refusal]] = {}
-        """Owner -> node -> refusal."""
         self._ended_count = 0
         self._requests_by_key: dict[str, tuple[str, Amounts]] = {}
         """Pod key -> resourceVersion, and its requests."""
@@ -79,7 +59,6 @@ class ReservationCache:
 
         ``outgoing`` is node -> requests of the group's pods that a rollout is about to replace there; reservations use these first.
         """
-        self._outgoing_by_group[group] = outgoing
         old_nodes = self._nodes_by_group.pop(group, {})
         nodes: dict[str, str] = {}
         for pod, node in pods:
@@ -98,9 +77,9 @@ class ReservationCache:
             if key not in nodes:
                 self._group_by_key.pop(key, None)
         if nodes:
-            self._nodes_by_group[group] = nodes
+            self._nodes_by_group[group], self._outgoing_by_group[group] = nodes, outgoing
         else:
-            del self._outgoing_by_group[group]
+            self._outgoing_by_group.pop(group, None)
 
     def mark_released(self, key: str) -> None:
         """Count a pod's reservation as used when its gate is opened, before the watch shows it."""
@@ -189,40 +168,6 @@ class ReservationCache:
         reservations.pop(key, None)
         if not reservations:
             self._reservations_by_node.pop(node, None)
-
-    def record_refusal(self, pod: Pod, node: str) -> None:
-        """Record that plans avoid a node for pods of this pod's owner, until the node changes or its usage falls."""
-        key = pod.metadata.key
-        refusals = self._refusals_by_owner.setdefault(owner_key(pod), {})
-        refusals.pop(node, None)
-        refusals[node] = _Refusal(key, self.node_cache.hosts.get(node), self._usage_beside(key, node))
-        if len(refusals) > _MAX_REFUSALS:
-            refusals.pop(next(iter(refusals)))
-        if len(self._refusals_by_owner) > _MAX_OWNERS:
-            self._refusals_by_owner.pop(next(iter(self._refusals_by_owner)))
-
-    def refused_nodes_by_pod(self, pods: Iterable[Pod]) -> dict[str, frozenset[str]]:
-        """Pod key -> nodes that were refused for a pod of its owner, and have neither changed nor freed resources since."""
-        if not self._refusals_by_owner:
-            return {}
-        owner_by_pod = {pod.metadata.key: owner_key(pod) for pod in pods}
-        nodes_by_owner = {owner: self._drop_outdated_refusals(owner) for owner in set(owner_by_pod.values())}
-        return {key: nodes for key, owner in owner_by_pod.items() if (nodes := nodes_by_owner[owner])}
-
-    def _drop_outdated_refusals(self, owner: str) -> frozenset[str]:
-        """Drop an owner's refusals on nodes that have changed or freed resources since; returns the other refused nodes."""
-        refusals = self._refusals_by_owner.get(owner, {})
-        current = {node: refusal for node, refusal in refusals.items() if not self._has_changed(node, refusal)}
-        if current:
-            self._refusals_by_owner[owner] = current
-        else:
-            self._refusals_by_owner.pop(owner, None)
-        return frozenset(current)
-
-    def _has_changed(self, node: str, refusal: _Refusal) -> bool:
-        usage = self._usage_beside(refusal.key, node)
-        has_less_usage = any(usage.get(name, 0) < value for name, value in refusal.usage.items())
-        return has_less_usage or self.node_cache.hosts.get(node) != refusal.host
 
     def _usage_beside(self, key: str, node: str) -> Amounts:
         """Usage of a node by bound pods, and by reservations for other pods than this one."""

@@ -127,7 +127,7 @@ class RolloutWaits:
         if now - cached.made_at < max_plan_age_s and not is_wait_over:
             return False
         for node in self._full_nodes(group, oldest, {*outgoing_nodes, cached.plan.targets[key].node}):
-            self._reservations.record_refusal(oldest, node)
+            self._reservations.refused_nodes.add(oldest, node)
         return True
 
     def _full_nodes(self, group: str, pod: Pod, nodes: Iterable[str]) -> list[str]:

@@ -70,7 +70,7 @@ class PlanInputs(NamedTuple):
             avoided_nodes=node_cache.avoided_nodes,
             foreign_pods=find_foreign_pods(node_cache, pods),
             prices=self.prices,
-            allocatable=self.state.allocatable,
+            allocatable=self.state.allocatable_args,
         )
 
     def cache_key(self, group: str, pods: Sequence[Pod]) -> tuple[object, ...]:

@@ -57,7 +57,7 @@ async def simulate_events(seed: int) -> int:
             case "refuse" if pod.is_waiting and not pod.is_gated and not pod.status.scheduling_failed:
                 world.change(key, status={"conditions": UNSCHEDULABLE})
                 if (old_target := target_of(pod)) is not None:
-                    world.plans.reservations.record_refusal(world.pods[key], old_target.node)
+                    world.plans.reservations.refused_nodes.add(world.pods[key], old_target.node)
             case "delete":
                 world.delete(group, key)
             case "add":
@@ -96,12 +96,12 @@ async def test_a_refused_node_is_not_planned_again_until_it_changes() -> None:
     first = (await world.planned_nodes("d/g1"))["d/a"]
     world.release("d/a", world.plan_of("d/g1").targets["d/a"])
     world.change("d/a", status={"conditions": UNSCHEDULABLE})
-    world.plans.reservations.record_refusal(world.pods["d/a"], first)
+    world.plans.reservations.refused_nodes.add(world.pods["d/a"], first)
     assert world.request("d/g1").is_pending
     assert (await world.planned_nodes("d/g1"))["d/a"] != first
-    assert world.plans.reservations.refused_nodes_by_pod(world.pods_of("d/g1")) == {"d/a": frozenset({first})}
+    assert world.plans.reservations.refused_nodes.nodes_by_pod(world.pods_of("d/g1")) == {"d/a": frozenset({first})}
     world.add_node(first, "another-zone")
-    assert world.plans.reservations.refused_nodes_by_pod(world.pods_of("d/g1")) == {}
+    assert world.plans.reservations.refused_nodes.nodes_by_pod(world.pods_of("d/g1")) == {}
 
 
 @pytest.mark.parametrize(
@@ -121,10 +121,10 @@ async def test_a_refused_node_is_planned_again_when_its_usage_falls(
     else:
         await world.plans.make_plan("d/g2")
     refused = world.add_pod("d/g1", "a", "P1", 2)
-    world.plans.reservations.record_refusal(refused, "n00")
-    assert world.plans.reservations.refused_nodes_by_pod([refused]) == {"d/a": frozenset({"n00"})}
+    world.plans.reservations.refused_nodes.add(refused, "n00")
+    assert world.plans.reservations.refused_nodes.nodes_by_pod([refused]) == {"d/a": frozenset({"n00"})}
     world.run("d/b", "n00") if happens == "bind" else world.delete("d/g2", "d/b")
-    assert bool(world.plans.reservations.refused_nodes_by_pod([refused])) == is_refused
+    assert bool(world.plans.reservations.refused_nodes.nodes_by_pod([refused])) == is_refused
 
 
 async def test_the_reservations_of_a_deleted_group_end_while_its_pods_wait() -> None:
@@ -224,7 +224,7 @@ async def test_a_group_that_changes_all_the_time_pauses_between_its_plans() -> N
 @pytest.mark.parametrize(("weight", "nodes"), [(0, {"small", "large"}), (1, {"small"})])
 async def test_small_pods_leave_the_large_node_free_with_an_allocatable_weight(weight: int, nodes: set[str]) -> None:
     world = LeaderCluster(0, 10)
-    world.state.allocatable = AllocatableArgs(weight=weight)
+    world.state.allocatable_args = AllocatableArgs(weight=weight)
     for world.cpu, name in ((10, "small"), (200, "large")):
         world.add_node(name, "z0")
     world.add_group("d/g", 6)
