@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import get_args
@@ -18,7 +19,6 @@ from controller.cli.plan_inputs import make_group_filter, read_inputs
 from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, STRONG, make_table
 from controller.cluster.pods import Target
-from controller.descheduler.conditions import CONDITIONS
 from controller.descheduler.config import DeschedulerConfig
 from controller.descheduler.decide import ReasonDurations, decide
 from controller.descheduler.disruption_budgets import DISRUPTION_BUDGETS, PodDisruptionBudget
@@ -37,26 +37,16 @@ from kubekit.wire import PODS
 MAX_SKIPS_SHOWN = 20
 
 
-class ConditionSkips(DescheduleOutput, frozen=True):
-    """A condition of `controller.descheduler.conditions`, and the number of pods that are not moved because of it."""
-
-    name: str
-    requires: str
-    skipped_pods: int
-
-
 class RoundPreview(DescheduleOutput, frozen=True):
     """The result of one round of descheduling.
 
     Attributes:
         plan: moves, nodes, and pods that are not moved.
-        conditions: all conditions, in the order of their evaluation.
         faults: why usage could not be read, a text for each source or metric.
         dropped_readings_by_reason: reason -> number of usage readings that were dropped for it.
     """
 
     plan: DeschedulePlan
-    conditions: tuple[ConditionSkips, ...] = ()
     faults: tuple[str, ...] = ()
     dropped_readings_by_reason: dict[str, int] = {}
 
@@ -97,7 +87,7 @@ class DescheduleCommand(Command):
         return answer
 
     def render(self, answer: RoundPreview, options: argparse.Namespace, width: int) -> RenderableType:
-        """Moves, overutilized nodes, pods that are not moved, conditions, and the summary."""
+        """Moves, overutilized nodes, pods that are not moved, and the summary."""
         plan = answer.plan
         parts: list[RenderableType] = [_make_move_table(plan.moves) if plan.moves else Text("no pod would move")]
         overutilized = [node for node in plan.nodes if node.kind == "overutilized"]
@@ -105,9 +95,8 @@ class DescheduleCommand(Command):
             parts += [Text(), _make_node_table(overutilized)]
         if plan.skips:
             parts += [Text(), _make_skip_table(plan)]
-        parts += [Text(), _make_condition_table(answer.conditions)]
-        parts += [Text(_format_summary(answer), style=FAINT), *(Text(note, style=BAD) for note in plan.notes)]
-        return Group(*parts)
+        parts += [Text(), Text(_format_summary(answer), style=FAINT)]
+        return Group(*parts, *(Text(note, style=BAD) for note in plan.notes))
 
 
 async def preview_round(session: Session, config: DeschedulerConfig) -> RoundPreview:
@@ -117,7 +106,7 @@ async def preview_round(session: Session, config: DeschedulerConfig) -> RoundPre
         ConfigError: the configuration is wrong.
         KubekitError: nodes, pods or disruption budgets cannot be read.
     """
-    settings, now = config.resolve(), session.clock()
+    settings, now_s = config.resolve(), time.time()
     snapshot, budgets, history, usage_batch = await asyncio.gather(
         session.read_snapshot(groups=True),
         session.client.list(DISRUPTION_BUDGETS, PodDisruptionBudget),
@@ -128,10 +117,10 @@ async def preview_round(session: Session, config: DeschedulerConfig) -> RoundPre
     session.require_readable(PODS)
     usage = UsageStore(settings.usage_expiry_s)
     cluster = take_snapshot(inputs, {pod.key: pod for pod in pods}, budgets, session.netaware_namespace)
-    dropped_counts = usage.update(usage_batch, cluster.nodes, cluster.pods.by_key, now)
-    cluster = dataclasses.replace(cluster, usage=usage.view(now))
-    unconfirmed = decide(cluster, history, ReasonDurations(), settings, now, assume_lasting=True)
-    overutilized = (state.node for state in unconfirmed.decision.plan.nodes if state.kind == "overutilized")
+    dropped_counts = usage.update(usage_batch, cluster.nodes, cluster.pods.by_key, now_s)
+    cluster = dataclasses.replace(cluster, usage=usage.view(now_s))
+    unconfirmed_decision = decide(cluster, history, ReasonDurations(), settings, now_s, assume_lasting=True)
+    overutilized = (state.node for state in unconfirmed_decision.decision.plan.nodes if state.kind == "overutilized")
     inputs.node_cache.set_avoided_nodes(frozenset(overutilized))
 
     async def simulate_replacement(group_key: str, pod_key: str, seed_offset: int) -> Target | None:
@@ -142,14 +131,9 @@ async def preview_round(session: Session, config: DeschedulerConfig) -> RoundPre
         group_snapshot = msgspec.structs.replace(group_snapshot, seed_offset=seed_offset)
         return (await asyncio.to_thread(plan_group, group_snapshot)).targets.get(pod_key)
 
-    plan = (await unconfirmed.confirm(simulate_replacement)).plan
+    plan = (await unconfirmed_decision.confirm(simulate_replacement)).plan
     dropped_by_reason = {str(reason): count for reason, count in sorted(dropped_counts.items())}
-    return RoundPreview(plan, count_skips(plan), usage_batch.faults, dropped_by_reason)
-
-
-def count_skips(plan: DeschedulePlan) -> tuple[ConditionSkips, ...]:
-    """All conditions in order, each with the number of pods that it skips."""
-    return tuple(ConditionSkips(c.name, c.requires, plan.skip_counts.get(c.name, 0)) for c in CONDITIONS)
+    return RoundPreview(plan, usage_batch.faults, dropped_by_reason)
 
 
 async def _load_history(session: Session) -> History:
@@ -215,14 +199,6 @@ def _make_skip_table(plan: DeschedulePlan) -> RenderableType:
     if hidden:
         conditions = ", ".join(f"{count} {condition}" for condition, count in hidden.most_common())
         table.add_row(Text(f"and {hidden.total()} more", style=FAINT), "", Text(conditions, style=FAINT))
-    return table
-
-
-def _make_condition_table(conditions: Iterable[ConditionSkips]) -> RenderableType:
-    table = make_table("CONDITION", "SKIPS", "REQUIRES")
-    for condition in conditions:
-        requires = Text(condition.requires.replace("`", ""), style=FAINT)
-        table.add_row(condition.name, str(condition.skipped_pods or "-"), requires)
     return table
 
 

@@ -1,4 +1,4 @@
-"""`kubectl netaware deschedule --dry-run` shows moves, overutilized nodes, skipped pods and conditions."""
+"""`kubectl netaware deschedule --dry-run` shows moves, overutilized nodes and skipped pods."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from controller.cli.deschedule import DescheduleCommand, RoundPreview, count_skips
+from controller.cli.deschedule import DescheduleCommand, RoundPreview
 from controller.cli.parser import parse
 from controller.cli.session import Session
-from controller.descheduler.conditions import CONDITIONS
 from controller.descheduler.plan import DeschedulePlan, Skip
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
@@ -31,7 +30,7 @@ def make_preview() -> RoundPreview:
         nodes, pods, usage, {p.name: amounts(1.6, 0.5) for p in pods}, budgets=[budget("db", "app=db", allowed=0)]
     )
     plan = decide_once(view, make_config()).plan
-    return RoundPreview(plan, count_skips(plan), dropped_readings_by_reason={"negative": 2})
+    return RoundPreview(plan, dropped_readings_by_reason={"negative": 2})
 
 
 def options(*argv: str) -> argparse.Namespace:
@@ -58,18 +57,10 @@ def test_moves_overutilized_nodes_and_skipped_pods_are_shown() -> None:
     assert "nodes: 2 overutilized, 1 underutilized; 2 usage readings dropped" in text
 
 
-def test_every_condition_is_shown_in_order_with_the_number_of_pods_that_it_skips() -> None:
-    lines = print_preview(make_preview()).splitlines()
-    head = next(i for i, line in enumerate(lines) if line.startswith("CONDITION"))
-    rows = [line.split()[:2] for line in lines[head + 1 :]]
-    assert [name for name, _ in rows[: len(CONDITIONS)]] == [condition.name for condition in CONDITIONS]
-    assert ["disruption-budget", "1"] in rows
-
-
 def test_skipped_pods_that_the_plan_does_not_list_are_counted() -> None:
     plan = DeschedulePlan(skips=(Skip("default/db-0", "stuck", "disruption-budget", "protected"),))
     plan = msgspec.structs.replace(plan, skip_counts={"disruption-budget": 2501, "cooldown": 3})
-    text = print_preview(RoundPreview(plan, count_skips(plan)))
+    text = print_preview(RoundPreview(plan))
     assert "and 2503 more" in text
     assert "2500 disruption-budget, 3 cooldown" in text
 
