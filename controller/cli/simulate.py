@@ -255,17 +255,19 @@ def _make_pending_pods(
     return pods
 
 
-def _format_zones(zones: Sequence[str]) -> str:
-    counts = Counter(sorted(filter(None, zones)))
-    return format_counts(counts | Counter({"does not fit": zones.count("")}))
-
-
 def _make_placement_table(answer: Simulation) -> RenderableType:
     table = make_table("WORKLOAD", "PODS", "DEFAULT SCHEDULER", "NETWORK-AWARE", numeric=("PODS",))
-    for workload, default_zones in answer.default_scheduler.zones_by_workload.items():
-        planned_zones = answer.network_aware.zones_by_workload[workload]
-        table.add_row(workload, str(len(planned_zones)), _format_zones(default_zones), _format_zones(planned_zones))
+    outcomes = answer.default_scheduler, answer.network_aware
+    for workload, nodes in answer.network_aware.nodes_by_workload.items():
+        table.add_row(workload, str(len(nodes)), *(_format_placement(outcome, workload) for outcome in outcomes))
     return table
+
+
+def _format_placement(outcome: PlacementOutcome, workload: str) -> str:
+    """The zones of a workload's replicas, with counts; the node for one without a zone."""
+    nodes, zones = outcome.nodes_by_workload[workload], outcome.zones_by_workload[workload]
+    places = sorted(zone or node for node, zone in zip(nodes, zones, strict=True) if node)
+    return format_counts(Counter([*places, *["does not fit"] * nodes.count("")]))
 
 
 def _make_summary_table(answer: Simulation) -> RenderableType:

@@ -20,7 +20,7 @@ from controller.traffic.proposals import Proposal, propose
 from controller.traffic.workloads import Workloads
 from kubekit.errors import ApiError, ConfigError
 from tests.unit.controller.components import HEAD, HOME, NODES, group, node, pod, session_of, topology, weight
-from tests.unit.controller.test_cli_output import parse_command
+from tests.unit.controller.test_cli_output import parse_command, print_answer
 
 APPGROUPS = "appgroup.diktyo.x-k8s.io/v1alpha1"
 Json = dict[str, Any]
@@ -148,6 +148,14 @@ async def test_simulate_uses_the_spread_annotation_and_the_services_traffic_dist
     plan = (await run_command(session, "simulate", "-f", file)).network_aware
     assert sorted(plan.zones_by_workload["a"]) == sorted(plan.zones_by_workload["b"]) == ["z1", "z2"]
     assert plan.violations == 0, "each caller has a replica in its own zone, which answers it"
+
+
+async def test_simulate_shows_nodes_without_a_zone_by_name(tmp_path: Any) -> None:
+    file = write_group_file(tmp_path, group())
+    bare_node = {**node("bare", ""), "status": {"allocatable": {"cpu": "4", "pods": "110"}}}
+    simulation = await run_command(session_of(HEAD, bare_node), "simulate", "-f", file)
+    text = print_answer(simulation, "simulate", "-f", file)
+    assert ("bare" in text, "does not fit" in text) == (True, False), text
 
 
 OTHER_TOPOLOGIES = (
