@@ -75,19 +75,16 @@ class ControllerConfiguration(Section, frozen=True):
     def check_rules(self, field: str) -> None:
         """Raise ConfigError if the namespace or the address is invalid."""
         if not DNS_LABEL.fullmatch(self.namespace):
-            problem, fix = (
-                f"{self.namespace!r} is not the name of a namespace",
-                "write lower-case letters, digits and -",
-            )
-            raise ConfigError(join_path(field, "namespace"), problem, fix)
+            problem = f"{self.namespace!r} is not the name of a namespace"
+            raise ConfigError(join_path(field, "namespace"), problem, "write lower-case letters, digits and -")
         parse_listen(self.listen, join_path(field, "listen"))
 
 
 def load_config(path: str | None) -> ControllerConfiguration:
-    """Read and check a configuration file; None gives the defaults.
+    """Read and check a configuration file; the defaults if ``path`` is None.
 
     Raises:
-        ConfigError: the file cannot be read, or a field is unknown, of the wrong type or out of range; the error names the field.
+        ConfigError: the file cannot be read, or a field is unknown, of the wrong type or out of range; names the file and the field.
     """
     return ControllerConfiguration() if path is None else _convert_document(load_yaml(path, "--config"), path)
 

@@ -59,23 +59,23 @@ class Manager:
     """Creates the controllers and runs them.
 
     Attributes:
-        identity: name of this replica in the Lease and in events.
         cache: the stores that the controllers share.
         elector: leader elector of this replica.
     """
 
     def __init__(self, client: Client, config: ControllerConfiguration, registry: CollectorRegistry) -> None:
-        self.identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+        # The name of this replica in the Lease and in events.
+        identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         self._config, self._registry = config, registry
         self.cache = ClusterCache(client, config.namespace)
         election = config.leader_election
         self.elector = LeaderElector(
-            client, namespace=config.namespace, name=CONTROLLER, identity=self.identity, config=election.resolve()
+            client, namespace=config.namespace, name=CONTROLLER, identity=identity, config=election.resolve()
         )
         if not election.enabled:
             self.elector.fence.extend(float("inf"))
         leader_client = client.with_fence(self.elector.fence)
-        self._recorder = EventRecorder(leader_client, component=CONTROLLER, instance=self.identity, registry=registry)
+        self._recorder = EventRecorder(leader_client, component=CONTROLLER, instance=identity, registry=registry)
         self._create_controllers(leader_client)
         self._create_page_and_events(client)
         self._register_metrics()

@@ -109,7 +109,7 @@ def _make_dependency_cells(dependency: DependencyView) -> tuple[Text | str, ...]
 
 
 def _format_placement(pods: Sequence[PodView]) -> Text:
-    """Zones (nodes without a zone by name) with the numeric_headers of their pods, then the numeric_headers of gated and pending pods."""
+    """Zones (nodes without a zone by name) with the numbers of their pods, then the numbers of gated and pending pods."""
     text = Text(format_counts(Counter(sorted(pod.zone or pod.node for pod in pods if pod.node))))
     gated_count = sum(pod.has_gates for pod in pods)
     pending_count = sum(not pod.node for pod in pods) - gated_count

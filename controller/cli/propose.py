@@ -86,6 +86,7 @@ class ProposeCommand(Command):
         graph, groups = traffic.graph, traffic.snapshot.groups
         costs = traffic.snapshot.build_cost_index().for_namespace(namespace).table
         proposals = propose(graph, traffic.workloads, groups, namespace, costs)
+        own_groups = [group for group in groups if group.metadata.namespace == namespace]
         comparisons = [await compare_placements(session, proposal, traffic.snapshot) for proposal in proposals]
         if options.apply:
             await _apply_proposals(session, proposals)
@@ -95,7 +96,7 @@ class ProposeCommand(Command):
             source=traffic.source.name,
             window_s=traffic.window_s,
             proposals=tuple(proposals),
-            drift=tuple(d for g in groups if g.metadata.namespace == namespace for d in find_drift(g, graph)),
+            drift=tuple(drift for group in own_groups for drift in find_drift(group, graph)),
             omitted=tuple(o for o in graph.omitted if namespace in {split_key(o.client)[0], split_key(o.server)[0]}),
             comparisons=tuple(comparisons),
         )
@@ -149,7 +150,10 @@ async def compare_placements(session: Session, proposal: Proposal, snapshot: Clu
     inputs.node_cache.remove_pods(lambda pod: pod.workload in selector_by_workload)
     group_snapshot = reset_group(inputs, group, controllers)
     # Replicas are interchangeable. Nodes of more pods than are declared, as in a rollout, are left out.
-    current_nodes = [nodes.pop() if (nodes := nodes_by_selector[pod.workload]) else "" for pod in group_snapshot.pods]
+    current_nodes: list[str] = []
+    for pending_pod in group_snapshot.pods:
+        nodes = nodes_by_selector[pending_pod.workload]
+        current_nodes.append(nodes.pop() if nodes else "")
     current = await asyncio.to_thread(evaluate_placement, group_snapshot, current_nodes)
     planned = await asyncio.to_thread(plan_placement, inputs, group_snapshot)
     return PlacementComparison(proposal.name, current, planned)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -52,11 +52,8 @@ READYZ_TIMEOUT_S = 5.0
 CONFIG_VOLUME, CONFIG_FILE = "config", "config.yaml"
 """The volume of the controller's Deployment that is a ConfigMap, and the key in it."""
 VERDICTS_QUERY = "netaware_pod_bandwidth_verdict == 1"
-ListFailure = Literal["forbidden", "unknown-kind"]
-_LIST_ERRORS: Mapping[ListFailure, str] = {
-    "forbidden": "not allowed to list them",
-    "unknown-kind": "this cluster does not know them; apply manifests/crds",
-}
+FORBIDDEN, UNKNOWN_KIND = "not allowed to list them", "this cluster does not know them; apply manifests/crds"
+"""Read errors of a kind whose objects cannot be listed."""
 
 T = TypeVar("T", bound=Object)
 
@@ -77,9 +74,7 @@ class Session:
         namespace: namespace of AppGroups and pods; None for all namespaces.
         netaware_namespace: where netaware is installed.
         read_errors: what could not be read, such as the plural of a kind -> reason; printed as notes too.
-        list_failures: plural of a kind -> why its objects could not be listed.
         notes: further notes for standard error.
-        clock: returns the time, unix seconds.
         exit_stack: closes resources when the command ends.
     """
 
@@ -88,9 +83,7 @@ class Session:
     namespace: str | None
     netaware_namespace: str
     read_errors: dict[str, str] = field(default_factory=dict)
-    list_failures: dict[str, ListFailure] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    clock: Callable[[], float] = time.time
     exit_stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def read_snapshot(
@@ -113,54 +106,12 @@ class Session:
             readings.append(self._read_groups(namespace))
         if bandwidth or everything:
             readings.append(self._read_bandwidth(namespace))
-        fields = {name: value for part in await asyncio.gather(*readings) for name, value in part.items()}
-        snapshot = ClusterSnapshot(now_s=self.clock(), netaware_namespace=self.netaware_namespace, **fields)
-        if not everything:
-            return snapshot
-        agent_pods, control_plane = await asyncio.gather(
-            self._list_pods(self.netaware_namespace, AGENT_POD_SELECTOR), self._read_control_plane()
-        )
-        return msgspec.structs.replace(snapshot, agent_pods=tuple(agent_pods), control_plane=control_plane)
-
-    async def _read_network(self) -> dict[str, Any]:
-        """Fields of `ClusterSnapshot` on the controller's configuration, nodes, topologies, results and plans."""
-        config, nodes, topologies, plans = await asyncio.gather(
-            self.read_configuration(),
-            self.client.list(NODES, Node),
-            self.list_objects(NETWORK_TOPOLOGIES, NetworkTopology),
-            self._read_plans(),
-        )
-        zone_count = len(build_zone_map(nodes).region_by_zone)
-        names = list_results_names(topologies, plans, self.netaware_namespace, zone_count)
-        return {
-            "policy": config.topology.resolve_cost_policy(),
-            "scheduler": config.scheduler,
-            "prices": config.traffic.prices.resolve(),
-            "nodes": tuple(nodes),
-            "topologies": tuple(topologies),
-            "plans": tuple(plans),
-            "results": await self._read_results(names),
-        }
-
-    async def _read_groups(self, namespace: str | None) -> dict[str, Any]:
-        """Fields of `ClusterSnapshot` on AppGroups, their pods and Services, and namespaces, whose labels give consent."""
-        groups, namespaces, pods, services = await asyncio.gather(
-            self._list_app_groups(namespace),
-            self.list_objects(NAMESPACES, Object),
-            self.list_objects(PODS, Pod, label_selector=APPGROUP_LABEL),
-            self.list_objects(SERVICES, Service),
-        )
-        return {
-            "groups": tuple(groups),
-            "namespaces": tuple(namespaces),
-            "pods": tuple(pods),
-            "services": tuple(services),
-        }
-
-    async def _read_bandwidth(self, namespace: str | None) -> dict[str, Any]:
-        """Fields of `ClusterSnapshot` on requests and limits of pods."""
-        pods, verdicts_by_pod = await asyncio.gather(self._list_pods(namespace), self._read_verdicts())
-        return {"bandwidth_pods": tuple(pods), "verdicts_by_pod": verdicts_by_pod}
+        parts = await asyncio.gather(*readings)
+        now_s = time.time()
+        if everything:
+            parts.append(await self._read_programs())
+        fields = {name: value for part in parts for name, value in part.items()}
+        return ClusterSnapshot(now_s=now_s, netaware_namespace=self.netaware_namespace, **fields)
 
     async def read_configuration(self) -> ControllerConfiguration:
         """Read the configuration that the controller's Deployment mounts; the defaults, with a read error, if it cannot be used."""
@@ -186,14 +137,6 @@ class Session:
         self.read_errors["configuration"] = f"{reason}; defaults are used"
         return ControllerConfiguration()
 
-    async def _list_app_groups(self, namespace: str | None) -> list[AppGroup]:
-        """AppGroups of all namespaces; if that is forbidden, of ``namespace``."""
-        groups = await self.list_objects(APPGROUPS, AppGroup)
-        if namespace and self.list_failures.get(APPGROUPS.plural) == "forbidden":
-            self.read_errors[f"{APPGROUPS.plural} of other namespaces"] = self.read_errors.pop(APPGROUPS.plural)
-            groups = await self.list_objects(APPGROUPS, AppGroup, namespace)
-        return groups
-
     async def read_pod(self, name: str) -> Pod:
         """Read a pod of the session's namespace, or of ``default`` if the session has all namespaces.
 
@@ -209,47 +152,6 @@ class Session:
                 raise
             raise MissingInputError(f"there is no pod {name!r} in namespace {namespace}") from error
 
-    async def _read_control_plane(self) -> ControlPlaneStatus:
-        """Read the state of netaware's programs; `_read_network` comes first, because it lists the NetworkTopologies."""
-        failure = self.list_failures.get(NETWORK_TOPOLOGIES.plural)
-        pods = await self.list_objects(PODS, Object, self.netaware_namespace, CONTROLLER_POD_SELECTOR)
-        # Concurrently, because a replica that hangs takes the whole timeout.
-        failed_checks = await asyncio.gather(*(self._read_failed_checks(pod.metadata.name) for pod in pods))
-        status = ControlPlaneStatus(
-            is_installed=failure != "unknown-kind",
-            can_list_topologies=failure is None,
-            failed_checks=tuple(check for checks in failed_checks for check in checks),
-        )
-        status = await read_control_plane(self.client, self.netaware_namespace, status)
-        if not status.is_lease_conclusive:
-            self.read_errors["Lease"] = "not allowed to read it"
-        return status
-
-    async def _read_failed_checks(self, name: str) -> list[str]:
-        """Failed checks of a controller replica's /readyz, by the API server's proxy; empty if the proxy or replica gives no answer."""
-        try:
-            # Without a port the proxy uses the pod's first one, which serves page, metrics and health.
-            path = PODS.path(self.netaware_namespace, name, "proxy") + "/readyz"
-            await self.client.request("GET", path, timeout_s=READYZ_TIMEOUT_S)
-        except UnreachableError:
-            self.read_errors[f"/readyz of {name}"] = "no answer"
-        except ApiError as error:
-            # Errors of the API server itself are a Status with a reason; a failed /readyz has none.
-            if error.status == HTTPStatus.SERVICE_UNAVAILABLE and not error.reason:
-                return [f"{name}: {line}" for line in error.message.splitlines()]
-        return []
-
-    def require_readable(self, resource: Resource) -> None:
-        """Raise MissingInputError if objects without which there is no answer could not be listed."""
-        if reason := self.read_errors.get(resource.plural):
-            raise MissingInputError(f"{resource.plural}: {reason}")
-
-    def note_unused_costs(self, network: NetworkView) -> None:
-        """Add a note if the scheduler ignores the NetworkTopology or weight that is shown."""
-        if network.is_unused:
-            name = " ".join(filter(None, (network.topology, network.weight_name)))
-            self.notes.append(f"costs: the scheduler does not use {name}")
-
     async def list_workload_controllers(self, namespace: str) -> list[WorkloadController]:
         """Deployments and StatefulSets of a namespace, with their kinds."""
         return [
@@ -261,12 +163,6 @@ class Session:
     async def list_unfinished_pods(self) -> list[PodInfo]:
         """The pods of all namespaces that use resources, or will once they are bound."""
         return await self._list_pods(None, field_selector=UNFINISHED_PODS_FIELD_SELECTOR)
-
-    async def _list_pods(
-        self, namespace: str | None, label_selector: str = "", field_selector: str = ""
-    ) -> list[PodInfo]:
-        pods = await self.list_objects(PODS, Pod, namespace, label_selector, field_selector)
-        return list(map(PodReader().read, pods))
 
     async def list_objects(
         self,
@@ -290,10 +186,39 @@ class Session:
         except ApiError as error:
             if not (error.is_forbidden or error.is_not_found):
                 raise
-            failure: ListFailure = "forbidden" if error.is_forbidden else "unknown-kind"
-            self.list_failures[resource.plural] = failure
-            self.read_errors[resource.plural] = _LIST_ERRORS[failure]
+            self.read_errors[resource.plural] = FORBIDDEN if error.is_forbidden else UNKNOWN_KIND
         return objects
+
+    def require_readable(self, resource: Resource) -> None:
+        """Raise MissingInputError if objects without which there is no answer could not be listed."""
+        if reason := self.read_errors.get(resource.plural):
+            raise MissingInputError(f"{resource.plural}: {reason}")
+
+    def note_unused_costs(self, network: NetworkView) -> None:
+        """Add a note if the scheduler ignores the NetworkTopology or weight that is shown."""
+        if network.is_unused:
+            name = " ".join(filter(None, (network.topology, network.weight_name)))
+            self.notes.append(f"costs: the scheduler does not use {name}")
+
+    async def _read_network(self) -> dict[str, Any]:
+        """Fields of `ClusterSnapshot` on the controller's configuration, nodes, topologies, results and plans."""
+        config, nodes, topologies, plans = await asyncio.gather(
+            self.read_configuration(),
+            self.client.list(NODES, Node),
+            self.list_objects(NETWORK_TOPOLOGIES, NetworkTopology),
+            self._read_plans(),
+        )
+        zone_count = len(build_zone_map(nodes).region_by_zone)
+        names = list_results_names(topologies, plans, self.netaware_namespace, zone_count)
+        return {
+            "policy": config.topology.resolve_cost_policy(),
+            "scheduler": config.scheduler,
+            "prices": config.traffic.prices.resolve(),
+            "nodes": tuple(nodes),
+            "topologies": tuple(topologies),
+            "plans": tuple(plans),
+            "results": await self._read_results(names),
+        }
 
     async def _read_plans(self) -> list[ZonePlan]:
         plans = []
@@ -322,6 +247,40 @@ class Session:
                 self.read_errors.setdefault(f"ConfigMaps of {name.namespace}", f"not allowed to read {name}")
             return {}
 
+    async def _read_groups(self, namespace: str | None) -> dict[str, Any]:
+        """Fields of `ClusterSnapshot` on AppGroups, their pods and Services, and namespaces, whose labels give consent."""
+        groups, namespaces, pods, services = await asyncio.gather(
+            self._list_app_groups(namespace),
+            self.list_objects(NAMESPACES, Object),
+            self.list_objects(PODS, Pod, label_selector=APPGROUP_LABEL),
+            self.list_objects(SERVICES, Service),
+        )
+        return {
+            "groups": tuple(groups),
+            "namespaces": tuple(namespaces),
+            "pods": tuple(pods),
+            "services": tuple(services),
+        }
+
+    async def _list_app_groups(self, namespace: str | None) -> list[AppGroup]:
+        """AppGroups of all namespaces; if that is forbidden, of ``namespace``."""
+        groups = await self.list_objects(APPGROUPS, AppGroup)
+        if namespace and self.read_errors.get(APPGROUPS.plural) == FORBIDDEN:
+            self.read_errors[f"{APPGROUPS.plural} of other namespaces"] = self.read_errors.pop(APPGROUPS.plural)
+            groups = await self.list_objects(APPGROUPS, AppGroup, namespace)
+        return groups
+
+    async def _read_bandwidth(self, namespace: str | None) -> dict[str, Any]:
+        """Fields of `ClusterSnapshot` on requests and limits of pods."""
+        pods, verdicts_by_pod = await asyncio.gather(self._list_pods(namespace), self._read_verdicts())
+        return {"bandwidth_pods": tuple(pods), "verdicts_by_pod": verdicts_by_pod}
+
+    async def _list_pods(
+        self, namespace: str | None, label_selector: str = "", field_selector: str = ""
+    ) -> list[PodInfo]:
+        pods = await self.list_objects(PODS, Pod, namespace, label_selector, field_selector)
+        return list(map(PodReader().read, pods))
+
     async def _read_verdicts(self) -> dict[str, dict[str, str]]:
         """Read verdicts on bandwidth limits: pod (``namespace/name``) -> direction -> verdict; empty without Prometheus."""
         verdicts: dict[str, dict[str, str]] = defaultdict(dict)
@@ -335,3 +294,39 @@ class Session:
         except PrometheusError as error:
             self.read_errors["Prometheus"] = str(error)
         return verdicts
+
+    async def _read_programs(self) -> dict[str, Any]:
+        """Fields of `ClusterSnapshot` on netaware's programs; `_read_network` comes first, because it lists the NetworkTopologies."""
+        agent_pods, control_plane = await asyncio.gather(
+            self._list_pods(self.netaware_namespace, AGENT_POD_SELECTOR), self._read_control_plane()
+        )
+        return {"agent_pods": tuple(agent_pods), "control_plane": control_plane}
+
+    async def _read_control_plane(self) -> ControlPlaneStatus:
+        list_error = self.read_errors.get(NETWORK_TOPOLOGIES.plural)
+        pods = await self.list_objects(PODS, Object, self.netaware_namespace, CONTROLLER_POD_SELECTOR)
+        # Concurrently, because a replica that hangs takes the whole timeout.
+        failed_checks = await asyncio.gather(*(self._read_failed_checks(pod.metadata.name) for pod in pods))
+        status = ControlPlaneStatus(
+            is_installed=list_error != UNKNOWN_KIND,
+            can_list_topologies=list_error is None,
+            failed_checks=tuple(check for checks in failed_checks for check in checks),
+        )
+        status = await read_control_plane(self.client, self.netaware_namespace, status)
+        if not status.is_lease_conclusive:
+            self.read_errors["Lease"] = "not allowed to read it"
+        return status
+
+    async def _read_failed_checks(self, name: str) -> list[str]:
+        """Failed checks of a controller replica's /readyz, by the API server's proxy; empty if the proxy or replica gives no answer."""
+        try:
+            # Without a port the proxy uses the pod's first one, which serves page, metrics and health.
+            path = PODS.path(self.netaware_namespace, name, "proxy") + "/readyz"
+            await self.client.request("GET", path, timeout_s=READYZ_TIMEOUT_S)
+        except UnreachableError:
+            self.read_errors[f"/readyz of {name}"] = "no answer"
+        except ApiError as error:
+            # Errors of the API server itself are a Status with a reason; a failed /readyz has none.
+            if error.status == HTTPStatus.SERVICE_UNAVAILABLE and not error.reason:
+                return [f"{name}: {line}" for line in error.message.splitlines()]
+        return []

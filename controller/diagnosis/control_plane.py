@@ -17,7 +17,7 @@ from kubekit.wire import LEASES, PODS, Object, PodSpec, PodStatus, Wire, parse_t
 from netperf.contract import CONTROLLER, NAME_LABEL, SCHEDULER
 
 Program = Literal["controller", "extender", "scheduler"]
-DEPLOYMENTS: dict[Program, str] = {"controller": CONTROLLER, "extender": SCHEDULER, "scheduler": SCHEDULER}
+DEPLOYMENT_BY_PROGRAM: dict[Program, str] = {"controller": CONTROLLER, "extender": SCHEDULER, "scheduler": SCHEDULER}
 """The Deployment whose pods contain a program; the extender is a container of the scheduler's pods."""
 
 
@@ -100,7 +100,7 @@ class ProgramPodObject(Object, frozen=True):
 
 
 async def read_control_plane(client: Client, netaware_namespace: str, status: ControlPlaneStatus) -> ControlPlaneStatus:
-    """``status`` with the Lease and the pods of the programs; those that cannot be read are None."""
+    """``status`` with the Lease, whether it is conclusive, and the pods of the programs; what cannot be read is None."""
     lease, pods = None, None
     try:
         spec = (await client.get(LEASES, CONTROLLER, Lease, namespace=netaware_namespace)).spec
@@ -121,7 +121,7 @@ def build_program_pods(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ..
     program_pods = tuple(
         _build_program_pod(pod, program)
         for pod in pods
-        for program, deployment in DEPLOYMENTS.items()
+        for program, deployment in DEPLOYMENT_BY_PROGRAM.items()
         if pod.metadata.label(NAME_LABEL) == deployment
     )
     return program_pods or None

@@ -51,7 +51,7 @@ class FindingEventFilter:
     """
 
     def __init__(self) -> None:
-        # Findings of the previous diagnosis, and those of them that have an event.
+        # Warnings and worse of the previous diagnosis, and those of them that have an event.
         self._previous_keys: set[FindingKey] = set()
         self._reported_keys: set[FindingKey] = set()
 
@@ -70,7 +70,7 @@ class FindingEventFilter:
                     reported_keys.add(key)
                 elif key in self._previous_keys and key not in reported_keys and len(events) < MAX_EVENTS_AT_ONCE:
                     reported_keys.add(key)
-                    # Such as NoNodeCapacity for no-node-capacity.
+                    # Such as NoNodeCapacity for no-node-capacity; `str.capitalize` would change parts in CamelCase.
                     reason = "".join(part[:1].upper() + part[1:] for part in finding.code.split("-"))
                     events.append(FindingEvent(object_key, reason, _format_note(finding)))
         self._previous_keys, self._reported_keys = current_keys, reported_keys
@@ -80,25 +80,19 @@ class FindingEventFilter:
 class EventReporter:
     """Diagnoses a snapshot regularly, and writes events about new findings, while this replica leads."""
 
-    def __init__(
-        self,
-        read_snapshot: Callable[[], Awaitable[ClusterSnapshot]],
-        recorder: EventRecorder,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._read_snapshot, self._recorder, self._clock = read_snapshot, recorder, clock
+    def __init__(self, read_snapshot: Callable[[], Awaitable[ClusterSnapshot]], recorder: EventRecorder) -> None:
+        self._read_snapshot, self._recorder = read_snapshot, recorder
         self._filter = FindingEventFilter()
 
     async def run(self) -> None:
         """Diagnose and write events until cancelled; a new leader begins without a previous diagnosis."""
         self._filter = FindingEventFilter()
         while True:
-            started_s = self._clock()
+            started_s = time.monotonic()
             # An object that a diagnosis cannot handle must not stop the leader's other tasks.
             failure, recovery = "findings cannot be reported as events", "findings are reported as events again"
             await run_best_effort(self.report(), log, "report", failure_message=failure, recovery_message=recovery)
-            await asyncio.sleep(max(INTERVAL_S, PAUSE_FACTOR * (self._clock() - started_s)))
+            await asyncio.sleep(max(INTERVAL_S, PAUSE_FACTOR * (time.monotonic() - started_s)))
 
     async def report(self) -> None:
         """Diagnose once, and write the events that are due."""

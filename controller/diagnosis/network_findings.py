@@ -82,7 +82,7 @@ def find_network_findings(facts: Facts, zones_without_agents: Collection[str]) -
     all_conditions = (c for conditions in facts.topology_conditions.values() for c in conditions)
     if not any(c.type == "Measured" and _is_recent(c, NEW_ZONE_ROUNDS, facts) for c in all_conditions):
         yield from _find_unmeasured([p for p in pairs if (min(p.zones), max(p.zones)) not in unreachable_pairs])
-    # Costs of other pairs may be inferred over zones without agents or over unreachable pairs, and are then old too.
+    # Costs of other pairs may be inferred from paths over these zones and pairs, and are then old too.
     if not zones_without_agents and not unreachable_pairs:
         yield from _find_stale(facts, pairs)
 
@@ -146,27 +146,24 @@ def _find_failed_conditions(facts: Facts) -> Iterator[Finding]:
     """Findings from `_FAILED_CONDITIONS` of NetworkTopologies."""
     for key, conditions in sorted(facts.topology_conditions.items()):
         for condition in conditions:
-            if (condition.type, condition.status) in _FAILED_CONDITIONS and not _may_clear_soon(condition, facts):
-                yield _build_condition_finding(key, condition, facts)
-
-
-def _may_clear_soon(condition: Condition, facts: Facts) -> bool:
-    """Whether the condition is a recent one about outliers, which the next probes of their pairs may end."""
-    finding = _FINDINGS_BY_REASON.get(condition.reason)
-    if condition.type != "OutlierNodes" or (finding is not None and finding.severity != "info"):
-        return False
-    return _is_recent(condition, OUTLIER_ROUNDS, facts)
+            if (condition.type, condition.status) not in _FAILED_CONDITIONS:
+                continue
+            finding = _build_condition_finding(key, condition, facts)
+            # Infos are about outliers, which the next probes of their pairs may end.
+            if finding.severity != "info" or not _is_recent(condition, OUTLIER_ROUNDS, facts):
+                yield finding
 
 
 def _is_recent(condition: Condition, rounds: float, facts: Facts) -> bool:
+    """Whether the condition changed less than this number of probing rounds ago; False without a probe plan or time of change."""
     max_age_s = rounds * (facts.network.interval_s or 0.0)
     return condition.changed_at_s is not None and facts.now_s - condition.changed_at_s < max_age_s
 
 
 def _build_condition_finding(topology_key: str, condition: Condition, facts: Facts) -> Finding:
     default_severity: Severity = "info" if condition.type == "OutlierNodes" else "warning"
-    default_finding = _ReasonFinding(default_severity, condition.reason, (_DESCRIBE_TOPOLOGY,))
-    severity, summary, fix, alert = _FINDINGS_BY_REASON.get(condition.reason, default_finding)
+    default = _ReasonFinding(default_severity, condition.reason, (_DESCRIBE_TOPOLOGY,))
+    severity, summary, fix_templates, alert = _FINDINGS_BY_REASON.get(condition.reason, default)
     nodes = [word for word in _NODE_NAME.findall(condition.message) if word in facts.nodes] or ["NODE"]
     namespace, name = split_key(topology_key)
     placeholders = {
@@ -177,17 +174,10 @@ def _build_condition_finding(topology_key: str, condition: Condition, facts: Fac
         "node": nodes[0],
         "nodes": nodes,
     }
-    commands = tuple(format_command(line, **placeholders) for line in fix)
-    return ConditionFinding(
-        f"topology-{condition.reason}",
-        severity,
-        f"NetworkTopology {topology_key}: {summary}",
-        cause=(condition.message,),
-        since=condition.changed_at_s,
-        affects=(topology_key,),
-        fix=commands,
-        alert=alert,
-    )
+    fix = tuple(format_command(template, **placeholders) for template in fix_templates)
+    code, summary = f"topology-{condition.reason}", f"NetworkTopology {topology_key}: {summary}"
+    cause, affects, since = (condition.message,), (topology_key,), condition.changed_at_s
+    return ConditionFinding(code, severity, summary, cause, since=since, affects=affects, fix=fix, alert=alert)
 
 
 def _build_reset_patch(message: str) -> dict[str, object]:

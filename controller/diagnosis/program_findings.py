@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from controller.cluster.pods import PodSpec
-from controller.diagnosis.control_plane import DEPLOYMENTS, LeaseStatus, Program, ProgramPod
+from controller.diagnosis.control_plane import DEPLOYMENT_BY_PROGRAM, LeaseStatus, Program, ProgramPod
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import APPLY_AGAIN, MAX_CAUSES, Finding
 from controller.diagnosis.unschedulable import NodeSurveys, find_reason_in_message
@@ -31,7 +31,7 @@ class _Outage(NamedTuple):
     alert: str
 
 
-_OUTAGES: dict[Program, _Outage] = {
+_OUTAGE_BY_PROGRAM: dict[Program, _Outage] = {
     "controller": _Outage("costs and plans are not updated, and gates stay closed", "NetawareNoLeader"),
     "extender": _Outage("pods are placed without regard to the network", "NetawareExtenderDown"),
     "scheduler": _Outage("pods with its schedulerName stay Pending", "NetawareSchedulerDown"),
@@ -46,8 +46,10 @@ def find_program_findings(facts: Facts) -> Iterator[Finding]:
         pod.metadata.key for pod in queued_pods if pod.printable_scheduler_name in facts.scheduler_names
     )
     status = facts.control_plane
-    pods = {name: [pod for pod in status.pods or () if pod.program == name] for name in _OUTAGES}
-    is_down = {name: status.pods is not None and not any(pod.is_ready for pod in pods[name]) for name in _OUTAGES}
+    pods = {name: [pod for pod in status.pods or () if pod.program == name] for name in _OUTAGE_BY_PROGRAM}
+    is_down = {
+        name: status.pods is not None and not any(pod.is_ready for pod in pods[name]) for name in _OUTAGE_BY_PROGRAM
+    }
     if is_down["controller"]:
         yield _build_down_finding(facts, "controller", pods["controller"], gated_keys)
     elif status.is_lease_conclusive and _has_no_holder(status.lease, facts.now_s):
@@ -81,7 +83,7 @@ def _build_no_leader_finding(facts: Facts, affects: tuple[str, ...]) -> Finding:
         cause = f"{lease.holder} renewed the Lease {CONTROLLER} last, {facts.now_s - lease.renewed_at_s:.0f} s ago"
     since = lease.renewed_at_s if lease is not None else None
     fix = (facts.format_kubectl(_CONTROLLER_LOGS), facts.format_kubectl("rollout restart deployment/{}", CONTROLLER))
-    consequence, alert = _OUTAGES["controller"]
+    consequence, alert = _OUTAGE_BY_PROGRAM["controller"]
     summary = f"no controller leads: {consequence}"
     return Finding("no-leader", "critical", summary, (cause,), since=since, affects=affects, fix=fix, alert=alert)
 
@@ -99,7 +101,7 @@ def _build_not_ready_finding(facts: Facts) -> Finding:
 
 
 def _build_down_finding(facts: Facts, program: Program, pods: list[ProgramPod], affects: tuple[str, ...]) -> Finding:
-    deployment, (consequence, alert) = DEPLOYMENTS[program], _OUTAGES[program]
+    deployment, (consequence, alert) = DEPLOYMENT_BY_PROGRAM[program], _OUTAGE_BY_PROGRAM[program]
     cause = tuple(
         f"pod {pod.name} on {pod.node or 'no node'}: " + (pod.reason or f"not ready, phase {pod.phase or 'unknown'}")
         for pod in pods[:MAX_CAUSES]

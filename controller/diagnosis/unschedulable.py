@@ -83,8 +83,12 @@ _REASONS: tuple[UnschedulableReason, ...] = (
         (_GET_POD, "add nodes, or lower its replicas to one for each node")),
 )  # fmt: skip
 _SELECTOR_INDEX = next(index for index, reason in enumerate(_REASONS) if reason.code == "selector")
-_FIX_OF_UNKNOWN = ("kubectl -n {namespace} describe pod {pod}",)
-_UNKNOWN = UnschedulableReason("unschedulable", "", "netaware does not know the reason in its message", _FIX_OF_UNKNOWN)
+_UNKNOWN = UnschedulableReason(
+    "unschedulable",
+    "",
+    "netaware does not know the reason in its message",
+    ("kubectl -n {namespace} describe pod {pod}",),
+)
 
 
 class NodeSurvey(msgspec.Struct, frozen=True):
