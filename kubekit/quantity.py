@@ -66,7 +66,7 @@ def parse_milli(text: str | int) -> int:
 
 
 def _to_int64(value: Decimal, text: str | int) -> int:
-    number = int(value.to_integral_value(rounding=ROUND_UP))
+    number = value.to_integral_value(rounding=ROUND_UP)
     if not -(1 << 63) <= number < 1 << 63:
         raise QuantityError(f"{text!r} does not fit into 64 bits")
-    return number
+    return int(number)  # after the check, because int() takes seconds for 100,000 digits

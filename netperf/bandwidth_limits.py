@@ -6,7 +6,7 @@ rounds up.
 
 from __future__ import annotations
 
-import math
+from decimal import ROUND_CEILING
 from typing import Literal
 
 from kubekit import quantity
@@ -36,9 +36,9 @@ def parse_limit(text: str) -> int:
         UnreasonableLimitError: the limit is below `MIN_BPS` or above `MAX_BPS`.
         QuantityError: the text is not a quantity.
     """
-    rate_bps = math.ceil(quantity.parse(text))
+    rate_bps = quantity.parse(text).to_integral_value(rounding=ROUND_CEILING)
     if rate_bps < MIN_BPS:
         raise UnreasonableLimitError("small")
     if rate_bps > MAX_BPS:
         raise UnreasonableLimitError("large")
-    return rate_bps
+    return int(rate_bps)

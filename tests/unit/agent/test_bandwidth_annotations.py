@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import pytest
 
 from agent.bandwidth.annotations import LimitSpec, read_annotation, read_spec
+from kubekit import quantity
 from kubekit.wire import Container, ObjectMeta, Pod, PodSpec, PodStatus, ResourceRequirements
 
 BANDWIDTH = "network.aware.com/bandwidth"
@@ -38,6 +42,15 @@ TOO_LARGE = LimitSpec(None, "resource is unreasonably large (> 1Pbit)")
 def test_an_annotation_is_a_rate_or_the_error_that_users_know(text: str, expected: LimitSpec) -> None:
     spec = read_annotation(text)
     assert (spec.rate_bps, spec.problem[: len(expected.problem)]) == (expected.rate_bps, expected.problem)
+
+
+@pytest.mark.parametrize("sign", ["", "-"])
+@pytest.mark.parametrize("parse", [read_annotation, quantity.parse_int_or_none])
+def test_a_long_annotation_does_not_block_an_agent_or_the_controller(parse: Callable[[str], object], sign: str) -> None:
+    longest = sign + "9" * (256 << 10)
+    started_s = time.process_time()
+    parse(longest)
+    assert time.process_time() - started_s < 0.5
 
 
 def container(amount: str | None = None, *, restart: str | None = None) -> Container:
