@@ -18,7 +18,8 @@ from agent.bandwidth.tc_reader import read_filters
 _POD_INTERFACE_LABEL = b" " + POD_INTERFACE.encode() + b":"
 _RECEIVED_BYTES, _SENT_BYTES, _SENT_PACKETS = 0, 8, 9
 """Columns of ``/proc/net/dev``."""
-_MAX_FILE_BYTES = 16384
+_READ_BYTES, _MAX_FILE_BYTES = 16384, 1 << 20
+"""The kernel returns at most a page at a time, which is about 30 devices."""
 
 
 async def take_readings(meters: TrafficMeters, proc: Path, statuses: Sequence[LimitStatus], now_s: float) -> None:
@@ -47,7 +48,9 @@ def read_device_counters(proc: Path, pids: Iterable[int]) -> dict[int, DeviceCou
         try:
             descriptor = os.open(f"{proc}/{pid}/net/dev", os.O_RDONLY)
             try:
-                text = os.read(descriptor, _MAX_FILE_BYTES)
+                text = b""
+                while len(text) < _MAX_FILE_BYTES and (part := os.read(descriptor, _READ_BYTES)):
+                    text += part
             finally:
                 os.close(descriptor)
         except OSError:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from agent.bandwidth.annotations import PodBandwidthSpec
 from agent.bandwidth.backoff import RepairBackoff
-from agent.bandwidth.counters import parse_device_counters
+from agent.bandwidth.counters import parse_device_counters, read_device_counters
 from agent.bandwidth.meters import BUSY_S, EXCESS_SHOWN_S, DeviceCounters, TcCounters, TrafficMeters
 from agent.bandwidth.rules import with_excess_or_dispute
 from agent.bandwidth.state import CounterSource, DeleteIfb, LimitStatus, SetEgressLimit, SetIngressLimit
@@ -55,6 +57,14 @@ def test_the_line_of_eth0_is_parsed() -> None:
     assert parse_device_counters(table) == DeviceCounters(5000, 90000, 900)
     assert parse_device_counters(table.replace(b" eth0:", b"eth01:")) is None
     assert parse_device_counters(table[:230]) is None
+
+
+def test_the_line_of_eth0_is_found_after_those_of_many_devices(tmp_path: Path) -> None:
+    lines = [f"veth{n}: " + "0 " * 16 for n in range(1000)]
+    file = tmp_path / "42" / "net" / "dev"
+    file.parent.mkdir(parents=True)
+    file.write_text("\n".join([*lines, "  eth0: 5000 " + "0 " * 7 + "90000 900 " + "0 " * 6]))
+    assert read_device_counters(tmp_path, [42]) == {42: DeviceCounters(5000, 90000, 900)}
 
 
 def test_a_kept_limit_is_never_exceeded_and_the_mean_rate_is_measured() -> None:
