@@ -112,7 +112,7 @@ class LimitsConfig(Section, frozen=True):
 
     @property
     def evaluate_after_s(self) -> float:
-        """Seconds from the creation of a bound replacement to the evaluation of its move."""
+        """Seconds from the first round that finds a replacement bound to the evaluation of its move."""
         return EVALUATION_LAGS * self.usage_lag_s
 
 
