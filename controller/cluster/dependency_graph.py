@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from controller.cluster.crds import AppGroupSpec, Dependency, WorkloadRef
+from controller.cluster.crds import AppGroupSpec, Dependency, Workload, WorkloadRef
 from kubekit import quantity
 from kubekit.errors import QuantityError
 from netperf.policy import MAX_NETWORK_COST
@@ -28,10 +28,6 @@ FaultReason = Literal[
     "Cycle",
     "UnknownAlgorithm",
 ]
-_UNRESOLVED: dict[FaultReason, str] = {
-    "UnknownDependency": "depends on an unknown workload",
-    "AmbiguousDependency": "depends on a name that several workloads have",
-}
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -85,44 +81,44 @@ class DependencyGraph(msgspec.Struct, frozen=True):
 
 def build_graph(spec: AppGroupSpec) -> DependencyGraph:
     """Resolve a spec. Never raises; see `DependencyGraph.faults`."""
-    workloads, dependencies, faults = _workloads_of(spec)
+    faults: list[Fault] = []
+    items = _items_with_unique_selector(spec, faults)
+    workloads = tuple(item.workload for item in items)
     finder = _WorkloadFinder(workloads)
     edges: dict[tuple[int, int], DependencyEdge] = {}
-    for caller, declared_dependencies in enumerate(dependencies):
-        for declared in declared_dependencies:
+    for caller, item in enumerate(items):
+        name = _describe(item.workload)
+        for declared in item.dependencies or ():
             callee = finder.find(declared.workload)
-            name = _describe(workloads[caller])
             if isinstance(callee, str):
-                faults.append(Fault(callee, f"{name}: {_UNRESOLVED[callee]}, {_describe(declared.workload)}"))
+                problem = (
+                    "an unknown workload" if callee == "UnknownDependency" else "a name that several workloads have"
+                )
+                faults.append(Fault(callee, f"{name}: depends on {problem}, {_describe(declared.workload)}"))
             elif callee == caller:
                 faults.append(Fault("SelfDependency", f"{name} depends on itself; remove that dependency"))
             else:
-                min_bandwidth_bps, max_network_cost, limit_faults = _limits_of(declared, name)
-                faults += limit_faults
+                max_network_cost = _max_network_cost_of(declared, name, faults)
+                min_bandwidth_bps = _min_bandwidth_bps_of(declared, name, faults)
                 if (earlier := edges.get((caller, callee))) is not None:
                     min_bandwidth_bps = max(earlier.min_bandwidth_bps, min_bandwidth_bps)
                     max_network_cost = min(earlier.max_network_cost, max_network_cost)
                 edges[caller, callee] = DependencyEdge(caller, callee, min_bandwidth_bps, max_network_cost)
-    return DependencyGraph(tuple(workloads), tuple(edges.values()), tuple(faults))
+    return DependencyGraph(workloads, tuple(edges.values()), tuple(faults))
 
 
-def _workloads_of(spec: AppGroupSpec) -> tuple[list[WorkloadRef], list[Sequence[Dependency]], list[Fault]]:
-    """Workloads with a unique selector, the declared dependencies of each, and faults of the others."""
-    workloads: list[WorkloadRef] = []
-    dependencies: list[Sequence[Dependency]] = []
-    faults: list[Fault] = []
-    selectors: set[str] = set()
+def _items_with_unique_selector(spec: AppGroupSpec, faults: list[Fault]) -> list[Workload]:
+    """The spec's workloads with a selector, of those with the same selector the first; adds faults of the others."""
+    item_by_selector: dict[str, Workload] = {}
     for item in spec.workloads or ():
         name, selector = _describe(item.workload), item.workload.selector
         if not selector:
             faults.append(Fault("NoSelector", f"{name} has no selector, so it has no pods; set workload.selector"))
-        elif selector in selectors:
+        elif selector in item_by_selector:
             faults.append(Fault("DuplicateSelector", f"{name}: another workload has the selector {selector!r}"))
         else:
-            selectors.add(selector)
-            dependencies.append(item.dependencies or ())
-            workloads.append(item.workload)
-    return workloads, dependencies, faults
+            item_by_selector[selector] = item
+    return list(item_by_selector.values())
 
 
 class _WorkloadFinder:
@@ -152,22 +148,26 @@ def _is_compatible(workload: WorkloadRef, reference: WorkloadRef) -> bool:
     return all(not declared or not referenced or declared == referenced for declared, referenced in pairs)
 
 
-def _limits_of(declared: Dependency, caller: str) -> tuple[int, int, list[Fault]]:
-    """Bandwidth in bits per second and highest cost of a dependency, and faults of the values that had to be corrected."""
-    faults: list[Fault] = []
-    callee, declared_cost = _describe(declared.workload), declared.max_network_cost
-    max_network_cost = min(max(declared_cost, 0), MAX_NETWORK_COST)
-    if max_network_cost != declared_cost:
-        message = f"{caller}: maxNetworkCost {declared_cost} for {callee} is not within 0 to {MAX_NETWORK_COST}"
+def _max_network_cost_of(declared: Dependency, caller: str, faults: list[Fault]) -> int:
+    """Highest cost of a dependency; the nearest valid cost, with a fault, if it is out of range."""
+    cost = declared.max_network_cost
+    if not 0 <= cost <= MAX_NETWORK_COST:
+        callee = _describe(declared.workload)
+        message = f"{caller}: maxNetworkCost {cost} for {callee} is not within 0 to {MAX_NETWORK_COST}"
         faults.append(Fault("BadCost", message))
+    return min(max(cost, 0), MAX_NETWORK_COST)
+
+
+def _min_bandwidth_bps_of(declared: Dependency, caller: str, faults: list[Fault]) -> int:
+    """Bandwidth of a dependency in bits per second; 0, with a fault, if it is invalid or negative."""
     try:
         bandwidth_bps = quantity.parse_int(declared.min_bandwidth) if declared.min_bandwidth is not None else 0
+        problem = " is negative" if bandwidth_bps < 0 else ""
     except QuantityError as error:
-        faults.append(Fault("BadBandwidth", f"{caller}: minBandwidth for {callee}: {error}"))
-        bandwidth_bps = 0
-    if bandwidth_bps < 0:
-        faults.append(Fault("BadBandwidth", f"{caller}: minBandwidth for {callee} is negative"))
-    return max(bandwidth_bps, 0), max_network_cost, faults
+        bandwidth_bps, problem = 0, f": {error}"
+    if problem:
+        faults.append(Fault("BadBandwidth", f"{caller}: minBandwidth for {_describe(declared.workload)}{problem}"))
+    return max(bandwidth_bps, 0)
 
 
 def _describe(workload: WorkloadRef) -> str:

@@ -68,18 +68,14 @@ def evaluate_moves(
     """Evaluate pending moves; returns the history with the results, and the moves whose outcome is known now."""
     claimed_uids = {pending.replacement_uid for pending in history.pending_moves if pending.replacement_uid}
     still_pending: list[PendingMove] = []
-    moves_with_outcome: list[tuple[PendingMove, MoveOutcome]] = []
+    evaluated_moves: list[EvaluatedMove] = []
+    failed_workloads: set[str] = set()
     for pending in sorted(history.pending_moves, key=lambda pending: pending.planned_at_s):
         pending = _claim_bound_replacement(pending, snapshot, claimed_uids, now)
         outcome = _find_outcome(pending, snapshot, limits, now)
         if outcome is None:
             still_pending.append(pending)
-        else:
-            moves_with_outcome.append((pending, outcome))
-    history = msgspec.structs.replace(history, pending_moves=tuple(still_pending))
-    evaluated_moves: list[EvaluatedMove] = []
-    failed_workloads: set[str] = set()
-    for pending, outcome in moves_with_outcome:
+            continue
         workload, is_ineffective = pending.move.workload, outcome in INEFFECTIVE_OUTCOMES
         if outcome == "not-evicted":
             history = remove_move(history, pending)
@@ -98,6 +94,7 @@ def evaluate_moves(
         # The workload has no back-off if `MAX_BACKOFFS` was exceeded.
         backoff = history.active_backoff(workload, now) if is_ineffective else None
         evaluated_moves.append(EvaluatedMove(pending, outcome, backoff.until_s - now if backoff else 0.0))
+    history = msgspec.structs.replace(history, pending_moves=tuple(still_pending))
     return drop_expired(history, limits, now), evaluated_moves
 
 

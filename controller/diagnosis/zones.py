@@ -76,7 +76,6 @@ def _decide_costs(
         topology=topology or NetworkTopology(),
         zone_map=zone_map,
         data_by_configmap={name: snapshot.results.get(name, {}) for name in map(str, results_names)},
-        missing_configmaps=(),
         allocated_bps={},
         interval_s=interval_s,
     )

@@ -27,8 +27,7 @@ class TopologySnapshot(msgspec.Struct, frozen=True):
     Attributes:
         topology: the NetworkTopology.
         zone_map: zones and nodes of the cluster.
-        data_by_configmap: ``namespace/name`` of a results ConfigMap -> its data; of a key in several ConfigMaps the last counts.
-        missing_configmaps: the name of the NetworkTopology's results ConfigMap, if no results ConfigMap could be read; else empty.
+        data_by_configmap: ``namespace/name`` of a results ConfigMap that could be read -> its data; of a key in several the last counts.
         allocated_bps: zone pair -> bits per second that placed pods of AppGroups need.
         interval_s: length of a probing round.
         expected_keys: keys of planned results; None without a plan.
@@ -37,7 +36,6 @@ class TopologySnapshot(msgspec.Struct, frozen=True):
     topology: NetworkTopology
     zone_map: ZoneMap
     data_by_configmap: Mapping[str, Mapping[str, str]]
-    missing_configmaps: tuple[str, ...]
     allocated_bps: Mapping[ZonePair, int]
     interval_s: float
     expected_keys: Collection[str] | None = None
@@ -121,7 +119,8 @@ def _region_bandwidths_of(snapshot: TopologySnapshot) -> Bandwidths:
 
 
 def _faults_of(snapshot: TopologySnapshot, results: Results, policy_error: str) -> status.InputFaults:
-    samples = results.samples.values()
+    topology, samples = snapshot.topology, results.samples.values()
+    named_configmap = f"{topology.metadata.namespace}/{topology.spec.configmap_name}"
     size_by_configmap = {name: measure_size(data) for name, data in snapshot.data_by_configmap.items()}
     nodes_by_refusal: dict[str, set[str]] = defaultdict(set)
     for refusal in results.refusals:
@@ -129,7 +128,7 @@ def _faults_of(snapshot: TopologySnapshot, results: Results, policy_error: str) 
             nodes_by_refusal[refusal.reason].add(refusal.writer)
     return status.InputFaults(
         policy_error=policy_error,
-        missing_configmaps=snapshot.missing_configmaps,
+        missing_configmap="" if snapshot.data_by_configmap else named_configmap,
         large_configmaps={name: size for name, size in size_by_configmap.items() if size > SIZE_WARNING_BYTES},
         refusal_counts=results.refusal_counts,
         writers_by_reason={reason: tuple(sorted(nodes)) for reason, nodes in nodes_by_refusal.items()},

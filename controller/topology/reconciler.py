@@ -80,9 +80,9 @@ class TopologyController:
         self._earlier_states: dict[str, CostState] = {}
         self._status_written_at: dict[str, float] = {}
         self._keys_with_new_weight: set[str] = set()
-        self._cached_zone_map: ZoneMap | None = None
-        self._cached_allocations: Mapping[ZonePair, int] | None = None
-        self._location_change_count = self._placement_change_count = 0
+        # Empty or one value. A change replaces the list, so that a value which a thread computes from the state before is not kept.
+        self._cached_zone_maps: list[ZoneMap] = []
+        self._cached_allocations: list[Mapping[ZonePair, int]] = []
         self._membership = membership
         cache.topologies.subscribe(lambda key, _old, _new: self._enqueue(key))
         cache.nodes.subscribe(call_unless(is_location_unchanged, self._on_location_change))
@@ -95,13 +95,11 @@ class TopologyController:
         self._queue.add_after(key, max(MIN_DEBOUNCE_S, self.planner.interval_s / DEBOUNCES_PER_ROUND))
 
     def _on_location_change(self) -> None:
-        self._cached_zone_map = None
-        self._location_change_count += 1
+        self._cached_zone_maps = []
         self._on_placement_change()
 
     def _on_placement_change(self) -> None:
-        self._cached_allocations = None
-        self._placement_change_count += 1
+        self._cached_allocations = []
         self._enqueue(ALL)
 
     def _on_results_change(self, name: str, _old: ConfigMap | None, _new: ConfigMap | None) -> None:
@@ -176,40 +174,33 @@ class TopologyController:
 
     async def _compute_zone_map(self) -> ZoneMap:
         """Zones and locations of nodes; computed in a thread if nodes have changed, else cached."""
-        if self._cached_zone_map is not None:
-            return self._cached_zone_map
-        change_count = self._location_change_count
-        zone_map = await asyncio.to_thread(build_zone_map, tuple(self._cache.nodes))
-        if change_count == self._location_change_count:
-            self._cached_zone_map = zone_map
-        return zone_map
+        cached = self._cached_zone_maps
+        if not cached:
+            cached.append(await asyncio.to_thread(build_zone_map, tuple(self._cache.nodes)))
+        return cached[0]
 
     async def _compute_allocations(self, locations: Mapping[str, NodeLocation]) -> Mapping[ZonePair, int]:
         """Allocated bits per second by zone pair; computed in a thread if pods, nodes, AppGroups or namespaces have changed, else cached."""
-        if self._cached_allocations is not None:
-            return self._cached_allocations
-        change_count, maybe_yield = self._placement_change_count, CooperativeYield()
+        cached, maybe_yield = self._cached_allocations, CooperativeYield()
+        if cached:
+            return cached[0]
         for key in tuple(self._membership.groups):
             if key in self._membership.groups:
                 self._membership.graph(key)  # Builds the graph, which the copy shares.
             await maybe_yield()
         membership, pods = self._membership.copy(), tuple(self._cache.group_pods)
-        allocations = await asyncio.to_thread(bandwidth.compute_allocations, membership, pods, locations)
-        if change_count == self._placement_change_count:
-            self._cached_allocations = allocations
-        return allocations
+        cached.append(await asyncio.to_thread(bandwidth.compute_allocations, membership, pods, locations))
+        return cached[0]
 
     async def _read_snapshot(self, topology: NetworkTopology) -> TopologySnapshot:
         zone_map = await self._compute_zone_map()
         allocations = await self._compute_allocations(zone_map.location_by_node)
         names = self.planner.list_results_names(topology)
         data_by_configmap = {str(name): data for name in names if (data := await self._read_results(name)) is not None}
-        named_configmap = ObjectName(topology.metadata.namespace, topology.spec.configmap_name)
         return TopologySnapshot(
             topology=topology,
             zone_map=zone_map,
             data_by_configmap=data_by_configmap,
-            missing_configmaps=() if data_by_configmap else (str(named_configmap),),
             allocated_bps=allocations,
             interval_s=self.planner.interval_s,
             expected_keys=self.planner.expected_keys,

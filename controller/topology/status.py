@@ -33,7 +33,7 @@ class InputFaults(msgspec.Struct, frozen=True):
 
     Attributes:
         policy_error: why the NetworkTopology's costPolicy is invalid; empty if it is valid.
-        missing_configmaps: results ConfigMaps to name, if none could be read.
+        missing_configmap: the NetworkTopology's results ConfigMap, if no results ConfigMap could be read; else empty.
         large_configmaps: results ConfigMaps near the API server's limit -> size in bytes.
         refusal_counts: reason -> number of refused keys.
         writers_by_reason: reason -> nodes that wrote refused keys, sorted.
@@ -44,7 +44,7 @@ class InputFaults(msgspec.Struct, frozen=True):
     """
 
     policy_error: str = ""
-    missing_configmaps: tuple[str, ...] = ()
+    missing_configmap: str = ""
     large_configmaps: Mapping[str, int] = {}
     refusal_counts: Mapping[str, int] = {}
     writers_by_reason: Mapping[str, tuple[str, ...]] = {}
@@ -151,8 +151,8 @@ def _input_valid_state(faults: InputFaults) -> ConditionState:
     problems: dict[str, str] = {}
     if faults.policy_error:
         problems["BadCostPolicy"] = f"{faults.policy_error}; the controller's own policy is used"
-    if faults.missing_configmaps:
-        problems["ResultsMissing"] = f"no ConfigMap {_join_names(faults.missing_configmaps)}"
+    if faults.missing_configmap:
+        problems["ResultsMissing"] = f"no ConfigMap {faults.missing_configmap}"
     if faults.large_configmaps:
         # Rounded to 64 KiB, so that a change of some bytes does not rewrite the status.
         sizes = [f"{name} ({size // 2**16 * 64} KiB)" for name, size in sorted(faults.large_configmaps.items())]

@@ -70,7 +70,6 @@ def decide(
         topology=network_topology,
         zone_map=zone_map,
         data_by_configmap={"shop/netperf-metrics": data},
-        missing_configmaps=(),
         allocated_bps=allocated,
         interval_s=60.0,
     )
