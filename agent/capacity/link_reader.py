@@ -8,7 +8,6 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -62,7 +61,7 @@ class LinkReader:
                 self._routes = tuple(route for parsed in routes for route in parsed)
                 self._routes_read_at_s = time.monotonic()
         root_by_device = {qdisc.device_index: qdisc for qdisc in qdiscs if qdisc.parent == rtnl.ROOT}
-        links = _add_root_qdiscs_and_speeds(links, root_by_device, directory)
+        links = [_add_root_qdisc_and_speed(link, root_by_device.get(link.index), directory) for link in links]
         return LinkSnapshot(links=tuple(links), routes=self._routes, machine=read_machine(self._sys, self._proc))
 
 
@@ -131,22 +130,15 @@ def _parse_next_hops(data: bytes, span: tuple[int, int] | None) -> list[int]:
     return device_indexes
 
 
-def _add_root_qdiscs_and_speeds(
-    links: list[Link], root_by_device: Mapping[int, rtnl.Qdisc], directory: NetDirectory
-) -> list[Link]:
-    """Add root qdiscs to all links but those of pods, and speeds to the devices that may have one."""
-    psutil_mbps_by_name: dict[str, int] | None = None
-    completed_links: list[Link] = []
-    for link in links:
-        root = root_by_device.get(link.index) if link.kind not in _POD_LINK_KINDS else None
-        if root is not None:
-            mbps = root.params.rate_bytes_per_s * 8 // 1_000_000 if root.params is not None else None
-            link = msgspec.structs.replace(link, root_qdisc=root.kind, root_qdisc_mbps=mbps)
-        may_have_speed = link.is_physical or (not link.kind and not link.is_loopback)
-        if may_have_speed:
-            link = msgspec.structs.replace(link, sysfs_mbps=directory.read_speed_mbps(link.name))
-        if may_have_speed and link.is_up and link.sysfs_mbps is None:
-            psutil_mbps_by_name = read_psutil_mbps() if psutil_mbps_by_name is None else psutil_mbps_by_name
-            link = msgspec.structs.replace(link, psutil_mbps=psutil_mbps_by_name.get(link.name))
-        completed_links.append(link)
-    return completed_links
+def _add_root_qdisc_and_speed(link: Link, root: rtnl.Qdisc | None, directory: NetDirectory) -> Link:
+    """Add the root qdisc to a link, and the speed to a device that may have one; links of pods stay as they are."""
+    if link.kind in _POD_LINK_KINDS:
+        return link
+    if root is not None:
+        mbps = root.params.rate_bytes_per_s * 8 // 1_000_000 if root.params is not None else None
+        link = msgspec.structs.replace(link, root_qdisc=root.kind, root_qdisc_mbps=mbps)
+    if link.is_physical or not (link.kind or link.is_loopback):
+        link = msgspec.structs.replace(link, sysfs_mbps=directory.read_speed_mbps(link.name))
+        if link.is_up and link.sysfs_mbps is None:
+            link = msgspec.structs.replace(link, psutil_mbps=read_psutil_mbps(link.name))
+    return link

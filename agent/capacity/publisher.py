@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -78,13 +77,6 @@ class DisputeDetector:
         return f"another writer replaced the published value {count} times within {minutes:.0f} minutes"
 
 
-class _Delay(NamedTuple):
-    """Time until the next round: changes are ignored during ``pause_s``, and end the rest of ``longest_s``."""
-
-    pause_s: float
-    longest_s: float
-
-
 class Publisher:
     """Publishes the capacity of one node.
 
@@ -149,13 +141,12 @@ class Publisher:
             if loop.time() - read_at_s >= read_interval_s:
                 self._have_links_changed, read_interval_s = False, POLL_S
                 hardware, read_at_s = await self._read_hardware(hardware), loop.time()
-            delay = _Delay(DEBOUNCE_S, read_at_s + read_interval_s - loop.time())
-            node = self._node_watch.node
+            node, pause_s = self._node_watch.node, DEBOUNCE_S
             self.node_bandwidth = choose_bandwidth(node, self._config, hardware, self._peak_bps, self._instance_type)
             if node is not None:
-                delay = await self._publish(node, self.node_bandwidth) or delay
-            await asyncio.sleep(delay.pause_s)
-            await wait_until_set(self._wake, max(0.0, delay.longest_s - delay.pause_s))
+                pause_s = await self._publish(node, self.node_bandwidth)
+            await asyncio.sleep(pause_s)
+            await wait_until_set(self._wake, max(0.0, read_at_s + read_interval_s - loop.time()))
 
     async def _read_hardware(self, before: HardwareCapacity) -> HardwareCapacity:
         """Read the links' capacity; ``before`` if they cannot be read."""
@@ -167,18 +158,20 @@ class Publisher:
         log.log_change("links", "", "links can be read again")
         return capacity
 
-    async def _publish(self, node: OwnNode, node_bandwidth: NodeBandwidth) -> _Delay | None:
-        """Write to the node if it differs; returns the delay after a write or a failure, None if there was nothing to write."""
+    async def _publish(self, node: OwnNode, node_bandwidth: NodeBandwidth) -> float:
+        """Write to the node if it differs; returns the shortest time until the next round, in seconds."""
         try:
             has_written = await self._write_differences(node, node_bandwidth)
         except KubekitError as error:
             self._writes.labels("failed").inc()
             log.log_change("publish", type(error).__name__, "cannot publish the capacity", error=error)
-            backoff_s = self._backoff.next_delay_s()
-            return _Delay(backoff_s, backoff_s)
+            self._wake.set()
+            return self._backoff.next_delay_s()
         self._backoff.reset()
         log.log_change("publish", "", "capacity can be published again")
-        return _Delay(MIN_WRITE_PAUSE_S, WATCH_LAG_S) if has_written else None
+        if has_written:
+            asyncio.get_running_loop().call_later(WATCH_LAG_S, self._wake.set)
+        return MIN_WRITE_PAUSE_S if has_written else DEBOUNCE_S
 
     async def _write_differences(self, node: OwnNode, node_bandwidth: NodeBandwidth) -> bool:
         """Write what differs on the node; returns whether anything was written."""

@@ -49,13 +49,6 @@ class _UnknownSpeedError(Exception):
     """The speed of a link is unknown; the text is the reason."""
 
 
-class _Uplinks(msgspec.Struct, frozen=True):
-    """Indexes of the devices of default routes: of the routes in use, by IP version; of all others, by IP version and metric."""
-
-    used_by_family: dict[int, list[int]]
-    standby: list[int]
-
-
 class _LinkSpeed(msgspec.Struct, frozen=True):
     """The speed of a link, how it was found, and the names of the physical devices below."""
 
@@ -71,34 +64,34 @@ def find_capacity(snapshot: LinkSnapshot) -> HardwareCapacity:
     may use either.
     """
     resolver = _LinkResolver(snapshot)
-    uplinks = _pick_uplinks(snapshot)
-    used = uplinks.used_by_family
-    if not used:
+    uplinks_by_family = _pick_uplinks(snapshot)
+    if not uplinks_by_family:
         return HardwareCapacity(None, "there is no default route")
+    uplinks = {index for indexes in uplinks_by_family.values() for index in indexes}
     try:
-        speed_by_family = {family: resolver.resolve_route(indexes) for family, indexes in used.items()}
+        speed_by_family = {family: resolver.resolve_route(indexes) for family, indexes in uplinks_by_family.items()}
     except _UnknownSpeedError as error:
-        indexes = [index for family_indexes in used.values() for index in family_indexes]
-        return HardwareCapacity(None, str(error), resolver.find_physical_names(indexes))
+        names = frozenset[str]().union(*(resolver.find_physical_names(index) for index in uplinks))
+        return HardwareCapacity(None, str(error), tuple(sorted(names)))
     smallest = min(speed_by_family.values(), key=lambda speed: speed.mbps)
     explanation = smallest.explanation
     for family, other in speed_by_family.items():
         if other.physical_names != smallest.physical_names:
             explanation += f"; by IPv{family} {other.explanation}"
-    if uplinks.standby:
-        explanation += "; standby: " + ", ".join(resolver.name_of(index) for index in uplinks.standby)
+    standby = {resolver.name_of(route.device_index) for route in snapshot.routes if route.device_index not in uplinks}
+    if standby:
+        explanation += "; standby: " + ", ".join(sorted(standby))
     return HardwareCapacity(smallest.mbps * 1_000_000, explanation, tuple(sorted(smallest.physical_names)))
 
 
-def _pick_uplinks(snapshot: LinkSnapshot) -> _Uplinks:
-    """Pick the devices that the kernel sends through, by IP version.
+def _pick_uplinks(snapshot: LinkSnapshot) -> dict[int, list[int]]:
+    """Pick the indexes of the devices that the kernel sends through, by IP version; a version without a default route is missing.
 
     The kernel uses the route of the least metric whose device is up, and all hops of a multipath route that are up. If no device is up, the
     first route counts.
     """
     up_indexes = {link.index for link in snapshot.links if link.is_up}
-    used_by_family: dict[int, list[int]] = {}
-    all_indexes: list[int] = []
+    uplinks_by_family: dict[int, list[int]] = {}
     for family in (4, 6):
         routes = sorted((route for route in snapshot.routes if route.family == family), key=lambda r: r.metric)
         usable = [route for route in routes if route.device_index in up_indexes] or routes
@@ -107,10 +100,8 @@ def _pick_uplinks(snapshot: LinkSnapshot) -> _Uplinks:
             hops = [
                 r for r in usable if r is best or (best.is_multipath and r.is_multipath and r.metric == best.metric)
             ]
-            used_by_family[family] = list(dict.fromkeys(hop.device_index for hop in hops))
-        all_indexes += [route.device_index for route in routes]
-    used_indexes = {index for indexes in used_by_family.values() for index in indexes}
-    return _Uplinks(used_by_family, [index for index in dict.fromkeys(all_indexes) if index not in used_indexes])
+            uplinks_by_family[family] = list(dict.fromkeys(hop.device_index for hop in hops))
+    return uplinks_by_family
 
 
 class _LinkResolver:
@@ -144,25 +135,17 @@ class _LinkResolver:
             parts.append(speed.explanation)
         return _LinkSpeed(mbps, " + ".join(parts), names)
 
-    def find_physical_names(self, uplinks: list[int]) -> tuple[str, ...]:
-        """Find the names of the lowest devices, whose counters show the node's traffic even if no speed is known."""
-        names: set[str] = set()
-        pending = [self._link_by_index[index] for index in uplinks if index in self._link_by_index]
-        visited_indexes: set[int] = set()
-        while pending:
-            link = pending.pop()
-            if link.index in visited_indexes:
-                continue
-            visited_indexes.add(link.index)
-            lower_links = [port for port in self._ports_of(link) if port.kind in _OUTWARD_KINDS]
-            parent = None if link.is_parent_elsewhere else self._link_by_index.get(link.parent_index or 0)
-            if link.kind in _KINDS_ON_PARENT and parent is not None:
-                lower_links.append(parent)
-            if lower_links:
-                pending += lower_links
-            elif not link.is_loopback:
-                names.add(link.name)
-        return tuple(sorted(names))
+    def find_physical_names(self, index: int, depth: int = 0) -> frozenset[str]:
+        """Find the names of the lowest devices below a link, whose counters show the node's traffic even if no speed is known."""
+        link = self._link_by_index.get(index)
+        if link is None or link.is_loopback or depth > _MAX_DEPTH:
+            return frozenset()
+        lower_indexes = [port.index for port in self._ports_of(link) if port.kind in _OUTWARD_KINDS]
+        if link.kind in _KINDS_ON_PARENT and not link.is_parent_elsewhere and link.parent_index in self._link_by_index:
+            lower_indexes.append(link.parent_index)
+        if not lower_indexes:
+            return frozenset({link.name})
+        return frozenset[str]().union(*(self.find_physical_names(lower, depth + 1) for lower in lower_indexes))
 
     def _resolve(self, link: Link, depth: int = 0) -> _LinkSpeed:
         """Resolve a link; ``depth`` is the number of links that led to it."""

@@ -98,8 +98,9 @@ def _find_hypervisor_evidence(sys: Path, proc: Path, vendor: str, product: str) 
     return ""
 
 
-def read_psutil_mbps() -> dict[str, int]:
-    """Read speeds by device name through psutil, in Mbit/s, 0 for unknown: by an ioctl, which needs no sysfs."""
+def read_psutil_mbps(name: str) -> int | None:
+    """Read a device's speed through psutil in Mbit/s, 0 for unknown: by an ioctl, which needs no sysfs."""
     import psutil  # Imported late, because it is large and rarely needed.
 
-    return {name: int(stats.speed) for name, stats in psutil.net_if_stats().items()}
+    stats = psutil.net_if_stats().get(name)
+    return int(stats.speed) if stats is not None else None

@@ -103,7 +103,7 @@ try:
     asyncio.run(execute(SetIngressLimit(device_index=2**31 - 1, device_name="no such device", params=choose_params(10**7, 1500))))
 except KernelError as error:
     assert "no such device: " in str(error)
-assert "lo" in read_psutil_mbps()
+assert read_psutil_mbps("lo") is not None
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
