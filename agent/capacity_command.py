@@ -34,13 +34,8 @@ async def show_capacity(config: AgentConfig) -> None:
         "node": node.metadata.name if node is not None else None,
         "node_problem": problem,
         "published": (node.status.capacity or {}).get(BANDWIDTH_RESOURCE) if node is not None else None,
-        "rate_bps": node_bandwidth.rate_bps,
-        "gross_bps": node_bandwidth.gross_bps,
-        "source": node_bandwidth.source,
-        "explanation": node_bandwidth.explanation,
-        "warnings": list(node_bandwidth.warnings),
-        "devices": list(node_bandwidth.counted_devices),
-        "links": [msgspec.to_builtins(link) for link in snapshot.links],
+        **msgspec.structs.asdict(node_bandwidth),
+        "links": snapshot.links,
     }
     print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
 

@@ -9,7 +9,7 @@ import msgspec
 
 from kubekit import quantity
 from kubekit.errors import QuantityError
-from kubekit.wire import Pod
+from kubekit.wire import Pod, parse_time_or_none
 from netperf.bandwidth_limits import parse_limit
 from netperf.contract import BANDWIDTH_RESOURCE, EGRESS_ANNOTATION, INGRESS_ANNOTATION
 
@@ -32,7 +32,7 @@ class PodBandwidthSpec(msgspec.Struct, frozen=True, kw_only=True):
         uses_host_network: spec.hostNetwork.
         has_address: the pod has an address, so the CNI plugins have returned.
         limits: by direction; a direction without an annotation is missing.
-        created_at: metadata.creationTimestamp; empty if missing.
+        created_at_s: metadata.creationTimestamp, seconds since 1970; None if it is missing.
         mismatch: how the reserved bandwidth and the limits differ; empty if they are equal or nothing is reserved.
     """
 
@@ -42,7 +42,7 @@ class PodBandwidthSpec(msgspec.Struct, frozen=True, kw_only=True):
     uses_host_network: bool = False
     has_address: bool = True
     limits: dict[Direction, LimitSpec] = {}
-    created_at: str = ""
+    created_at_s: float | None = None
     mismatch: str = ""
 
     @property
@@ -72,7 +72,7 @@ def read_spec(pod: Pod) -> PodBandwidthSpec:
         uses_host_network=pod.spec.host_network,
         has_address=bool(pod.status.pod_ip),
         limits=limits,
-        created_at=pod.metadata.creation_timestamp or "",
+        created_at_s=parse_time_or_none(pod.metadata.creation_timestamp),
         mismatch=_describe_mismatch(limits, _sum_reserved_bps(pod)),
     )
 

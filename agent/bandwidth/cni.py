@@ -18,6 +18,8 @@ from kubekit.wire import DECODE_ERRORS
 
 CONFIG_DIR, RESULTS_DIR = Path("/etc/cni/net.d"), Path("/var/lib/cni/results")
 """On nodes with other directories, mount them here."""
+POD_INTERFACE = "eth0"
+"""Name of a pod's device in its own network namespace."""
 _MAX_FILE_BYTES = 262_144
 """Longest part of a cached result that is read."""
 
@@ -30,11 +32,10 @@ class Network(msgspec.Struct, frozen=True):
 
 
 class Attachment(msgspec.Struct, frozen=True, kw_only=True):
-    """One device of one pod, as a runtime attached it to a network.
+    """The eth0 of one pod, as a runtime attached it to a network.
 
     Attributes:
         pod_uid: of the pod.
-        interface: name of the device in the pod.
         container_id: CNI_CONTAINERID.
         network: name of the network.
         plugins: types of the plugins that were called.
@@ -42,7 +43,6 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     pod_uid: str
-    interface: str
     container_id: str
     network: str
     plugins: tuple[str, ...] = ()
@@ -103,8 +103,8 @@ class ResultCache:
         self._directory = directory
         self._attachment_by_file: dict[tuple[str, int], Attachment | None] = {}  # by name and modification time
 
-    def read_attachments(self, interface: str) -> dict[str, Attachment]:
-        """Read the attachment of each pod's device of this name, by pod uid; preferring the bandwidth plugin, then the newest."""
+    def read_attachments(self) -> dict[str, Attachment]:
+        """Read the attachment of each pod, by pod uid; preferring the bandwidth plugin, then the newest."""
         try:
             with os.scandir(self._directory) as entries:
                 files = [(entry.name, entry.stat().st_mtime_ns) for entry in entries if entry.is_file()]
@@ -115,7 +115,7 @@ class ResultCache:
             file: before[file] if file in before else self._read_file(file[0]) for file in files
         }
         items = self._attachment_by_file.items()
-        attachments = [(a, mtime_ns) for (_, mtime_ns), a in items if a is not None and a.interface == interface]
+        attachments = [(a, mtime_ns) for (_, mtime_ns), a in items if a is not None]
         # The best of a pod comes last, and replaces the others. The newest belongs to the pod's current sandbox.
         attachments.sort(key=lambda item: (item[0].precedence, item[1]))
         return {attachment.pod_uid: attachment for attachment, _ in attachments}
@@ -129,13 +129,13 @@ class ResultCache:
 
 
 def parse_cached_result(data: bytes) -> Attachment | None:
-    """Parse a file of the cache; None if it is not the result of a pod."""
+    """Parse a file of the cache; None if it is not the result of a pod's eth0."""
     try:
         cached = _decode_cached_info(data)
     except DECODE_ERRORS:
         return None
     uid = next((value for name, value in cached.cni_args or () if name == "K8S_POD_UID"), "")
-    if cached.kind != "cniCacheV1" or not uid:
+    if cached.kind != "cniCacheV1" or cached.if_name != POD_INTERFACE or not uid:
         return None
     try:
         plugins = _read_plugin_types(json.loads(base64.b64decode(cached.config)))
@@ -143,7 +143,6 @@ def parse_cached_result(data: bytes) -> Attachment | None:
         plugins = ()
     return Attachment(
         pod_uid=uid,
-        interface=cached.if_name,
         container_id=cached.container_id,
         network=cached.network_name,
         plugins=plugins,

@@ -10,8 +10,8 @@ from pathlib import Path
 from pyroute2.netlink.rtnl import RTM_GETQDISC
 
 from agent import rtnetlink as rtnl
+from agent.bandwidth.cni import POD_INTERFACE
 from agent.bandwidth.meters import DeviceCounters, TcCounters, TrafficMeters
-from agent.bandwidth.processes import POD_INTERFACE
 from agent.bandwidth.state import LimitStatus
 from agent.bandwidth.tc_reader import read_filters
 

@@ -18,8 +18,7 @@ class BandwidthMetrics:
     """A collector over the latest statuses and measured traffic.
 
     Attributes:
-        statuses: the latest statuses; set by the manager.
-        meter_by_key: the latest measured traffic; set by the manager.
+        statuses, meter_by_key: the latest statuses and measured traffic; set by `LimitReporter`.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

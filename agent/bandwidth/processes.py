@@ -12,6 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
+from agent.bandwidth.cni import POD_INTERFACE
 from agent.bandwidth.state import PodSandbox
 
 _POD_UID = re.compile(r"pod([0-9a-f]{8}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{12})(?![0-9a-f])")
@@ -20,8 +21,6 @@ _CRIO_MONITOR = "conmon"
 """CRI-O's monitors run in the pod's slice but in the node's network namespace."""
 _START_TIME_FIELD = 19
 """Position of starttime, field 22, among the fields after the name."""
-POD_INTERFACE = "eth0"
-"""Name of a pod's device in its own network namespace."""
 
 
 class CgroupOwner(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 
 from prometheus_client import CollectorRegistry
 
@@ -14,6 +13,7 @@ from agent.bandwidth.metrics import BandwidthMetrics
 from agent.bandwidth.state import LimitKey, LimitStatus
 from kubekit import logs
 from kubekit.events import EventRecorder, ObjectReference
+from kubekit.text import join_first
 from kubekit.wire import PODS
 
 log = logs.get("agent.bandwidth")
@@ -52,8 +52,8 @@ class LimitReporter:
 
     def log_unlocated(self, reason_by_pod: Mapping[str, str]) -> None:
         """Log the pods without a verdict, once per change."""
-        listed = ", ".join(f"{pod}: {reason}" for pod, reason in sorted(reason_by_pod.items())[:MAX_UNLOCATED_LOGGED])
-        log.log_change("unlocated", listed, "pods without verdict", level="info", count=len(reason_by_pod), pods=listed)
+        listed = join_first([f"{pod}: {reason}" for pod, reason in sorted(reason_by_pod.items())], MAX_UNLOCATED_LOGGED)
+        log.log_change("unlocated", listed, "pods without verdict", level="info", pods=listed)
 
     def _report_mismatches(self, pods: Sequence[PodBandwidthSpec]) -> None:
         """Report pods whose reservation and limit differ, once per change."""
@@ -89,7 +89,8 @@ class LimitReporter:
         self, pod: PodBandwidthSpec, reason: str, note: str, action: str, *, is_first: bool, is_normal: bool = False
     ) -> None:
         """Send an event, except about an older pod in the first report after the agent's start."""
-        if is_first and not self._has_reported and not _is_new(pod, time.time()):
+        is_new = pod.created_at_s is None or time.time() - pod.created_at_s < NEW_POD_AGE_S
+        if is_first and not self._has_reported and not is_new:
             return
         send = self._recorder.record_normal if is_normal else self._recorder.record_warning
         regarding = ObjectReference(PODS.api_version, PODS.kind, pod.name, pod.namespace, pod.uid)
@@ -101,11 +102,3 @@ def _format_event_note(status: LimitStatus) -> str:
     detail = f": {status.detail}" if status.detail else ""
     location = f" on {status.device_name}" if status.device_name else ""
     return f"{status.direction} limit of {rate}: {status.verdict}{location}{detail}"
-
-
-def _is_new(pod: PodBandwidthSpec, now_s: float) -> bool:
-    """Whether a pod is so new that no earlier agent can have reported it."""
-    try:
-        return now_s - datetime.fromisoformat(pod.created_at).timestamp() < NEW_POD_AGE_S
-    except ValueError:
-        return True

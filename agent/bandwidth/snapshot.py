@@ -10,7 +10,7 @@ import msgspec
 
 from agent.bandwidth.annotations import PodBandwidthSpec
 from agent.bandwidth.cni import Network, ResultCache
-from agent.bandwidth.processes import POD_INTERFACE, find_sandboxes, is_in_host_network, read_pod_interface_index
+from agent.bandwidth.processes import find_sandboxes, is_in_host_network, read_pod_interface_index
 from agent.bandwidth.state import BandwidthSnapshot
 from agent.bandwidth.tc_reader import read_tc_state
 
@@ -27,7 +27,7 @@ async def take_snapshot(
     # Reading /proc blocks for some milliseconds per thousand processes.
     sandbox_by_uid = await asyncio.to_thread(find_sandboxes, proc, uids)
     tc_state, namespace_id_by_uid = await read_tc_state({uid: sandbox.pid for uid, sandbox in sandbox_by_uid.items()})
-    attachment_by_uid = await asyncio.to_thread(result_cache.read_attachments, POD_INTERFACE)
+    attachment_by_uid = await asyncio.to_thread(result_cache.read_attachments)
     sandbox_by_uid = {
         uid: msgspec.structs.replace(
             sandbox,

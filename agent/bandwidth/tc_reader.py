@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_GETQDISC, RTM_GETTFILTER
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP, ifinfmsg
@@ -119,30 +120,18 @@ def parse_filter(data: bytes, begin: int, end: int, hook: Hook = "ingress") -> F
     flags = rtnl.read_number(data, options, _TCA_FLAGS_BY_KIND[kind]) if kind in _TCA_FLAGS_BY_KIND else None
     is_in_other_chain = bool(rtnl.read_number(data, spans, _TCA_CHAIN))
     sees_every_packet = not (is_in_other_chain or (flags or 0) & _SKIP_SW or _TCA_U32_INDEV in options)
-    target_index: int | None = None
-    has_police_action = drops_if_target_gone = False
-    redirected_bytes = 0
-    actions = rtnl.parse_nested(data, options, _TCA_ACT_BY_KIND[kind]) if kind in _TCA_ACT_BY_KIND else {}
-    for span in actions.values():
-        action = rtnl.parse_attributes(data, *span)
-        has_police_action = has_police_action or rtnl.read_text(data, action, _TCA_ACT_KIND) == "police"
-        redirect = _parse_redirect(data, action)
-        if redirect is not None:
-            redirected_bytes += rtnl.read_counted_bytes(data, rtnl.parse_nested(data, action, _TCA_ACT_STATS))
-            if target_index is None:
-                target_index, drops_if_target_gone = redirect
-    return Filter(
+    filter_ = Filter(
         device_index=index,
         kind=kind,
         hook=hook,
         priority=info >> PRIORITY_SHIFT,
         program_name=rtnl.read_text(data, options, _TCA_BPF_NAME) if kind == "bpf" else "",
         matches_all=matches_all and sees_every_packet and info & _PROTOCOL_MASK == ALL_PROTOCOLS,
-        target_index=target_index,
-        has_police_action=has_police_action,
-        drops_if_target_gone=drops_if_target_gone,
-        redirected_bytes=redirected_bytes,
     )
+    actions = rtnl.parse_nested(data, options, _TCA_ACT_BY_KIND[kind]) if kind in _TCA_ACT_BY_KIND else {}
+    for span in actions.values():
+        filter_ = _add_action(filter_, data, rtnl.parse_attributes(data, *span))
+    return filter_
 
 
 def _matches_every_packet(data: bytes, begin: int, end: int) -> bool:
@@ -151,15 +140,18 @@ def _matches_every_packet(data: bytes, begin: int, end: int) -> bool:
     return not any(any(keys[i : i + _U32_MASK_BYTES]) for i in range(0, len(keys), _U32_KEY_BYTES))
 
 
-def _parse_redirect(data: bytes, action: rtnl.Spans) -> tuple[int, bool] | None:
-    """Parse a mirred action: the device that it redirects to (0 if gone), and whether packets are lost once the device is gone.
-
-    None for other actions.
-    """
-    if rtnl.read_text(data, action, _TCA_ACT_KIND) != "mirred":
-        return None
+def _add_action(filter_: Filter, data: bytes, action: rtnl.Spans) -> Filter:
+    """Add an action to a filter if it polices or redirects packets; the first redirect gives the target."""
+    kind = rtnl.read_text(data, action, _TCA_ACT_KIND)
+    if kind == "police":
+        return replace(filter_, has_police_action=True)
     span = rtnl.parse_nested(data, action, _TCA_ACT_OPTIONS).get(_TCA_MIRRED_PARMS)
-    if span is None or span[1] - span[0] < _MIRRED.size:
-        return None
+    if kind != "mirred" or span is None or span[1] - span[0] < _MIRRED.size:
+        return filter_
     _, _, verdict, _, _, mirred_action, target_index = _MIRRED.unpack_from(data, span[0])
-    return (int(target_index), verdict in _FINAL_VERDICTS) if mirred_action == _EGRESS_REDIRECT else None
+    if mirred_action != _EGRESS_REDIRECT:
+        return filter_
+    if filter_.target_index is None:
+        filter_ = replace(filter_, target_index=int(target_index), drops_if_target_gone=verdict in _FINAL_VERDICTS)
+    counted_bytes = rtnl.read_counted_bytes(data, rtnl.parse_nested(data, action, _TCA_ACT_STATS))
+    return replace(filter_, redirected_bytes=filter_.redirected_bytes + counted_bytes)

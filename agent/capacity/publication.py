@@ -13,7 +13,6 @@ import msgspec
 from agent.capacity.node_bandwidth import NodeBandwidth
 from agent.node import OwnNode
 from kubekit import conditions, patches, quantity
-from kubekit.errors import QuantityError
 from kubekit.patches import Operation, pointer
 from kubekit.text import cut_bytes
 from kubekit.wire import Condition
@@ -58,8 +57,9 @@ def bandwidth_owner_of(node: OwnNode) -> str:
 
 def find_foreign_capacity(node: OwnNode, our_bps: int | None) -> str:
     """Find a published capacity other than ours; empty if there is none, or only the 0 that a kubelet leaves behind."""
-    published = _read_quantities(node, "capacity").get(BANDWIDTH_RESOURCE, "0")
-    is_ours = our_bps is not None and _is_equal(published, our_bps)
+    published = _read_bandwidth(node, "capacity") or "0"
+    # The API server normalizes 10000000000 to 10G.
+    is_ours = our_bps is not None and quantity.parse_int_or_none(published) == our_bps
     return "" if published == "0" or is_ours else published
 
 
@@ -84,7 +84,7 @@ def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, d
         removals = tuple(
             patches.remove(pointer("status", field, BANDWIDTH_RESOURCE))
             for field in fields
-            if bandwidth_owner_of(node) and _read_quantities(node, field).get(BANDWIDTH_RESOURCE) == "0"
+            if bandwidth_owner_of(node) and _read_bandwidth(node, field) == "0"
         )
         return Writes(status=removals, condition=condition)
     value = str(node_bandwidth.rate_bps)
@@ -92,7 +92,7 @@ def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, d
     for field in fields:
         if getattr(node.status, field) is None:
             operations.append(patches.add(pointer("status", field), {BANDWIDTH_RESOURCE: value}))
-        elif not _is_equal(_read_quantities(node, field).get(BANDWIDTH_RESOURCE), node_bandwidth.rate_bps):
+        elif quantity.parse_int_or_none(_read_bandwidth(node, field)) != node_bandwidth.rate_bps:
             operations.append(patches.add(pointer("status", field, BANDWIDTH_RESOURCE), value))
     source = cut_bytes(f"{node_bandwidth.source}: {node_bandwidth.explanation}", MAX_ANNOTATION_BYTES)
     annotations = {BANDWIDTH_OWNER_ANNOTATION: AGENT, BANDWIDTH_SOURCE_ANNOTATION: source}
@@ -112,7 +112,7 @@ def plan_withdrawal(node: OwnNode) -> Writes:
         status=tuple(
             patches.remove(pointer("status", field, BANDWIDTH_RESOURCE))
             for field in fields
-            if BANDWIDTH_RESOURCE in _read_quantities(node, field)
+            if _read_bandwidth(node, field) is not None
         ),
         metadata={"metadata": {"annotations": removals}} if removals else None,
         condition=deletion if condition is not None else None,
@@ -125,18 +125,10 @@ def _has_kubelet(node: OwnNode) -> bool:
     return has_kubelet_version and not node.metadata.annotation(KWOK_ANNOTATION)
 
 
-def _read_quantities(node: OwnNode, field: str) -> dict[str, str]:
-    return getattr(node.status, field) or {}
-
-
-def _is_equal(text: str | None, rate_bps: int) -> bool:
-    """Whether a quantity is equal to a rate; the API server normalizes 10000000000 to 10G."""
-    if text is None:
-        return False
-    try:
-        return quantity.parse(text) == rate_bps
-    except QuantityError:
-        return False
+def _read_bandwidth(node: OwnNode, field: str) -> str | None:
+    """Read the quantity of our resource in status.capacity or status.allocatable; None if it is missing."""
+    amounts: dict[str, str] = getattr(node.status, field) or {}
+    return amounts.get(BANDWIDTH_RESOURCE)
 
 
 def _make_blocking_condition(node: OwnNode, node_bandwidth: NodeBandwidth, dispute: str) -> Condition | None:

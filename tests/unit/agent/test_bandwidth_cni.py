@@ -42,10 +42,9 @@ def test_the_bandwidth_plugins_entry_wins_and_then_the_newest(tmp_path: Path) ->
     write_entry(tmp_path, "cbr0-new", make_entry(containerId="new"), mtime=2000)
     write_entry(tmp_path, "extra-net1", make_entry(ifName="net1", networkName="extra"), mtime=4000)
     cache = ResultCache(tmp_path)
-    assert cache.read_attachments("eth0") == {
+    assert cache.read_attachments() == {
         UID: Attachment(
             pod_uid=UID,
-            interface="eth0",
             container_id="new",
             network="cbr0",
             plugins=("bridge", "bandwidth"),
@@ -53,9 +52,9 @@ def test_the_bandwidth_plugins_entry_wins_and_then_the_newest(tmp_path: Path) ->
         )
     }
     (tmp_path / "cbr0-new").unlink()
-    assert cache.read_attachments("eth0")[UID].container_id == "old"
+    assert cache.read_attachments()[UID].container_id == "old"
     write_entry(tmp_path, "cbr0-old", make_entry(containerId="rewritten"), mtime=5000)
-    assert cache.read_attachments("eth0")[UID].container_id == "rewritten"
+    assert cache.read_attachments()[UID].container_id == "rewritten"
 
 
 def test_other_files_are_ignored(tmp_path: Path) -> None:
@@ -63,8 +62,8 @@ def test_other_files_are_ignored(tmp_path: Path) -> None:
     write_entry(tmp_path, "other-kind", make_entry(kind="cniCacheV9"))
     write_entry(tmp_path, "no-uid", make_entry(cniArgs=None))
     write_entry(tmp_path, "odd-config", make_entry(config="!", result=None, capabilityArgs=None))
-    assert ResultCache(tmp_path).read_attachments("eth0")[UID].plugins == ()
-    assert ResultCache(tmp_path / "missing").read_attachments("eth0") == {}
+    assert ResultCache(tmp_path).read_attachments()[UID].plugins == ()
+    assert ResultCache(tmp_path / "missing").read_attachments() == {}
 
 
 def test_the_network_is_named_by_the_first_configuration(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ POD = PodBandwidthSpec(
     name="p",
     uid="u",
     limits={"ingress": LimitSpec(10**7)},
-    created_at="2025-01-01T00:00:00Z",
+    created_at_s=1.7e9,
     mismatch="scheduled for less",
 )
 
@@ -39,7 +39,7 @@ class RecordingEventRecorder(EventRecorder):
 
 
 # In the future: it stays new however long the other tests before it take.
-NEW_POD = msgspec.structs.replace(POD, created_at="2999-01-01T00:00:00Z")
+NEW_POD = msgspec.structs.replace(POD, created_at_s=3e10)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def make_pod(ingress: int | None = None, egress: int | None = None, **changes: A
 
 
 def make_attachment(**changes: Any) -> Attachment:
-    defaults: dict[str, Any] = {"pod_uid": UID, "interface": "eth0", "container_id": CONTAINER_ID, "network": NETWORK}
+    defaults: dict[str, Any] = {"pod_uid": UID, "container_id": CONTAINER_ID, "network": NETWORK}
     return Attachment(**(defaults | changes))
 
 
