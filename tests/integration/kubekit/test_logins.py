@@ -79,6 +79,11 @@ def count_plugin_calls(folder: Path) -> int:
     return len((folder / "calls").read_text().splitlines())
 
 
+def log_in(folder: Path, cluster: dict[str, Any], user: dict[str, Any]) -> Client:
+    """A client with the credentials of a kubeconfig."""
+    return Client(find_cluster_config(write_kubeconfig(folder, cluster, user)))
+
+
 async def who_am_i(client: Client) -> str:
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
     return str(msgspec.json.decode(await client.request("POST", WHO_AM_I, body=body))["status"]["userInfo"]["username"])
@@ -90,9 +95,7 @@ async def test_a_plugins_token_logs_in_and_is_replaced_when_it_expires(
 ) -> None:
     cluster, _ = read_administrator(control_plane)
     set_plugin_status(tmp_path, expires_in_s=12, token=await request_token(client, namespace))
-    async with Client(
-        find_cluster_config(write_kubeconfig(tmp_path, cluster, plugin_user(tmp_path, style)))
-    ) as user_client:
+    async with log_in(tmp_path, cluster, plugin_user(tmp_path, style)) as user_client:
         assert count_plugin_calls(tmp_path) == 1
         # The package kubernetes replaces a token some minutes before it expires: the next request gets a new one, and keeps it.
         set_plugin_status(tmp_path, token=await request_token(client, namespace))
@@ -106,14 +109,14 @@ async def test_a_revoked_token_is_replaced_in_the_same_request_and_a_failed_plug
 ) -> None:
     cluster, _ = read_administrator(control_plane)
     set_plugin_status(tmp_path, token="revoked")
-    async with Client(find_cluster_config(write_kubeconfig(tmp_path, cluster, plugin_user(tmp_path)))) as user_client:
+    async with log_in(tmp_path, cluster, plugin_user(tmp_path)) as user_client:
         with pytest.raises(ApiError, match="401"):
             await who_am_i(user_client)
         set_plugin_status(tmp_path, token=await request_token(client, namespace))
         assert await who_am_i(user_client) == f"system:serviceaccount:{namespace}:default"
     (tmp_path / "fails").touch()
     with pytest.raises(CredentialError, match="no session: log in first"):
-        find_cluster_config(write_kubeconfig(tmp_path, cluster, plugin_user(tmp_path)))
+        log_in(tmp_path, cluster, plugin_user(tmp_path))
 
 
 async def test_a_plugins_certificate_logs_in_also_for_watches(
@@ -122,7 +125,7 @@ async def test_a_plugins_certificate_logs_in_also_for_watches(
     cluster, user = read_administrator(control_plane)
     certificate, key = (base64.b64decode(user[f"client-{part}-data"]).decode() for part in ("certificate", "key"))
     set_plugin_status(tmp_path, clientCertificateData=certificate, clientKeyData=key)
-    async with Client(find_cluster_config(write_kubeconfig(tmp_path, cluster, plugin_user(tmp_path)))) as user_client:
+    async with log_in(tmp_path, cluster, plugin_user(tmp_path)) as user_client:
         assert await who_am_i(user_client) == await who_am_i(client)
         await user_client.list(NODES, Node)
         async with user_client.watch(CONFIGMAPS, "0", namespace=namespace) as events:
@@ -139,18 +142,15 @@ async def test_an_oidc_token_a_token_file_and_a_certificate_log_in(
     account = f"system:serviceaccount:{namespace}:default"
     oidc = {"auth-provider": {"name": "oidc", "config": {"id-token": token}}}
     for values, name in ((oidc, account), ({"tokenFile": "token"}, account), (user, await who_am_i(client))):
-        async with Client(find_cluster_config(write_kubeconfig(tmp_path, cluster, values))) as user_client:
+        async with log_in(tmp_path, cluster, values) as user_client:
             assert await who_am_i(user_client) == name
 
 
 async def test_tls_server_name_is_verified(control_plane: ControlPlane, tmp_path: Path) -> None:
     cluster, user = read_administrator(control_plane)
-    async with Client(
-        find_cluster_config(write_kubeconfig(tmp_path, {**cluster, "tls-server-name": "localhost"}, user))
-    ) as user_client:
+    async with log_in(tmp_path, {**cluster, "tls-server-name": "localhost"}, user) as user_client:
         await who_am_i(user_client)
-    wrong = {**cluster, "tls-server-name": "elsewhere.example"}
-    async with Client(find_cluster_config(write_kubeconfig(tmp_path, wrong, user))) as user_client:
+    async with log_in(tmp_path, {**cluster, "tls-server-name": "elsewhere.example"}, user) as user_client:
         with pytest.raises(Exception, match=r"elsewhere\.example"):
             await who_am_i(user_client)
 
@@ -170,7 +170,7 @@ def test_unsupported_settings_are_refused_by_name(
     tmp_path: Path, cluster: dict[str, Any], user: dict[str, Any], error: str
 ) -> None:
     with pytest.raises(ConfigError, match=error):
-        find_cluster_config(write_kubeconfig(tmp_path, {"server": "https://api.example", **cluster}, user))
+        log_in(tmp_path, {"server": "https://api.example", **cluster}, user)
 
 
 @pytest.mark.parametrize("content", ["[1, 2]", "a: [", "", "contexts: []", "contexts: 5\ncurrent-context: c", "5"])

@@ -15,10 +15,11 @@ import psutil
 import pytest
 
 from lab.netperf_install import Netperf
+from lab.polling import poll_until
 from netperf.plans import ProbeSettings
 from netperf.probers import child
 from netperf.probers.failure import ProbeFailedError
-from netperf.probers.netperf import NetperfProber, parse_output
+from netperf.probers.netperf import NetperfProber, build_command, parse_output
 from netperf.probers.netserver import REQUEST_BYTES, Netserver
 from netperf.probers.passphrase import EPOCH_S, derive_hourly_passphrase, epoch_at
 from netperf.sample import PERCENTILES, Test
@@ -37,17 +38,13 @@ def netserver(netperf_programs: Netperf, settings: ProbeSettings) -> Netserver:
     return Netserver(str(netperf_programs.netserver), ADDRESS, settings.control_port, PASSPHRASE)
 
 
-def list_netservers() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children(recursive=True) if p.cmdline()[:1] == ["netserver"]]
-
-
-async def probe_and_fail(prober: NetperfProber, settings: ProbeSettings, address: str = ADDRESS) -> str:
-    with pytest.raises(ProbeFailedError) as caught:
-        await prober.probe(address, settings)
-    return caught.value.reason
+def list_netservers(ancestor_pid: int | None = None) -> list[psutil.Process]:
+    """The netservers that a process, by default this one, started."""
+    return [p for p in psutil.Process(ancestor_pid).children(recursive=True) if p.cmdline()[:1] == ["netserver"]]
 
 
 async def probe_outcome(prober: NetperfProber, settings: ProbeSettings) -> str:
+    """``ok``, or the reason of the failure."""
     try:
         await prober.probe(ADDRESS, settings)
     except ProbeFailedError as error:
@@ -69,7 +66,7 @@ async def test_a_successful_run_has_every_figure(
 
 
 async def test_missing_netperf_is_named_in_the_failure(settings: ProbeSettings) -> None:
-    assert await probe_and_fail(NetperfProber("/nonexistent/netperf", PASSPHRASE), settings) == "no-netperf"
+    assert await probe_outcome(NetperfProber("/nonexistent/netperf", PASSPHRASE), settings) == "no-netperf"
 
 
 async def test_this_netperf_knows_every_selector_and_drops_unknown_ones_silently(
@@ -78,16 +75,8 @@ async def test_this_netperf_knows_every_selector_and_drops_unknown_ones_silently
     """`parse_output` depends on this."""
     async with running_server(netserver):
         hourly_passphrase = derive_hourly_passphrase(PASSPHRASE, epoch_at(time.time()))
-        command = [
-            str(netperf_programs.netperf),
-            "-H",
-            ADDRESS,
-            "-p",
-            str(settings.control_port),
-            "-Z",
-            hourly_passphrase,
-        ]
-        finished = await child.run_to_end([*command, "-l", "1", "-P", "0", "--", "-k", "P50_LATENCY,NO_SUCH_KEY"], 10.0)
+        command = build_command(str(netperf_programs.netperf), ADDRESS, settings, hourly_passphrase)
+        finished = await child.run_to_end([*command[:-1], "P50_LATENCY,NO_SUCH_KEY"], 10.0)
     assert finished.returncode == 0
     assert "NO_SUCH_KEY" not in finished.stdout
     with pytest.raises(ProbeFailedError) as caught:
@@ -124,11 +113,8 @@ async def test_a_netserver_has_resource_limits_and_no_capabilities(
 ) -> None:
     async with running_server(netserver):
         run = asyncio.create_task(prober.probe(ADDRESS, settings))
-        while not list_netservers():
-            await asyncio.sleep(0.02)
-        (process,) = list_netservers()
-        while "-N" not in process.cmdline():
-            await asyncio.sleep(0.02)
+        (process,) = await poll_until(list_netservers)
+        await poll_until(lambda: "-N" in process.cmdline())
         status = Path(f"/proc/{process.pid}/status").read_text()
         assert "CapEff:\t0000000000000000\n" in status
         assert "Uid:\t0\t" not in status
@@ -142,8 +128,7 @@ async def test_a_used_port_is_reported_and_retried(netserver: Netserver, setting
     with socket.socket() as squatter:
         squatter.bind((ADDRESS, settings.control_port))
         task = asyncio.create_task(netserver.run())
-        while "cannot serve" not in netserver.failure:
-            await asyncio.sleep(0.02)
+        await poll_until(lambda: "cannot serve" in netserver.failure)
         assert not netserver.listening.is_set()
     async with asyncio.timeout(20):
         await netserver.listening.wait()
@@ -154,8 +139,7 @@ async def test_a_used_port_is_reported_and_retried(netserver: Netserver, setting
 async def test_a_netserver_that_cannot_start_has_a_failure(settings: ProbeSettings) -> None:
     server = Netserver("/nonexistent/netserver", ADDRESS, settings.control_port, PASSPHRASE)
     task = asyncio.create_task(server.run())
-    while "No such file" not in server.failure:
-        await asyncio.sleep(0.02)
+    await poll_until(lambda: "No such file" in server.failure)
     assert not server.listening.is_set()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -180,7 +164,7 @@ async def test_a_passphrase_is_refused_after_its_hour(netperf_programs: Netperf,
             while await probe_outcome(thief, settings) == "ok":
                 await asyncio.sleep(0.05)
         assert wall_clock() > 100 * EPOCH_S
-        assert await probe_and_fail(thief, settings) == "unauthenticated"
+        assert await probe_outcome(thief, settings) == "unauthenticated"
         assert (await honest.probe(ADDRESS, settings)).p50_us is not None
 
 
@@ -202,14 +186,10 @@ async def test_netserver_ends_with_a_killed_agent(netperf_programs: Netperf) -> 
     """)
     agent = await asyncio.create_subprocess_exec(sys.executable, "-c", script, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
     assert agent.stdout is not None
-    async with asyncio.timeout(30):
-        assert await agent.stdout.readline() == b"ready\n"
-        while not (netservers := [p for p in psutil.Process(agent.pid).children() if p.cmdline()[:1] == ["netserver"]]):
-            await asyncio.sleep(0.05)
+    assert await agent.stdout.readline() == b"ready\n"
+    netservers = await poll_until(lambda: list_netservers(agent.pid))
     agent.kill()
     await agent.wait()
-    async with asyncio.timeout(10):
-        while any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in netservers):
-            await asyncio.sleep(0.02)
+    await poll_until(lambda: all(not p.is_running() or p.status() == psutil.STATUS_ZOMBIE for p in netservers))
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection(ADDRESS, port)

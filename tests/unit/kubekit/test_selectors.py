@@ -7,7 +7,6 @@ import pytest
 from kubekit import selectors
 from kubekit.errors import SelectorError
 from kubekit.selectors import LabelSelector, MatchExpression
-from kubekit.wire import split_key
 
 
 @pytest.mark.parametrize(
@@ -64,7 +63,3 @@ def test_objects_combine_labels_and_expressions(labels: dict[str, str], expected
 def test_wrong_expressions_are_refused(expression: MatchExpression) -> None:
     with pytest.raises(SelectorError):
         selectors.compile_selector(LabelSelector(match_expressions=[expression]))
-
-
-def test_a_key_without_a_namespace_is_a_name() -> None:
-    assert (split_key("shop/web-1"), split_key("node-1")) == (("shop", "web-1"), ("", "node-1"))

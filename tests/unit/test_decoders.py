@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.support.parsing import parse_module
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PRODUCT = ("kubekit", "netperf", "agent", "controller")
 
 
