@@ -15,6 +15,7 @@ from controller.cluster.pod_info import PodInfo
 from controller.descheduler.config import LimitsConfig, StrategyName
 from controller.descheduler.history import (
     MAX_BREAKER_ENTRIES,
+    MIN_OLD_POD_AGE_S,
     BackoffEntry,
     BreakerEntry,
     History,
@@ -153,7 +154,8 @@ def _new_pods(pending: PendingMove, snapshot: DeschedulerSnapshot, claimed_uids:
     """Active pods of the workload that did not exist before the move and that no move has claimed. Clocks differ, uids do not."""
     pods = snapshot.pods.where("workload", pending.move.workload).values()
     older_short_uids = {short_uid(pending.move.uid), *pending.sibling_short_uids}
-    return [p for p in pods if p.is_active and p.uid not in claimed_uids and short_uid(p.uid) not in older_short_uids]
+    young = (p for p in pods if p.is_active and p.created_s > pending.planned_at_s - MIN_OLD_POD_AGE_S)
+    return [p for p in young if p.uid not in claimed_uids and short_uid(p.uid) not in older_short_uids]
 
 
 def _find_outcome(

@@ -37,6 +37,8 @@ DAY_S = 86_400.0
 MAX_BACKOFF_S = 7 * DAY_S
 MAX_BACKOFFS = 1500
 """A back-off takes at most 500 bytes, with names of 253 characters; a ConfigMap has at most 1 MiB."""
+MIN_OLD_POD_AGE_S = 600.0
+"""A pod that is older than this in the round of a move existed before the round, even if clocks differ by minutes."""
 MAX_BREAKER_ENTRIES = 1000
 MAX_REASON_CHARS = 100
 
@@ -53,7 +55,8 @@ class PendingMove(HistoryRecord, frozen=True):
         usage_percent_before: usage of the node's exceeded resources before the round, percent of allocatable.
         expected_relief_percent: percentage points by which this move should lower that usage.
         exceeded_thresholds: high thresholds of these resources, percent of allocatable.
-        sibling_short_uids: `short_uid` of the workload's other pods in that round; none of them is the replacement.
+        sibling_short_uids: `short_uid` of the workload's other pods in that round that were younger than `MIN_OLD_POD_AGE_S`; none of
+            them is the replacement, nor is an older pod.
         replacement_node, replacement_pod, replacement_uid: the replacement, once it is bound; the pod as ``namespace/name``.
         replacement_bound_at_s: time of the first round that found it bound, unix seconds.
     """

@@ -18,7 +18,7 @@ from controller.descheduler.config import ResolvedConfig, StrategyName
 from controller.descheduler.disruption_budgets import AllowedDisruptions
 from controller.descheduler.evaluation import find_stopped_strategies
 from controller.descheduler.fit import FitChecker
-from controller.descheduler.history import History, PendingMove, short_uid
+from controller.descheduler.history import MIN_OLD_POD_AGE_S, History, PendingMove, short_uid
 from controller.descheduler.node_load import NodeLoad
 from controller.descheduler.plan import MAX_SKIPS, Move, Skip
 from controller.descheduler.snapshot import DeschedulerSnapshot
@@ -167,7 +167,9 @@ class PlanBuilder:
         self.allowed_disruptions.reserve(pod)
         self.reserve_target(candidate)
         workload_pods = self.snapshot.pods.where("workload", pod.workload).values()
-        siblings = tuple(sorted(short_uid(p.uid) for p in workload_pods if p.uid != pod.uid))
+        young_since_s = self.now - MIN_OLD_POD_AGE_S
+        young_siblings = (p.uid for p in workload_pods if p.uid != pod.uid and p.created_s > young_since_s)
+        siblings = tuple(sorted(map(short_uid, young_siblings)))
         pending = msgspec.structs.replace(pending, sibling_short_uids=siblings)
         self.moves_by_uid[pod.uid] = PlannedMove(candidate, pending)
 

@@ -142,6 +142,19 @@ def test_older_siblings_are_no_replacements_and_each_replacement_is_claimed_once
     assert [m.replacement_pod for m in history.pending_moves] == ["default/new", "default/newer"]
 
 
+def test_the_history_of_moves_of_a_large_workload_fits_into_a_config_map() -> None:
+    """It lists only siblings that are young enough to be mistaken for a replacement; older ones are never claimed."""
+    ages_s = {"old": -3600.0, "young": -60.0, **{f"old-{i}": -3600.0 for i in range(3000)}}
+    pods = [replica(name, "hot" if i < 100 else "elsewhere", age_s) for i, (name, age_s) in enumerate(ages_s.items())]
+    usage = {pod.name: amounts(0.05, 0.01) for pod in pods}
+    decision = decide_once(snapshot(NODES, pods, {"hot": amounts(4, 1), "idle": amounts(0.1, 1)}, usage), make_config())
+    history = add_moves(History(), decision.pending_moves)
+    assert len(history.pending_moves) > 30
+    assert len(msgspec.json.encode(history)) < 1 << 17
+    moves = [move for move in history.pending_moves if move.move.pod != "default/young"]
+    assert evaluate_after(world(*pods[100:]), 10, *moves[:2])[0].pending_moves == tuple(moves[:2])
+
+
 def test_a_replacement_that_was_pending_for_long_is_evaluated_only_some_time_after_it_is_bound() -> None:
     pending, bound = world(replica("new", "", phase="Pending")), world(replica("new", "idle"))
     history, outcomes = evaluate_after(pending, 400)[0], list[list[str]]()
