@@ -121,7 +121,8 @@ class EdgeTotals:
         self.last_round = RoundTotals(0.0, ())
         self._deleted_at_s: dict[bytes, float] = {}
         self._state_by_edge: dict[TrafficEdge, _EdgeState] = {}
-        self._ended_bytes: list[EdgeBytes] = []  # connections that ended since the round began
+        # Request and response bytes of the connections that ended since the round began.
+        self._ended_bytes: dict[TrafficEdge, tuple[int, int]] = {}
         self._server_name_by_address: dict[bytes, str] = {}
         self._must_reset_new_edges = True  # in the first round
         self._now_s = self._read_at_s = 0.0
@@ -144,8 +145,16 @@ class EdgeTotals:
         """Add an ended connection, which counts from the next round on."""
         self._record_server(connection)
         edge = self._find_edge(connection)
-        if edge is not None and connection.request_bytes is not None:
-            self._ended_bytes.append(EdgeBytes(edge, connection.request_bytes, connection.response_bytes or 0))
+        if edge is None or connection.request_bytes is None:
+            return
+        is_known = edge in self._ended_bytes or edge in self._state_by_edge
+        if not is_known and len(self._ended_bytes) >= MAX_EDGES:
+            edge = OVERFLOW_EDGE
+        request_bytes, response_bytes = self._ended_bytes.get(edge, (0, 0))
+        self._ended_bytes[edge] = (
+            request_bytes + connection.request_bytes,
+            response_bytes + (connection.response_bytes or 0),
+        )
 
     def begin_round(self, now_s: float, read_at_s: float) -> None:
         """Begin a round; ``read_at_s`` is ``now_s`` in seconds since the epoch."""
@@ -156,7 +165,7 @@ class EdgeTotals:
         for state in self._state_by_edge.values():
             state.request.live_bytes = state.response.live_bytes = 0
             state.is_live = False
-        for edge, request_bytes, response_bytes in self._ended_bytes:
+        for edge, (request_bytes, response_bytes) in self._ended_bytes.items():
             state = self._find_or_add_state(edge)
             state.request.ended_bytes += request_bytes
             state.response.ended_bytes += response_bytes
@@ -196,8 +205,6 @@ class EdgeTotals:
             for edge, s in self._state_by_edge.items()
         ]
         self.last_round = RoundTotals(self._read_at_s, totals)
-        if len(self._server_name_by_address) > 4 * MAX_EDGES:
-            self._server_name_by_address.clear()
 
     def responding_workloads(self) -> Iterator[tuple[bytes, WorkloadReference]]:
         """Yield the addresses of this node's existing pods that answered a call, with their workloads."""
@@ -227,6 +234,8 @@ class EdgeTotals:
             return None
         server = self._server_name_by_address.get(connection.server)
         if server is None:
+            if len(self._server_name_by_address) > 4 * MAX_EDGES:
+                self._server_name_by_address.clear()
             server = self._server_name_by_address[connection.server] = _format_server(connection.server)
         return TrafficEdge(client, server, connection.port if server != OUTSIDE else 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import tracemalloc
 from pathlib import Path
 
 import msgspec
@@ -155,6 +156,17 @@ def test_public_addresses_are_one_edge_and_a_flood_of_edges_is_bounded(edges: Ed
     bytes_by_edge = run_round(edges, *many)
     assert len(bytes_by_edge) == MAX_EDGES + 1
     assert sum(request for request, _ in bytes_by_edge.values()) == 3 * MAX_EDGES + 200
+
+
+def test_memory_does_not_grow_with_the_connections_that_end_in_a_round(edges: EdgeTotals) -> None:
+    run_round(edges)
+    tracemalloc.start()
+    for number in range(60_000):
+        edges.add_ended(make_connection(70, server=socket.inet_aton(f"10.1.{number >> 8}.{number & 255}")))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 4 << 20
+    assert sum(request_bytes for request_bytes, _ in run_round(edges).values()) == 60_000 * 70
 
 
 def test_an_edge_that_leaves_the_overflow_edge_is_not_counted_twice(edges: EdgeTotals) -> None:
