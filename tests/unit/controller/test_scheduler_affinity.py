@@ -1,4 +1,4 @@
-"""Node affinity of gated pods: it allows what the extender passes, and keeps the user's own terms."""
+"""Node affinity that affinity mode adds to gated pods: it allows the nodes that the extender passes, and keeps the user's terms."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ TARGET = Target("z2", "r", "n2")
 
 
 def cluster(
-    placed: Iterable[str] = (),
+    nodes_of_p2: Iterable[str] = (),
     costs: Costs = NEAR,
-    most: int = 10,
-    nodes: dict[str, tuple[str, str]] = NODES,
+    max_cost: int = 10,
+    locations: dict[str, tuple[str, str]] = NODES,
     regions: Costs | None = None,
 ) -> State:
-    """P1 depends on P2, whose pods are on the nodes of ``placed``."""
-    made = [node(name, *place) for name, place in nodes.items()]
-    bound = [("P2", where) for where in placed]
-    return state_of(made, topology(costs, regions), {"P1": {"P2": most}, "P2": {}}, bound, CONFIG)
+    """P1 depends on P2, which has pods on these nodes."""
+    nodes = [node(name, *location) for name, location in locations.items()]
+    bound = [("P2", name) for name in nodes_of_p2]
+    return state_of(nodes, topology(costs, regions), {"P1": {"P2": max_cost}, "P2": {}}, bound, CONFIG)
 
 
 def owned_by(kind: str, *, controller: bool = True, **spec: Any) -> Pod:
@@ -56,89 +56,101 @@ def patched(pod: Pod, patch: dict[str, Any]) -> Pod:
     return msgspec.convert(body, Pod)
 
 
-def allowed(pod: Pod, nodes: dict[str, tuple[str, str]] = NODES) -> set[str]:
-    return {
-        name for name, place in nodes.items() if not Constraints(pod.spec).unmet_constraint(name, labels_of(*place))
-    }
+def in_zones(*zones: str) -> dict[str, Any]:
+    """A node selector term."""
+    return {"matchExpressions": [{"key": ZONE, "operator": "In", "values": list(zones)}]}
+
+
+def requiring(*terms: dict[str, Any]) -> dict[str, Any]:
+    """Node affinity with these required terms."""
+    return {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}
+
+
+def allowed(pod: Pod, locations: dict[str, tuple[str, str]] = NODES) -> set[str]:
+    """The nodes that a pod's node affinity allows."""
+    unmet = Constraints(pod.spec).unmet_constraint
+    return {name for name, location in locations.items() if not unmet(name, labels_of(*location))}
 
 
 def preferred(patch: dict[str, Any]) -> list[tuple[int, str, list[str]]]:
     """Weight, label and values of each preferred term that we wrote; hosts are never named by matchFields."""
-    terms = patch["spec"]["affinity"]["nodeAffinity"].get("preferredDuringSchedulingIgnoredDuringExecution", [])
-    found = []
-    for term in terms:
+    affinity = patch["spec"].get("affinity", {"nodeAffinity": {}})["nodeAffinity"]
+    terms = []
+    for term in affinity.get("preferredDuringSchedulingIgnoredDuringExecution", []):
         assert list(term["preference"]) == ["matchExpressions"], "Karpenter makes no node for a pod with matchFields"
         (expression,) = term["preference"]["matchExpressions"]
         assert expression["operator"] == "In"
-        found.append((term["weight"], expression["key"], expression["values"]))
-    return found
+        terms.append((term["weight"], expression["key"], expression["values"]))
+    return terms
 
 
 @settings(max_examples=200, deadline=None)
 @given(
-    placed=st.lists(st.sampled_from(list(NODES)), max_size=4),
+    nodes_of_p2=st.lists(st.sampled_from(list(NODES)), max_size=4),
     costs=st.dictionaries(
         st.tuples(st.sampled_from(["z1", "z2", "z3"]), st.sampled_from(["z1", "z2", "z3"])),
         st.integers(0, 50),
         max_size=9,
     ),
-    most=st.integers(0, 50),
+    max_cost=st.integers(0, 50),
 )
 def test_affinity_allows_what_the_extender_passes_and_prefers_what_it_scores(
-    placed: list[str], costs: dict[tuple[str, str], int], most: int
+    nodes_of_p2: list[str], costs: dict[tuple[str, str], int], max_cost: int
 ) -> None:
-    state, pod = cluster(placed, costs, most), gated()
+    state, pod = cluster(nodes_of_p2, costs, max_cost), gated()
     extender = Extender(state, SchedulerConfig(), ExtenderMetrics(CollectorRegistry()), lambda: "")
-    question = {"pod": msgspec.to_builtins(pod), "nodenames": list(NODES)}
-    passed = msgspec.json.decode(extender.answer_filter(msgspec.json.encode(question)))["nodenames"]
+    request = {"pod": msgspec.to_builtins(pod), "nodenames": list(NODES)}
+    passed = msgspec.json.decode(extender.answer_filter(msgspec.json.encode(request)))["nodenames"]
     patch = build_release_patch(state, CONFIG, pod, None)
     if passed:
         assert allowed(patched(pod, patch)) == set(passed)
-    question["nodenames"] = passed
-    answer = msgspec.json.decode(extender.answer_prioritize(msgspec.json.encode(question)))
-    # A dependency's own host has a score of its own.
-    scores = {NODES[entry["host"]][1]: entry["score"] for entry in answer if entry["host"] not in placed}
-    weights = {zone: weight for weight, _, (zone,) in preferred(patch)} if "affinity" in patch["spec"] else {}
+    request["nodenames"] = passed
+    priorities = msgspec.json.decode(extender.answer_prioritize(msgspec.json.encode(request)))
+    # A node with a pod of P2 has a score of its own.
+    scores = {NODES[entry["host"]][1]: entry["score"] for entry in priorities if entry["host"] not in nodes_of_p2}
+    weights = {zone: weight for weight, _, (zone,) in preferred(patch)}
     ranked = sorted(scores, key=lambda zone: scores[zone])
     assert [weights.get(zone, 0) for zone in ranked] == sorted(weights.get(zone, 0) for zone in ranked)
 
 
 def test_nodes_without_zone_label_are_excluded_only_if_refused() -> None:
-    """Unknown costs to a zone exclude no node; a dependency on a pod of such a node is met only on that node."""
-    nodes, pod = {**NODES, "bare": ("", ""), "other": ("", "")}, gated()
-    for placed, expected in ((["n1"], {"n1", "n2", "bare", "other"}), (["n1", "bare"], {"n1", "n2"})):
-        patch = build_release_patch(cluster(placed, nodes=nodes), CONFIG, pod, None)
-        assert allowed(patched(pod, patch), nodes) == expected
+    """Unknown costs to a zone exclude no node; a pod on such a node satisfies a dependency only on that node."""
+    locations, pod = {**NODES, "bare": ("", ""), "other": ("", "")}, gated()
+    for nodes_of_p2, expected in ((["n1"], {"n1", "n2", "bare", "other"}), (["n1", "bare"], {"n1", "n2"})):
+        patch = build_release_patch(cluster(nodes_of_p2, locations=locations), CONFIG, pod, None)
+        assert allowed(patched(pod, patch), locations) == expected
 
 
 @pytest.mark.parametrize("order", ["abcde", "badce", "edcba"])
 def test_a_zone_in_two_regions_gets_the_score_of_its_best_location(order: str) -> None:
-    places = {"a": ("r1", "z1"), "b": ("r2", "z1"), "c": ("r1", "z2"), "d": ("r1", "z3"), "e": ("r1", "z4")}
-    nodes = {name: places[name] for name in order}
+    unordered = {"a": ("r1", "z1"), "b": ("r2", "z1"), "c": ("r1", "z2"), "d": ("r1", "z3"), "e": ("r1", "z4")}
+    locations = {name: unordered[name] for name in order}
     costs, regions = {("z1", "z2"): 40, ("z3", "z2"): 50, ("z4", "z2"): 10}, {("r2", "r1"): 5}
     pod = gated()
-    patch = build_release_patch(cluster(["c"], costs, nodes=nodes, regions=regions), CONFIG, pod, None)
-    assert allowed(patched(pod, patch), nodes) == {"a", "b", "c", "e"}
+    patch = build_release_patch(cluster(["c"], costs, locations=locations, regions=regions), CONFIG, pod, None)
+    assert allowed(patched(pod, patch), locations) == {"a", "b", "c", "e"}
     assert preferred(patch) == [(33, ZONE, ["z2"]), (18, ZONE, ["z1"])]
 
 
 def test_preferred_terms_weigh_the_planned_host_its_zone_and_other_zones_by_score() -> None:
-    state = cluster(["n1"], {("z2", "z1"): 31, ("z3", "z1"): 101}, most=200)
-    host, rest = (100, "kubernetes.io/hostname", ["h2"]), [(60, ZONE, ["z2"]), (33, ZONE, ["z1"])]
+    state = cluster(["n1"], {("z2", "z1"): 31, ("z3", "z1"): 101}, max_cost=200)
+    host, z1, by_score = (100, "kubernetes.io/hostname", ["h2"]), (33, ZONE, ["z1"]), (23, ZONE, ["z2"])
+    planned_zone = (60, ZONE, ["z2"])
+    for target, hostname, terms in (
+        (TARGET, "h2", [host, planned_zone, z1]),
+        (TARGET, "", [planned_zone, z1]),
+        (None, "h2", [z1, by_score]),
+        (Target(node="n2"), "h2", [host, z1, by_score]),
+    ):
+        patch = build_release_patch(state, CONFIG, gated(), target, hostname=hostname, may_require_zones=False)
+        assert preferred(patch) == terms
 
-    def weighed(target: Target | None, hostname: str = "") -> list[tuple[int, str, list[str]]]:
-        return preferred(
-            build_release_patch(state, CONFIG, gated(), target, hostname=hostname, may_require_zones=False)
-        )
 
-    assert weighed(TARGET, "h2") == [host, *rest]
-    assert weighed(TARGET) == rest
-    assert weighed(None, "h2") == [(33, ZONE, ["z1"]), (23, ZONE, ["z2"])]
-    assert weighed(Target(node="n2"), "h2") == [host, (33, ZONE, ["z1"]), (23, ZONE, ["z2"])]
+def test_twenty_zones_at_most_are_preferred() -> None:
     zones = [f"z{i:02}" for i in range(30)]
-    many = {name: ("r", name) for name in ("far", "hub", *zones)}
+    locations = {name: ("r", name) for name in ("far", "hub", *zones)}
     costs = {(zone, "hub"): 2 for zone in zones} | {("far", "hub"): 100}
-    patch = build_release_patch(cluster(["hub"], costs, 200, many), CONFIG, gated(), None)
+    patch = build_release_patch(cluster(["hub"], costs, 200, locations), CONFIG, gated(), None)
     assert [zone for _, _, (zone,) in preferred(patch)] == ["hub", *zones[:19]]
 
 
@@ -171,10 +183,10 @@ def test_no_zone_is_required_of_a_pod_with_min_domains(constraint: dict[str, Any
 def test_unplaced_pods_and_daemon_pods_keep_the_users_affinity() -> None:
     """An autoscaler makes a node for what it reads in the pod; a DaemonSet has chosen the node already."""
     state = cluster(["n1"])
-    plain = build_release_patch(state, CONFIG, owned_by("ReplicaSet"), None, keep_user_affinity=True)
-    tied = build_release_patch(state, CONFIG, owned_by("DaemonSet"), TARGET)
+    of_unplaced_pod = build_release_patch(state, CONFIG, owned_by("ReplicaSet"), None, keep_user_affinity=True)
+    of_daemon_pod = build_release_patch(state, CONFIG, owned_by("DaemonSet"), TARGET)
     assert "affinity" in build_release_patch(state, CONFIG, owned_by("DaemonSet", controller=False), TARGET)["spec"]
-    for patch in (plain, tied):
+    for patch in (of_unplaced_pod, of_daemon_pod):
         assert patch["spec"] == {"schedulingGates": [{"$patch": "delete", "name": GATE}]}
         assert NARROWED_ANNOTATION not in patch["metadata"].get("annotations", {})
 
@@ -183,47 +195,31 @@ def test_unplaced_pods_and_daemon_pods_keep_the_users_affinity() -> None:
     "terms",
     [
         [],
-        [{"matchExpressions": [{"key": ZONE, "operator": "In", "values": ["z1", "z2"]}]}],
-        [
-            {"matchExpressions": [{"key": ZONE, "operator": "In", "values": ["z1"]}]},
-            {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n4"]}]},
-        ],
+        [in_zones("z1", "z2")],
+        [in_zones("z1"), {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n4"]}]}],
         [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}, {}],
         [{}],
+        [{"matchExpressions": [{"key": ZONE, "operator": "NotIn", "values": ["z3"]}]}],
     ],
-    ids=["none", "one", "two", "one-and-empty", "empty-term"],
+    ids=["none", "one", "two", "one-and-empty", "empty-term", "equal-to-ours"],
 )
-def test_the_users_terms_are_narrowed_and_can_be_read_back(terms: list[dict[str, Any]]) -> None:
-    """A term that says nothing matches nothing; with a requirement of ours it would match something."""
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}} if terms else {}
-    mine = {"weight": 7, "preference": {"matchExpressions": [{"key": "pool", "operator": "Exists"}]}}
-    wishes = {"preferredDuringSchedulingIgnoredDuringExecution": [mine]}
-    pod = owned_by("ReplicaSet", affinity={"nodeAffinity": {**required, **wishes}})
+def test_the_users_terms_are_narrowed_and_can_be_restored(terms: list[dict[str, Any]]) -> None:
+    """An empty term matches no node; with a requirement of ours it would match some."""
+    users_preference = {"weight": 7, "preference": {"matchExpressions": [{"key": "pool", "operator": "Exists"}]}}
+    preferred_terms = {"preferredDuringSchedulingIgnoredDuringExecution": [users_preference]}
+    affinity = preferred_terms | (requiring(*terms) if terms else {})
+    pod = owned_by("ReplicaSet", affinity={"nodeAffinity": affinity})
     patch = build_release_patch(cluster(["n1"]), CONFIG, pod, None)
-    after = patched(pod, patch)
-    assert allowed(after) == allowed(pod) & {"n1", "n2"}
-    assert patch["spec"]["affinity"]["nodeAffinity"][next(iter(wishes))][0] == mine
-    back = without_added_requirement(after).spec
-    for name, place in NODES.items():
-        was, is_now = (Constraints(spec).unmet_constraint(name, labels_of(*place)) for spec in (pod.spec, back))
-        assert bool(was) == bool(is_now)
-
-
-@pytest.mark.parametrize("zones", [["z1"], ["z2"], ["z1", "z2"]])
-def test_a_requirement_of_the_user_that_equals_ours_stays(zones: list[str]) -> None:
-    term = {"matchExpressions": [{"key": ZONE, "operator": "In", "values": zones}]}
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
-    pod = owned_by("ReplicaSet", affinity={"nodeAffinity": required})
-    after = patched(pod, build_release_patch(cluster(), CONFIG, pod, TARGET))
-    assert allowed(without_added_requirement(after)) == allowed(pod)
+    narrowed = patched(pod, patch)
+    assert allowed(narrowed) == allowed(pod) & {"n1", "n2"}
+    assert patch["spec"]["affinity"]["nodeAffinity"][next(iter(preferred_terms))][0] == users_preference
+    assert allowed(without_added_requirement(narrowed)) == allowed(pod)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"key":"other","operator":"Exists"}'])
 def test_affinity_without_our_requirement_is_unchanged(text: str) -> None:
-    term = {"matchExpressions": [{"key": ZONE, "operator": "In", "values": ["z1"]}]}
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
-    narrowings: tuple[Any, ...] = (None, {"podAntiAffinity": {}}, {"nodeAffinity": required})
-    for affinity in narrowings:
+    affinities: tuple[Any, ...] = (None, {"podAntiAffinity": {}}, {"nodeAffinity": requiring(in_zones("z1"))})
+    for affinity in affinities:
         pod = gated(metadata={"annotations": {NARROWED_ANNOTATION: text}}, affinity=affinity)
         assert without_added_requirement(pod) == pod
 

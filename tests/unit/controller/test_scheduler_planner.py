@@ -28,9 +28,6 @@ def chain(replicas: tuple[int, ...] = (1, 1, 1), limit: int = 100) -> groups.Gro
     return groups.GroupCase(replicas, edges, ((0, 5, 50), (5, 0, 5), (50, 5, 0)), (9, 9, 9))
 
 
-THREE_NODES = [node("a", "z0"), node("b", "z1"), node("c", "z2")]
-
-
 def nodes_of(**cpus: str) -> list[Node]:
     """Nodes with these amounts of cpu: a and a2 in z0, b in z1, c in z2."""
     return [node(name, f"z{'abc'.index(name[0])}", cpu) for name, cpu in cpus.items()]
@@ -46,15 +43,14 @@ def zone_by_pod(plan: Plan) -> dict[str, str]:
     return {key.removeprefix("default/"): target.zone for key, target in plan.targets.items()}
 
 
+def with_metadata(pod: Pod, **changes: Any) -> Pod:
+    return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, **changes))
+
+
 def make_aged_pods(workload: str, *names: str) -> list[Pod]:
     """Pods of a workload, the oldest first."""
-    pods = [waiting_pod(name, workload) for name in names]
-    return [
-        msgspec.structs.replace(
-            pod, metadata=msgspec.structs.replace(pod.metadata, creation_timestamp=f"2026-11-22T10:{minute:02}:00Z")
-        )
-        for minute, pod in enumerate(pods)
-    ]
+    pods = enumerate(waiting_pod(name, workload) for name in names)
+    return [with_metadata(pod, creation_timestamp=f"2026-11-22T10:{minute:02}:00Z") for minute, pod in pods]
 
 
 def required_zone(zone: str, *, by_us: bool) -> Pod:
@@ -63,8 +59,9 @@ def required_zone(zone: str, *, by_us: bool) -> Pod:
     required = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
     pod = waiting_pod("w0-0", "w0", affinity=affinity)
-    annotations = {NARROWED_ANNOTATION: msgspec.json.encode(expression).decode()} if by_us else {}
-    return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, annotations=annotations))
+    return with_metadata(
+        pod, annotations={NARROWED_ANNOTATION: msgspec.json.encode(expression).decode()} if by_us else {}
+    )
 
 
 ON_A, ON_B, ON_C = Target("z0", "r", "a"), Target("z1", "r", "b"), Target("z2", "r", "c")
@@ -241,8 +238,7 @@ def test_services_of_a_workload_decide_the_routing_of_its_calls(services: Any, *
     full = {"a": {"cpu": 1000}, "b": {"cpu": 1000}}
     pods = [bound_pod("w0-0", "w0", "a"), bound_pod("w0-1", "w0", "b"), *groups.pods_of(chain((0, 2)))]
     if elsewhere:
-        moved = msgspec.structs.replace(pods[-1].metadata, namespace="elsewhere")
-        pods[-1] = msgspec.structs.replace(pods[-1], metadata=moved)
+        pods[-1] = with_metadata(pods[-1], namespace="elsewhere")
     nodes = [node("a", "z0", "2"), node("b", "z1", "2")]
     plan = plan_of(chain((2, 2, 0)), nodes, used=full, pods=pods, objective="time", services=services)
     assert plan.latency_us < 1000.0 if near else plan.latency_us > 2000.0
@@ -284,30 +280,16 @@ def test_the_weight_of_a_dependency_is_its_number_of_callers() -> None:
 
 
 def test_an_avoided_host_is_used_only_if_that_places_more_pods() -> None:
-    nodes = [node("a", "z0"), node("b", "z1")]
+    def plan_avoiding(hosts: str, second: Pod) -> Plan:
+        avoided, previous = frozenset(hosts), {FIRST_KEY: ON_A}
+        nodes, pods = nodes_of(a="8", b="8"), [FIRST, second]
+        return plan_of(TWO_WORKLOADS, nodes, avoided_nodes=avoided, previous_targets=previous, pods=pods)
+
     nowhere = waiting_pod("w1-0", "w1", nodeSelector={"disk": "none"})
-    previous = {"default/w0-0": Target("z0", "r", "a")}
-    inputs = snapshot(chain((1, 1)), nodes, avoided_nodes=frozenset({"a"}), previous_targets=previous)
-    inputs = msgspec.structs.replace(inputs, pods=[inputs.pods[0], nowhere])
-    plan = plan_group(inputs)
-    assert (zone_by_pod(plan), plan.unplaced) == ({"w0-0": "z1"}, ("default/w1-0",))
-    plan = plan_group(msgspec.structs.replace(inputs, avoided_nodes=frozenset({"a", "b"})))
-    assert (zone_by_pod(plan), plan.unplaced) == ({"w0-0": "z0"}, ("default/w1-0",)), "avoided: the last resort"
-    full = waiting_pod("w1-0", "w1", cpu="99")
-    plan = plan_group(msgspec.structs.replace(inputs, pods=[inputs.pods[0], full]))
-    assert "2 insufficient cpu" in plan.unplaced_reasons["default/w1-0"], "the avoided host is not the reason"
-
-
-def test_a_topology_spread_constraint_spreads_replicas_over_zones() -> None:
-    constraint = {
-        "topologyKey": "topology.kubernetes.io/zone",
-        "maxSkew": 1,
-        "whenUnsatisfiable": "DoNotSchedule",
-        "labelSelector": {"matchLabels": {WORKLOAD_LABEL: "w0"}},
-    }
-    pods = [waiting_pod(f"w0-{k}", "w0", topologySpreadConstraints=[constraint]) for k in range(3)]
-    where = zone_by_pod(plan_of(chain((3, 1, 1)), THREE_NODES, pods=[*pods, waiting_pod("w1-0", "w1")]))
-    assert ({where[f"w0-{k}"] for k in range(3)}, where["w1-0"]) == ({"z0", "z1", "z2"}, "z1")
+    assert node_by_pod(plan_avoiding("a", nowhere)) == {"w0-0": "b", "w1-0": None}
+    assert node_by_pod(plan_avoiding("ab", nowhere)) == {"w0-0": "a", "w1-0": None}, "avoided: the last resort"
+    reasons = plan_avoiding("a", waiting_pod("w1-0", "w1", cpu="99")).unplaced_reasons
+    assert "2 insufficient cpu" in reasons[SECOND_KEY], "the avoided host is not the reason"
 
 
 def test_preferred_anti_affinity_places_replicas_on_different_hosts_if_there_are_enough() -> None:
@@ -384,15 +366,12 @@ def test_an_in_place_resize_counts_the_larger_of_old_and_new_requests(
     ],
 )
 def test_tolerations_of_every_taint_do_not_admit_nodes_that_are_not_ready(taint: str, ready: str, reason: str) -> None:
-    tainted_node = node("a1", "z0", taints=[{"key": taint, "effect": "PreferNoSchedule"}])
-    conditions = [Condition(type="Ready", status=ready)]
-    tainted_node = msgspec.structs.replace(
-        tainted_node, status=msgspec.structs.replace(tainted_node.status, conditions=conditions)
-    )
+    tainted = node("a1", "z0", taints=[{"key": taint, "effect": "PreferNoSchedule"}])
+    status = msgspec.structs.replace(tainted.status, conditions=[Condition(type="Ready", status=ready)])
+    tainted = msgspec.structs.replace(tainted, status=status)
     pod = waiting_pod("w0-0", "w0", tolerations=[{"operator": "Exists"}])
-    assert plan_of(chain((1, 0, 0)), [tainted_node], pods=[pod]).unplaced_reasons == {
-        "default/w0-0": f"0/1 nodes are available: 1 {reason}"
-    }
+    plan = plan_of(chain((1, 0, 0)), [tainted], pods=[pod])
+    assert plan.unplaced_reasons == {FIRST_KEY: f"0/1 nodes are available: 1 {reason}"}
 
 
 @pytest.mark.parametrize(("restart_policy", "is_counted"), [("Always", True), (None, False)])
@@ -493,15 +472,10 @@ def test_after_an_eviction_the_resources_of_the_pod_are_free_and_its_replacement
 
 
 def test_unreadable_annotations_are_reported_once_and_count_as_absent() -> None:
-    case = chain((1, 1))
-    group = groups.group_of(case)
-    unreadable = {"netaware.io/spread": "everywhere", "netaware.io/objective": "speed", "netaware.io/weights": "{"}
-    group = msgspec.structs.replace(group, metadata=msgspec.structs.replace(group.metadata, annotations=unreadable))
-    annotated_pods = [
-        msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, annotations=unreadable))
-        for pod in groups.pods_of(case)
-    ]
-    plan = plan_of(case, [node("a", "z0")], group=group, pods=annotated_pods)
+    unreadable = {"spread": "everywhere", "objective": "speed", "weights": "{"}
+    group = groups.group_of(TWO_WORKLOADS, **unreadable)
+    pods = [with_metadata(pod, annotations=group.metadata.annotations) for pod in (FIRST, SECOND)]
+    plan = plan_of(TWO_WORKLOADS, [node("a", "z0")], group=group, pods=pods)
     assert len(plan.annotation_errors) == len(set(plan.annotation_errors)) == 3
     assert plan.annotation_errors[0].startswith("annotation netaware.io/spread: 'everywhere' is none of")
     assert {t.node for t in plan.targets.values()} == {"a"}
@@ -553,20 +527,19 @@ def with_revision(pod: Pod, revision: str, minute: int, node: str = "") -> Pod:
 @pytest.mark.parametrize("workload", ["w1", "w2"])
 @pytest.mark.parametrize("rolls_back", [False, True])
 def test_outdated_replicas_do_not_count_for_spread_over_zones(workload: str, *, rolls_back: bool) -> None:
-    """The caller is in z0, so is one new replica; the old one in z1 is there for calls, and gone in a moment."""
-    nodes = [node("a", "z0"), node("b", "z1"), node("c", "z2")]
-    base = snapshot(chain((0, 0, 0)), nodes, objective="time", spread="zone")
-    calls = {"w1": "w0", "w2": "w1"}[workload]
-    caller = msgspec.structs.replace(waiting_pod("caller", calls), spec=PodSpec(node_name="a"))
+    """The caller and one new replica are in z0; the replica in z1 is outdated, so the other new replica must not be in z0."""
+    base = snapshot(chain((0, 0, 0)), nodes_of(a="8", b="8", c="8"), objective="time", spread="zone")
+    caller = bound_pod("caller", {"w1": "w0", "w2": "w1"}[workload], "a")
     old, new = ("b", "a") if rolls_back else ("a", "b")
-    pods = [
-        caller,
-        with_revision(waiting_pod("x", workload), new, 5, node="a"),
-        with_revision(waiting_pod("y", workload), old, 1, node="b"),
-        with_revision(waiting_pod("z", workload), new, 6),
-    ]
-    plan = plan_group(msgspec.structs.replace(base, pods=pods))
-    assert zone_by_pod(plan)["z"] != "z0"
-    # Without a rollout the same replica survives.
-    still = [*pods[:2], with_revision(waiting_pod("y", workload), new, 1, node="b"), pods[3]]
-    assert zone_by_pod(plan_group(msgspec.structs.replace(base, pods=still)))["z"] == "z0"
+
+    def zone_of_new_replica(revision_in_z1: str) -> str:
+        pods = [
+            caller,
+            with_revision(waiting_pod("x", workload), new, 5, node="a"),
+            with_revision(waiting_pod("y", workload), revision_in_z1, 1, node="b"),
+            with_revision(waiting_pod("z", workload), new, 6),
+        ]
+        return zone_by_pod(plan_group(msgspec.structs.replace(base, pods=pods)))["z"]
+
+    assert zone_of_new_replica(old) != "z0"
+    assert zone_of_new_replica(new) == "z0", "without a rollout the replica in z1 counts"
