@@ -281,8 +281,11 @@ def _is_unreachable(link: ZoneLink, state: CostState, fresh_node_pairs: _FreshNo
     measured_node_pairs = (p for pair in directions for p in fresh_node_pairs[pair] if p.prober != "external")
     if any(p.nodes not in failed_pairs for p in measured_node_pairs):
         return False
+    if any(state[pair].is_unreachable for pair in directions):
+        # Agents count failures from 1 again after a restart and for new nodes, which is no recovery either.
+        return not any(failure.has_answered for failure in failures)
     if not failures:
-        return any(state[pair].is_unreachable for pair in directions)
+        return False
     has_several_reporters = len({failure.origin.node for failure in failures}) > 1
     required_failures = UNREACHABLE_FAILURES if has_several_reporters else UNREACHABLE_FAILURES_SINGLE_REPORTER
     return all(not failure.has_answered and failure.failures_in_a_row >= required_failures for failure in failures)

@@ -14,7 +14,7 @@ from netperf.cost_state import CostState, restore_state, resume_state, update_st
 from netperf.costs import ZoneCosts, compute_costs, compute_region_costs
 from netperf.latencies import infer_latencies_us
 from netperf.policy import CostPolicy
-from netperf.sample import Measurement, NodeLocation, Sample
+from netperf.sample import Failure, Measurement, NodeLocation, Sample
 from netperf.smoothing import WINDOW_SAMPLES
 
 POLICY = CostPolicy()
@@ -308,6 +308,32 @@ def test_a_stale_latency_stays_the_agreed_one() -> None:
     stale, _ = compute(samples, state, now_s=400.0)
     assert cost_and_basis(stale) == (11, "stale")
     assert stale.by_zone_pair["a", "b"].latency_us == fresh.by_zone_pair["a", "b"].latency_us == 10_100.0
+
+
+def test_an_unreachable_pair_stays_so_until_an_answer_however_often_agents_restart() -> None:
+    def is_unreachable(
+        state: CostState, failures_in_a_row: int, *, has_answered: bool = False
+    ) -> tuple[bool, CostState]:
+        sample = zone_sample("a", "b", 5000)
+        failure = Failure(
+            origin=sample.origin,
+            destination=sample.destination,
+            failure="timeout",
+            failures_in_a_row=failures_in_a_row,
+            has_answered=has_answered,
+            sequence=2,
+            taken_at=WALL_S,
+        )
+        updated = update_state([sample], state, POLICY, 0.0, WALL_S, failures=[failure])
+        costs, state = compute_costs(updated, ZONES, POLICY, 0.0)
+        return cost_and_basis(costs)[1] == "unreachable", state
+
+    state: CostState = {}
+    outcomes: list[bool] = []
+    for failures_in_a_row, has_answered in ((2, False), (3, False), (1, False), (1, True), (2, False)):
+        outcome, state = is_unreachable(state, failures_in_a_row, has_answered=has_answered)
+        outcomes.append(outcome)
+    assert outcomes == [False, True, True, False, False]
 
 
 def test_a_dispute_ends_at_a_lower_limit_than_it_begins() -> None:
