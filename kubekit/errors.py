@@ -9,10 +9,22 @@ class KubekitError(Exception):
     """Base of expected errors, also those of other packages; other exceptions are defects.
 
     Attributes:
+        status: as of `ApiError`; None for other errors.
         retry_after_s: seconds after which the server allows a retry; None except for an `ApiError` that says so.
     """
 
+    status: int | None = None
     retry_after_s: float | None = None
+
+    @property
+    def is_not_found(self) -> bool:
+        """Whether the object or the resource does not exist."""
+        return self.status == HTTPStatus.NOT_FOUND
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether the resourceVersion is too old, so that a new list is needed."""
+        return self.status == HTTPStatus.GONE
 
 
 class ConfigError(KubekitError):
@@ -68,6 +80,8 @@ class ApiError(KubekitError):
         causes: ``reason`` of each cause in the Status details, for example ``DisruptionBudget``.
     """
 
+    status: int
+
     def __init__(
         self,
         status: int,
@@ -82,11 +96,6 @@ class ApiError(KubekitError):
         self.retry_after_s, self.causes = retry_after_s, causes
 
     @property
-    def is_not_found(self) -> bool:
-        """Whether the object or the resource does not exist."""
-        return self.status == HTTPStatus.NOT_FOUND
-
-    @property
     def is_already_exists(self) -> bool:
         """Whether a create failed because the object exists already."""
         return self.status == HTTPStatus.CONFLICT and self.reason == "AlreadyExists"
@@ -95,11 +104,6 @@ class ApiError(KubekitError):
     def is_conflict(self) -> bool:
         """Whether another writer changed or deleted the object since it was read, or owns an applied field."""
         return self.status == HTTPStatus.CONFLICT and self.reason != "AlreadyExists"
-
-    @property
-    def is_expired(self) -> bool:
-        """Whether the resourceVersion is too old, so that a new list is needed."""
-        return self.status == HTTPStatus.GONE
 
     @property
     def is_forbidden(self) -> bool:

@@ -14,7 +14,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar, Unpack, overload
+from typing import Any, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -41,16 +41,7 @@ STALE_IF_FAILING_S, STALE_IF_SILENT_S = 45.0, 120.0
 """A store is stale after this time without a message from the server: the first if the last request failed, else the second."""
 
 
-class HasMetadata(Protocol):
-    """An object with metadata."""
-
-    @property
-    def metadata(self) -> ObjectMeta:
-        """Name, namespace, version and labels."""
-        ...
-
-
-ObjectT = TypeVar("ObjectT", bound=HasMetadata)
+ObjectT = TypeVar("ObjectT", bound=Object)
 
 
 class Reflector(Store[T]):
@@ -117,9 +108,9 @@ class Reflector(Store[T]):
                     log.debug("watch was silent", resource=self.resource.plural)
                     continue
                 wait_s = self._record_failure(error, backoff)
-                if _is_not_found(error) and not has_listed and self.synced.is_set():
+                if error.is_not_found and not has_listed and self.synced.is_set():
                     await self._replace({}, {}, "")
-                if _is_expired(error) or _is_not_found(error):
+                if error.is_expired or error.is_not_found:
                     # After a 404 (the CRD was deleted) objects may be gone without DELETED events.
                     self._resource_version = ""
             await asyncio.sleep(wait_s)
@@ -142,10 +133,10 @@ class Reflector(Store[T]):
 
         After a 404 the store is `ready`, because a resource that is not served has no objects.
         """
-        if _is_not_found(error):
+        if error.is_not_found:
             self.ready.set()
-        if not _is_expired(error):
-            self.failure = str(error.status) if isinstance(error, ApiError) else type(error).__name__
+        if not error.is_expired:
+            self.failure = str(error.status or type(error).__name__)
             log.log_change(
                 self._log_topic, self.failure, "cannot watch", resource=self.resource.plural, error=str(error)
             )
@@ -293,11 +284,3 @@ class Reflector(Store[T]):
 def _selects_one_name_or_node(field_selector: str) -> bool:
     """Whether a field selector only requires values, as those for one name or node do."""
     return "=" in field_selector and "!=" not in field_selector
-
-
-def _is_expired(error: KubekitError) -> bool:
-    return isinstance(error, ApiError) and error.is_expired
-
-
-def _is_not_found(error: KubekitError) -> bool:
-    return isinstance(error, ApiError) and error.is_not_found

@@ -10,7 +10,7 @@ import msgspec
 
 from kubekit.client import Client
 from kubekit.conditions import find_condition
-from kubekit.errors import ApiError, KubekitError
+from kubekit.errors import KubekitError
 from kubekit.lease import LeaderElectionConfig, Lease
 from kubekit.owners import TEMPLATE_HASH_LABEL
 from kubekit.wire import LEASES, PODS, Object, PodSpec, PodStatus, Wire, parse_time_or_none
@@ -108,7 +108,7 @@ async def read_control_plane(client: Client, netaware_namespace: str, status: Co
         lease = LeaseStatus(spec.holder_identity or "", parse_time_or_none(spec.renew_time), duration_s)
         is_lease_conclusive = True
     except KubekitError as error:
-        is_lease_conclusive = isinstance(error, ApiError) and error.is_not_found
+        is_lease_conclusive = error.is_not_found
     with contextlib.suppress(KubekitError):
         selector = f"{NAME_LABEL} in ({CONTROLLER}, {SCHEDULER})"
         objects = await client.list(PODS, ProgramPodObject, namespace=netaware_namespace, label_selector=selector)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from netperf.probers.contention import RunQueueMonitor
+from netperf.probers.contention import poll_run_queue_us
 
 MAX_OUTPUT_BYTES = 65536
 STOP_GRACE_S = 2.0
@@ -115,19 +115,14 @@ async def run_to_end(arguments: Sequence[str], deadline_s: float) -> CompletedRu
         env=child_environment(),
         preexec_fn=die_with_parent,
     )
-    monitor = RunQueueMonitor(process.pid)
-    polling = asyncio.create_task(monitor.poll())
     try:
         async with asyncio.timeout(deadline_s):
-            stdout, stderr, returncode = await asyncio.gather(
-                _read_start(process.stdout), _read_start(process.stderr), process.wait()
+            returncode, stdout, stderr, run_queue_us = await asyncio.gather(
+                process.wait(), _read_start(process.stdout), _read_start(process.stderr), poll_run_queue_us(process.pid)
             )
     finally:
-        polling.cancel()
-        with suppress(asyncio.CancelledError):
-            await polling
         await stop(process)
-    return CompletedRun(returncode, stdout, stderr, monitor.waited_us)
+    return CompletedRun(returncode, stdout, stderr, run_queue_us)
 
 
 async def _read_start(stream: asyncio.StreamReader | None) -> str:

@@ -76,19 +76,10 @@ def elapsed_us(after: float | None, before: float | None) -> float | None:
     return None if after is None or before is None else max(0.0, after - before)
 
 
-class RunQueueMonitor:
-    """Polls the run-queue time of a child while the child runs, because it cannot be read after the end.
-
-    Attributes:
-        waited_us: the last reading; None before the first one.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self.waited_us: float | None = None
-
-    async def poll(self) -> None:
-        """Poll every `POLL_INTERVAL_S` until the child ends."""
-        while (waited_us := read_run_queue_us(self._pid)) is not None:
-            self.waited_us = waited_us
-            await asyncio.sleep(POLL_INTERVAL_S)
+async def poll_run_queue_us(pid: int) -> float | None:
+    """The last `read_run_queue_us` of a child before its end, after which it cannot be read; polls every `POLL_INTERVAL_S`."""
+    last_us = None
+    while (waited_us := read_run_queue_us(pid)) is not None:
+        last_us = waited_us
+        await asyncio.sleep(POLL_INTERVAL_S)
+    return last_us

@@ -16,7 +16,7 @@ from controller.cluster.pods import GATE, Pod
 from kubekit import logs
 from kubekit.client import STRATEGIC_PATCH, Client
 from kubekit.config import ClusterConfig
-from kubekit.errors import ApiError, KubekitError
+from kubekit.errors import KubekitError
 from kubekit.http import HealthChecks, Server
 from kubekit.reflector import Reflector
 from kubekit.runtime import supervise
@@ -114,7 +114,7 @@ class GateOpener:
                 PODS, metadata.name, patch, Object, patch_type=STRATEGIC_PATCH, namespace=metadata.namespace
             )
         except KubekitError as error:
-            if isinstance(error, ApiError) and error.is_not_found:
+            if error.is_not_found:
                 return
             failures = self._failures.get(metadata.key, (0, 0.0))[0] + 1
             delay_s = backoff_delay_s(failures, CHECK_INTERVAL_S, MAX_RETRY_S)
