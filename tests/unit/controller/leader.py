@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,15 +28,13 @@ from tests.unit.controller import groups, scheduling
 
 
 class FakeDeclaredReplicas:
-    """Replicas by selector, the same in all namespaces that are not in ``elsewhere``."""
+    """Declared replicas by selector, the same in all namespaces."""
 
     def __init__(self) -> None:
         self.by_workload: dict[str, int] = {}
-        self.elsewhere: dict[str, dict[str, int]] = {}
 
-    def replicas_by_selector(self, namespace: str, workloads: Sequence[WorkloadRef]) -> Mapping[str, int]:
-        declared = self.elsewhere.get(namespace, self.by_workload)
-        return {w.selector: declared[w.selector] for w in workloads if w.selector in declared}
+    def replicas_by_selector(self, _namespace: str, workloads: Sequence[WorkloadRef]) -> Mapping[str, int]:
+        return {w.selector: self.by_workload[w.selector] for w in workloads if w.selector in self.by_workload}
 
 
 class LeaderCluster:
@@ -46,7 +45,7 @@ class LeaderCluster:
         self.state, self.node_cache, self.volumes = State(self.config, "netaware-system"), NodeCache(), Volumes()
         self.cpu, self.now = cpu, 1000.0
         self.pods: dict[str, Pod] = {}
-        self.declared, self.enqueued, self.notified = FakeDeclaredReplicas(), list[str](), list[str]()
+        self.declared, self.enqueued = FakeDeclaredReplicas(), list[str]()
         self.failure: PlanningError | None = None
         self.plan_takes_s, self.searches, self.planned_snapshots = 0.0, list[tuple[str, float]](), list[GroupSnapshot]()
         for i in range(hosts):
@@ -58,7 +57,7 @@ class LeaderCluster:
             metrics=GateMetrics(CollectorRegistry()),
             solve=self.solve,
             enqueue=self.enqueued.append,
-            notify=self.notified.append,
+            notify=lambda _: None,
             clock=lambda: self.now,
         )
 
@@ -99,13 +98,13 @@ class LeaderCluster:
         self.change(key, spec={"schedulingGates": []}, metadata={"annotations": annotations})
 
     def bind(self, key: str, node: str) -> None:
+        """Bind a pod; the node's usage lacks it until `count_on_node`."""
         self.change(key, spec={"nodeName": node, "schedulingGates": []}, status={"phase": "Running", "conditions": []})
 
     def count_on_node(self, key: str) -> None:
         self.node_cache.on_pod_change(key, None, PodReader().read(self.pods[key]))
 
-    def run(self, key: str, node: str) -> None:
-        """Bind a pod to a node, and count it in the node's usage."""
+    def bind_and_count(self, key: str, node: str) -> None:
         self.bind(key, node)
         self.count_on_node(key)
 
@@ -148,32 +147,31 @@ class LeaderCluster:
         cached = self.plans._cached_plans.get(group)
         return cached.plan if cached is not None else Plan()
 
-    def free_node(self, pod: Pod, rng: random.Random) -> str:
+    def choose_node(self, pod: Pod, rng: random.Random) -> str:
         """The node to which the scheduler binds a pod: the target if it fits, else any that fits; empty if there is none."""
-        bound: dict[str, int] = {}
+        bound_millicores: Counter[str] = Counter()
         for other in self.pods.values():
-            if other.spec.node_name:
-                cpu = self.plans.reservations.requests_with_ports_of(other)["cpu"]
-                bound[other.spec.node_name] = bound.get(other.spec.node_name, 0) + cpu
-        requested, target = self.plans.reservations.requests_with_ports_of(pod)["cpu"], target_of(pod)
-        free = [n for n in self.node_cache.hosts if bound.get(n, 0) + requested <= 1000 * self.cpu]
-        if target is not None and target.node in free and not pod.status.scheduling_failed:
+            bound_millicores[other.spec.node_name] += self._requested_millicores(other)
+        free_millicores = 1000 * self.cpu - self._requested_millicores(pod)
+        fitting = [node for node in self.node_cache.hosts if bound_millicores[node] <= free_millicores]
+        target = target_of(pod)
+        if target is not None and target.node in fitting and not pod.status.scheduling_failed:
             return target.node
-        return rng.choice(free) if free else ""
+        return rng.choice(fitting) if fitting else ""
 
-    def overbooked(self) -> list[str]:
+    def list_overcommitted_nodes(self) -> list[str]:
         """Nodes of gated pods on which bound and planned pods request more than there is."""
-        requested: dict[str, int] = {}
+        millicores: Counter[str] = Counter()
         nodes_of_gated: set[str] = set()
         for group in self.state.groups:
             targets = self.plan_of(group).targets
             for pod in self.pods_of(group):
                 target = targets.get(pod.metadata.key)
                 node = pod.spec.node_name or (target.node if target is not None and pod.is_waiting else "")
-                if node:
-                    requested[node] = (
-                        requested.get(node, 0) + self.plans.reservations.requests_with_ports_of(pod)["cpu"]
-                    )
+                millicores[node] += self._requested_millicores(pod)
                 if pod.is_gated:
                     nodes_of_gated.add(node)
-        return sorted(node for node in nodes_of_gated if requested.get(node, 0) > 1000 * self.cpu)
+        return sorted(node for node in nodes_of_gated - {""} if millicores[node] > 1000 * self.cpu)
+
+    def _requested_millicores(self, pod: Pod) -> int:
+        return self.plans.reservations.requests_with_ports_of(pod)["cpu"]

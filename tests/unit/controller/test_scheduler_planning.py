@@ -38,7 +38,7 @@ async def simulate_events(seed: int) -> int:
             world.add_pod(group, f"{group[2:]}-{i}", workload, cpu[group, workload])
     for group in rng.sample(GROUPS, 3):
         await world.plans.make_plan(group)
-        assert world.overbooked() == []
+        assert world.list_overcommitted_nodes() == []
     placed = sum(len(world.plan_of(group).targets) for group in GROUPS)
     for step in range(12):
         world.now += 60
@@ -52,7 +52,7 @@ async def simulate_events(seed: int) -> int:
         match rng.choice(["release", "bind", "refuse", "delete", "add", "count"]):
             case "release" if pod.is_gated:
                 world.release(key, target)
-            case "bind" if pod.is_waiting and not pod.is_gated and (node := world.free_node(pod, rng)):
+            case "bind" if pod.is_waiting and not pod.is_gated and (node := world.choose_node(pod, rng)):
                 world.bind(key, node)
             case "refuse" if pod.is_waiting and not pod.is_gated and not pod.status.scheduling_failed:
                 world.change(key, status={"conditions": UNSCHEDULABLE})
@@ -74,7 +74,7 @@ async def simulate_events(seed: int) -> int:
         for idle in tuple(world.plans.reservations.yielding_groups):
             if world.request(idle).is_pending:
                 await world.plans.make_plan(idle)
-        assert world.overbooked() == []
+        assert world.list_overcommitted_nodes() == []
     return placed
 
 
@@ -117,13 +117,13 @@ async def test_a_refused_node_is_planned_again_when_its_usage_falls(
         world.add_group(group, 1)
     world.add_pod("d/g2", "b", "P1", 3)
     if is_bound:
-        world.run("d/b", "n00")
+        world.bind_and_count("d/b", "n00")
     else:
         await world.plans.make_plan("d/g2")
     refused = world.add_pod("d/g1", "a", "P1", 2)
     world.plans.reservations.refused_nodes.add(refused, "n00")
     assert world.plans.reservations.refused_nodes.nodes_by_pod([refused]) == {"d/a": frozenset({"n00"})}
-    world.run("d/b", "n00") if happens == "bind" else world.delete("d/g2", "d/b")
+    world.bind_and_count("d/b", "n00") if happens == "bind" else world.delete("d/g2", "d/b")
     assert bool(world.plans.reservations.refused_nodes.nodes_by_pod([refused])) == is_refused
 
 
@@ -145,7 +145,7 @@ async def test_a_started_group_may_use_the_reservations_of_a_group_with_an_incom
         world.add_group(group, 2)
     world.add_pod("d/started", "a", "P1", 4)
     world.add_pod("d/started", "b", "P2", 3)
-    world.run("d/a", "n00")
+    world.bind_and_count("d/a", "n00")
     world.add_pod("d/other", "c", "P1", 2)
     if not is_complete:
         world.add_pod("d/other", "e", "P2", 9)
@@ -241,7 +241,7 @@ async def test_pods_of_lower_priority_are_evicted_only_as_a_last_resort() -> Non
         for n in range(4):
             world.add_pod("d/others", f"other-{i}-{n}", "", 1)
             world.change(f"d/other-{i}-{n}", spec={"priority": priority})
-            world.run(f"d/other-{i}-{n}", f"n0{i}")
+            world.bind_and_count(f"d/other-{i}-{n}", f"n0{i}")
     for name, workload in (("p1", "P1"), ("p2", "P2")):
         world.add_pod("d/g", name, workload, 1)
         world.change(f"d/{name}", spec={"priority": 10})
@@ -314,7 +314,7 @@ async def test_constraints_of_waiting_pods_count_beside_bound_pods_of_another_te
     for group, name, cpu, node in (("d/g1", "new", 1, ""), ("d/g1", "old", 3, "n01"), ("d/other", "noisy", 1, "n00")):
         world.add_pod(group, name, "P1", cpu)
         if node:
-            world.run(f"d/{name}", node)
+            world.bind_and_count(f"d/{name}", node)
     world.change("d/new", spec={"affinity": AWAY_FROM_OTHERS})
     assert (await world.planned_nodes("d/g1"))["d/new"] == "n01"
 
@@ -324,7 +324,7 @@ async def test_a_replacement_is_simulated_without_its_pod_and_hot_nodes() -> Non
     world.add_group("d/g1", 2)
     for name, workload, node in (("a", "P1", "n00"), ("b", "P2", "n01")):
         world.add_pod("d/g1", name, workload, 3)
-        world.run(f"d/{name}", node)
+        world.bind_and_count(f"d/{name}", node)
 
     async def simulated() -> str:
         target = await world.plans.simulate_replacement("d/g1", "d/a", 0)
@@ -360,7 +360,7 @@ async def test_a_node_is_reserved_for_a_replacement_until_it_exists_or_expires()
     assert world.planned_snapshots[-1].reserved[reserved]["cpu"] == 3000
     world.add_pod("d/g1", "replacement", "P1", 3)
     assert await world.planned_nodes("d/g1") == {"d/replacement": reserved}
-    assert world.overbooked() == []
+    assert world.list_overcommitted_nodes() == []
     await world.plans.make_plan("d/g2")
     assert world.planned_snapshots[-1].reserved[reserved]["cpu"] == 3000, (
         "now the plan of its own group reserves the node"
@@ -433,7 +433,7 @@ async def test_a_plan_with_unplaced_pods_is_made_again_only_after_resources_were
     world = world_with_one_pod(hosts=1, cpu=3)
     world.add_group("d/g2", 1)
     world.add_pod("d/g2", "other", "P1", 3)
-    world.run("d/other", "n00")
+    world.bind_and_count("d/other", "n00")
     assert await world.planned_nodes("d/g1") == {}
     world.now += 600
     assert not world.request("d/g1").is_pending

@@ -79,7 +79,7 @@ class Cluster(LeaderCluster):
         for key, pod in self.pods.items():
             target = target_of(pod)
             if pod.is_waiting and not pod.is_gated and target is not None:
-                self.refused += self.free_node(pod, self.rng) != target.node
+                self.refused += self.choose_node(pod, self.rng) != target.node
                 self.bind(key, target.node)
                 self.count_on_node(key)
                 self.bound_at[key] = self.now
