@@ -62,15 +62,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_check_config_says_valid_or_exits_2_with_the_field(tmp_path: Path) -> None:
     path = write_config(tmp_path, HEAD)
+    assert load_config(path) == load_config(None) == ControllerConfiguration(), "defaults, also without a file"
     valid = run("check-config", path)
     assert (valid.returncode, valid.stdout, valid.stderr) == (0, f"{path}: valid\n", "")
     invalid = run("check-config", write_config(tmp_path, HEAD + "topology: {probing: {intervalS: 0}}"))
-    assert invalid.returncode == 2
+    assert (invalid.returncode, "Traceback" in invalid.stderr) == (2, False)
     assert "topology.probing.intervalS: 0.0 is out of range (1 to 86400)" in invalid.stderr
-    assert "Traceback" not in invalid.stderr
     missing = run("check-config", str(tmp_path / "none.yaml"))
-    assert missing.returncode == 2
-    assert "No such file" in missing.stderr
+    assert (missing.returncode, "No such file" in missing.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("days", ["0", "-1", "9999999", "x"])
@@ -82,14 +81,9 @@ def test_the_validity_of_a_certificate_is_checked(days: str, capsys: pytest.Capt
 
 def test_flags_override_the_file_and_are_checked_like_it(tmp_path: Path) -> None:
     path = write_config(tmp_path, HEAD + "listen: 127.0.0.1:1\n")
-    bad = run("manager", "--config", path, "--listen", "nowhere", "--credentials", "/nonexistent/credentials")
-    assert bad.returncode == 2
-    assert "listen" in bad.stderr
-    no_cluster = run(
-        "manager", "--config", path, "--listen", "127.0.0.1:0", "--credentials", "/nonexistent/credentials"
-    )
-    assert no_cluster.returncode == 2
-    assert "--credentials" in no_cluster.stderr
+    for listen, field in (("nowhere", "listen"), ("127.0.0.1:0", "--credentials")):
+        result = run("manager", f"--config={path}", f"--listen={listen}", "--credentials=/nonexistent/credentials")
+        assert (result.returncode, field in result.stderr) == (2, True), result.stderr
 
 
 async def test_events_and_costs_are_written_through_the_leaders_fence() -> None:
