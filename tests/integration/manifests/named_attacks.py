@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.integration.manifests.attacks import Json
 from tests.integration.manifests.kubectl import NAMESPACE
@@ -72,16 +72,25 @@ OUR_CONDITION = {"type": "NetawareBandwidth", "status": "True", "reason": "Hardw
 ZONE = {"metadata": {"labels": {"topology.kubernetes.io/zone": "z"}}}
 FINALIZER = {"metadata": {"finalizers": ["resource.kubernetes.io/delete-protection"]}}
 TWO_CONDITIONS = [{"op": "add", "path": "/status/conditions", "value": [OUR_CONDITION, OUR_CONDITION]}]
-OTHER_CAPACITY, OTHER_STATUS = (
-    "403 .* no capacity but network.aware.com/bandwidth",
-    "403 .* nothing else in a node's status",
-)
+OTHER_CAPACITY = "403 .* no capacity but network.aware.com/bandwidth"
+OTHER_STATUS = "403 .* nothing else in a node's status"
 ONE_CONDITION = "403 .* one condition NetawareBandwidth, of 8192 bytes at most"
 OTHER_ANNOTATION = "403 .* no node annotations but netaware.io/agent"
 OTHER_NODE = "403 .*issued for node node-a, the request is for node-b"
-Attack = tuple[str, str, Any, str]
-"""Program, path, body, and a pattern of the API server's refusal."""
-PATCHED: tuple[Attack, ...] = (
+
+
+class Attack(NamedTuple):
+    """A request with a program's token; ``refusal`` is a pattern of the API server's refusal, which is empty if it allows the request."""
+
+    program: str
+    path: str
+    body: Any
+    refusal: str
+
+
+AttackRow = tuple[str, str, Any, str]
+"""Fields of an `Attack`."""
+PATCHED: tuple[AttackRow, ...] = (
     ("agent", f"{NODE_A}/status", CAPACITY, ALLOWED),
     ("agent", f"{NODE_A}/status", {"status": {"capacity": {"network.aware.com/bandwidth": "1G"}}}, ALLOWED),
     ("agent", f"{NODE_A}/status", {"status": {"conditions": [OUR_CONDITION]}}, ALLOWED),
@@ -146,7 +155,7 @@ PATCHED: tuple[Attack, ...] = (
 # Only the controller creates plans and shards.
 UNPLANNED = ("netaware-plan-zone-a-12345678", "kube-root-ca.crt", "netperf-metrics-x", "netperf-metrics-7")
 PATCHED += tuple(("agent", f"{CONFIG_MAPS}/{name}", {"data": {"x": "y"}}, "40[34] ") for name in UNPLANNED)
-CREATED: tuple[Attack, ...] = (
+CREATED: tuple[AttackRow, ...] = (
     *(("agent", CONFIG_MAPS, object_of("ConfigMap", name), ANY_REFUSAL) for name in UNPLANNED),
     ("agent", EVENTS, event("Node", "node-a", "node-a"), ALLOWED),
     ("agent", EVENTS, event("Pod", "some-pod", "node-a"), ALLOWED),
@@ -169,7 +178,7 @@ CREATED: tuple[Attack, ...] = (
     ("scheduler", CLAIMS, resource_claim("new"), ANY_REFUSAL),
     ("scheduler", CLAIMS, resource_claim("new", **EXTENDED), ALLOWED),
 )
-DELETED: tuple[Attack, ...] = (
+DELETED: tuple[AttackRow, ...] = (
     ("controller", RESULTS, None, ANY_REFUSAL),
     ("controller", SHIPPED, None, ANY_REFUSAL),
     ("scheduler", SYSTEM_POD, None, ANY_REFUSAL),
@@ -178,5 +187,5 @@ DELETED: tuple[Attack, ...] = (
     ("scheduler", f"{CLAIMS}/extended", None, ALLOWED),
 )
 # The kubelet mounts the passphrase, so agents need not read it.
-READ: tuple[Attack, ...] = (("agent", f"{SECRETS}/netaware-probe", None, "^403"), ("agent", SECRETS, None, "^403"))
+READ: tuple[AttackRow, ...] = (("agent", f"{SECRETS}/netaware-probe", None, "^403"), ("agent", SECRETS, None, "^403"))
 ATTACKS = {"PATCH": PATCHED, "POST": CREATED, "DELETE": DELETED, "GET": READ}

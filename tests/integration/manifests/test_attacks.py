@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +20,7 @@ from netperf.sample import Measurement, NodeLocation, Sample
 from tests.integration.manifests.attacks import Json, Schemas, dry_run, find_patchable_fields
 from tests.integration.manifests.conftest import TokenFor
 from tests.integration.manifests.kubectl import MANIFESTS, Kubectl
-from tests.integration.manifests.named_attacks import ATTACKS, NODE_A, NODE_B, RESULTS, SHIPPED, TOPOLOGY
+from tests.integration.manifests.named_attacks import ATTACKS, NODE_A, NODE_B, RESULTS, SHIPPED, TOPOLOGY, Attack
 from tests.integration.manifests.victims import (
     FOREIGN_ANNOTATION,
     GROUP_POD,
@@ -33,6 +33,7 @@ from tests.integration.manifests.victims import (
 
 CORE = "io.k8s.api.core.v1"
 META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
+PODS_PATH = "/api/v1/namespaces/with-appgroup/pods"
 pytestmark = pytest.mark.usefixtures("victims")
 
 
@@ -106,10 +107,11 @@ async def test_attacks_are_refused_and_the_work_of_programs_is_allowed(
     async with Client(await token_for("netaware-agent", "")) as unbound:
         clients = {**stolen, "unbound": unbound, "admin": admin}
         for method, attacks in ATTACKS.items():
-            for program, path, body, expected in attacks:
-                refusal, _ = await dry_run(clients[program], method, path, body, patch_type(path, body))
-                if not re.search(expected, refusal):
-                    unexpected.append((program, method, path, body, refusal))
+            for attack in map(Attack._make, attacks):
+                content_type = patch_type(attack.path, attack.body)
+                refusal, _ = await dry_run(clients[attack.program], method, attack.path, attack.body, content_type)
+                if not re.search(attack.refusal, refusal):
+                    unexpected.append((method, attack, refusal))
     assert unexpected == []
 
 
@@ -151,30 +153,36 @@ async def test_the_right_to_taint_nodes_allows_only_our_soft_taint(stolen: dict[
 
 
 OWNER = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "u", "controller": True}
-# Owners, whether the controller wrote the pod's affinity, its node, and whether the controller may delete it.
-PODS_TO_DELETE: tuple[tuple[list[Json], bool, str, bool], ...] = (
-    ([OWNER], True, "", True),
-    ([OWNER], True, "node-b", False),
-    ([OWNER], False, "", False),
-    ([{**OWNER, "controller": False}], True, "", False),
-    ([{**OWNER, "apiVersion": "batch/v1", "kind": "Job"}], True, "", False),
-    ([], True, "", False),
+
+
+def stale_pod(name: str, *, owners: Sequence[Json] = (OWNER,), has_our_affinity: bool = True, node: str = "") -> Json:
+    """A pod that the controller may delete: pending, with an owner, and with an affinity that the controller has narrowed."""
+    body = object_of("Pod", name, spec={"containers": [{"name": "c", "image": "good"}]})
+    annotations = {"netaware.io/narrowed": "{}"} if has_our_affinity else {}
+    body["metadata"] |= {"ownerReferences": owners, "annotations": annotations}
+    # The finalizer keeps pods that the garbage collector deletes, because their owners do not exist.
+    body["metadata"]["finalizers"] = ["tests.netaware.io/kept"]
+    body["spec"] |= {"schedulerName": "none", "nodeName": node, "terminationGracePeriodSeconds": 0}
+    return body
+
+
+OTHER_PODS: tuple[Json, ...] = (
+    {"node": "node-b"},
+    {"has_our_affinity": False},
+    {"owners": [{**OWNER, "controller": False}]},
+    {"owners": [{**OWNER, "apiVersion": "batch/v1", "kind": "Job"}]},
+    {"owners": []},
 )
+"""Arguments of `stale_pod` for pods that the controller may not delete."""
 
 
 async def test_the_right_to_delete_pods_allows_only_unschedulable_pods_with_an_owner(
     stolen: dict[str, Client], admin: Client, kubectl: Kubectl
 ) -> None:
-    paths = []
-    for number, (owners, has_our_affinity, node, _) in enumerate(PODS_TO_DELETE):
-        body = object_of("Pod", f"stale-{number}", spec={"containers": [{"name": "c", "image": "good"}]})
-        annotations = {"netaware.io/narrowed": "{}"} if has_our_affinity else {}
-        body["metadata"] |= {"ownerReferences": owners, "annotations": annotations}
-        # The finalizer keeps pods that the garbage collector deletes, because their owners do not exist.
-        body["metadata"]["finalizers"] = ["tests.netaware.io/kept"]
-        body["spec"] |= {"schedulerName": "nobody", "nodeName": node, "terminationGracePeriodSeconds": 0}
-        await admin.request("POST", "/api/v1/namespaces/with-appgroup/pods", body=body)
-        paths.append(f"/api/v1/namespaces/with-appgroup/pods/stale-{number}")
+    pods = [stale_pod(f"stale-{number}", **fields) for number, fields in enumerate(({}, *OTHER_PODS))]
+    for pod in pods:
+        await admin.request("POST", PODS_PATH, body=pod)
+    paths = [f"{PODS_PATH}/{pod['metadata']['name']}" for pod in pods]
 
     async def is_allowed(path: str = paths[0]) -> bool:
         return not (await dry_run(stolen["controller"], "DELETE", path))[0]
@@ -183,7 +191,7 @@ async def test_the_right_to_delete_pods_allows_only_unschedulable_pods_with_an_o
     await kubectl("apply", "--server-side", "-f", rights)
     try:
         await poll_until(is_allowed)
-        assert [await is_allowed(path) for path in paths] == [may_delete for *_, may_delete in PODS_TO_DELETE]
+        assert [path for path in paths if await is_allowed(path)] == paths[:1]
     finally:
         await kubectl("delete", "-f", rights)
         for path in paths:
