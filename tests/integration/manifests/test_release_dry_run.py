@@ -9,7 +9,8 @@ import shutil
 import subprocess
 import tarfile
 import venv
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -50,10 +51,16 @@ items:
 """
 
 
-def make(*words: str) -> str:
-    done = subprocess.run(["make", *words], check=False, capture_output=True, text=True, cwd=ROOT, timeout=600)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+def run(
+    *words: str | Path, environment: Mapping[str, str] | None = None, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in the repository; fails if its exit code is not 0, unless ``check`` is False."""
+    command = list(map(str, words))
+    result = subprocess.run(
+        command, check=False, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=600
+    )
+    assert not check or result.returncode == 0, result.stderr[-4000:]
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -61,30 +68,25 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Wheels, the plugin's archive, and bills of materials."""
     folder = tmp_path_factory.mktemp("dist")
     compilers = " ".join(["cc", *([CROSS] if shutil.which(CROSS) else [])])
-    make("release-wheels", "release-krew", "sbom", f"DIST={folder}", "REPOSITORY=o/n", f"COMPILERS={compilers}")
+    run("make", "release-wheels", "release-krew", "sbom", f"DIST={folder}", "REPOSITORY=o/n", f"COMPILERS={compilers}")
     return folder
 
 
-def installed_wheel(wheel: Path, home: Path) -> Path:
-    """The command of a wheel, installed into a new environment without a compiler."""
+def install_wheel(wheel: Path, home: Path) -> Path:
+    """Install a wheel into a new environment, without a compiler; returns the path of its command."""
     venv.create(home, with_pip=False)
-    found = subprocess.run(["sh", str(ROOT / ".ci" / "uv")], check=True, capture_output=True, text=True, timeout=110)
-    uv = found.stdout.strip()
+    uv = run("sh", ".ci/uv").stdout.strip()
     environment = {**os.environ, "PATH": "/nonexistent"}
-    words = [uv, "pip", "install", "--quiet", "--python", str(home / "bin" / "python"), f"{wheel}[cli]"]
-    done = subprocess.run([*words, "--offline"], check=False, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        done = subprocess.run(words, check=False, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
+    words = (uv, "pip", "install", "--quiet", "--python", home / "bin" / "python", f"{wheel}[cli]")
+    if run(*words, "--offline", environment=environment, check=False).returncode:
+        run(*words, environment=environment)
     return home / "bin" / "kubectl-netaware"
 
 
-def run(command: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+def run_installed(command: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
     """Run a command with an empty PATH."""
     environment = {"PATH": "/nonexistent", "HOME": str(command.parents[2])}
-    return subprocess.run(
-        [str(command), *map(str, words)], check=False, capture_output=True, text=True, env=environment, timeout=60
-    )
+    return run(command, *words, environment=environment, check=False)
 
 
 async def test_wheels_install_and_work_without_a_compiler(dist: Path, tmp_path: Path, kubectl: Kubectl) -> None:
@@ -94,19 +96,19 @@ async def test_wheels_install_and_work_without_a_compiler(dist: Path, tmp_path: 
     cluster = tmp_path / "cluster.yaml"
     cluster.write_text(CLUSTER)
     (native,) = [path for path in compiled if path.stem.endswith(os.uname().machine)]
-    command = installed_wheel(native, tmp_path / "native")
+    command = install_wheel(native, tmp_path / "native")
     for extra in ("rich", "numpy", "kubernetes"):
-        assert run(command.with_name("python"), "-c", f"import {extra}").returncode == 0
-    planned = run(command, "simulate", "--offline", cluster)
+        assert run_installed(command.with_name("python"), "-c", f"import {extra}").returncode == 0
+    planned = run_installed(command, "simulate", "--offline", cluster)
     assert (planned.returncode, "default/p  n" in planned.stdout) == (0, True), planned
     assert kubectl.kubeconfig
-    status = run(command, "status", "--kubeconfig", kubectl.kubeconfig)
+    status = run_installed(command, "status", "--kubeconfig", kubectl.kubeconfig)
     assert "Traceback" not in status.stderr
     assert "netaware" in status.stdout + status.stderr
-    # The wheel for any platform does all that needs no plan, and says what it lacks for one.
-    pure = installed_wheel(wheels["any"], tmp_path / "pure")
-    assert run(pure, "status", "--kubeconfig", kubectl.kubeconfig).stdout == status.stdout
-    refused = run(pure, "simulate", "--offline", cluster)
+    # The wheel for any platform does all that needs no plan, and names what it lacks for one.
+    pure = install_wheel(wheels["any"], tmp_path / "pure")
+    assert run_installed(pure, "status", "--kubeconfig", kubectl.kubeconfig).stdout == status.stdout
+    refused = run_installed(pure, "simulate", "--offline", cluster)
     assert (refused.returncode, "install gcc" in refused.stderr, "Traceback" in refused.stderr) == (1, True, False)
 
 
@@ -115,37 +117,30 @@ def test_the_plugins_archive_matches_its_manifest(dist: Path, tmp_path: Path) ->
     archive = dist / "kubectl-netaware.tar.gz"
     (platform,) = manifest["spec"]["platforms"]
     assert platform["sha256"] == hashlib.sha256(archive.read_bytes()).hexdigest()
-    assert manifest["spec"]["version"] == f"v{make('-s', 'version').strip()}"
+    assert manifest["spec"]["version"] == f"v{run('make', '-s', 'version').stdout.strip()}"
     with tarfile.open(archive) as opened:
         assert {entry["from"] for entry in platform["files"]} == set(opened.getnames())
         opened.extractall(tmp_path, filter="data")
     uvx = tmp_path / "uvx"
     uvx.write_text('#!/bin/sh\necho "$@"\n')
     uvx.chmod(0o755)
-    words = [str(tmp_path / platform["bin"]), "status"]
-    done = subprocess.run(words, check=True, capture_output=True, text=True, env={"PATH": str(tmp_path)})
+    result = run(tmp_path / platform["bin"], "status", environment={"PATH": str(tmp_path)})
     wheel = next((dist / "python").glob("*.whl"))
-    assert done.stdout.split() == [
-        "--quiet",
-        "--from",
-        f"netaware[cli]=={wheel.stem.split('-')[1]}",
-        "kubectl-netaware",
-        "status",
-    ]
+    requirement = f"netaware[cli]=={wheel.stem.split('-')[1]}"
+    assert result.stdout.split() == ["--quiet", "--from", requirement, "kubectl-netaware", "status"]
 
 
 @pytest_asyncio.fixture
 async def registry(tmp_path: Path) -> AsyncIterator[str]:
     """HOST:PORT of a new OCI registry."""
-    found = shutil.which("docker-registry") or debian.find_or_unpack_packages(
-        "registry", ["docker-registry"]
-    ).find_program("docker-registry")
+    name = "docker-registry"
+    program = shutil.which(name) or debian.find_or_unpack_packages("registry", [name]).find_program(name)
     (port,) = find_free_ports(1)
     storage = {"filesystem": {"rootdirectory": str(tmp_path / "storage")}}
     config = tmp_path / "registry.yaml"
     config.write_text(yaml.safe_dump({"version": 0.1, "storage": storage, "http": {"addr": f"127.0.0.1:{port}"}}))
     programs = Programs(tmp_path)
-    programs.start("registry", [str(found), "serve", str(config)])
+    programs.start("registry", [str(program), "serve", str(config)])
     try:
         yield f"127.0.0.1:{port}"
     finally:
@@ -160,33 +155,25 @@ async def test_chart_is_pushed_to_a_registry_and_installed_from_there(
     folder.mkdir()
     for program in ("agent", "controller"):
         (folder / f"{program}.json").write_text(json.dumps({"containerimage.digest": digest}))
-    where = f"{registry}/team"
+    repository = f"{registry}/team"
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "KUBECONFIG": str(kubectl.kubeconfig)}
+    helm = partial(run, helm_program, environment=environment)
+    run("make", "chart", f"DIST={folder}", f"REGISTRY={repository}")
 
-    def helm(*words: str) -> str:
-        done = subprocess.run(
-            [str(helm_program), *words], check=False, capture_output=True, text=True, env=environment, timeout=120
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    async def is_pushed() -> bool:
+        words = ("release-chart", f"DIST={folder}", f"REGISTRY={repository}", "ARGS=--plain-http")
+        return run("make", *words, check=False).returncode == 0
 
-    make("chart", f"DIST={folder}", f"REGISTRY={where}")
-
-    async def pushed() -> bool:
-        words = ["make", "release-chart", f"DIST={folder}", f"REGISTRY={where}", "ARGS=--plain-http"]
-        done = subprocess.run(words, check=False, capture_output=True, text=True, cwd=ROOT, timeout=120)
-        return done.returncode == 0
-
-    await poll_until(pushed)
-    (packed,) = folder.glob("*.tgz")
-    version = packed.stem.removeprefix("netaware-")
-    at = (f"oci://{where}/charts/netaware", "--version", version, "--plain-http", "-n", NAMESPACE)
-    helm("install", "netaware", *at, "--create-namespace", "--set", "placement=affinity")
+    await poll_until(is_pushed)
+    (archive,) = folder.glob("*.tgz")
+    version = archive.stem.removeprefix("netaware-")
+    source = (f"oci://{repository}/charts/netaware", "--version", version, "--plain-http", "-n", NAMESPACE)
+    helm("install", "netaware", *source, "--create-namespace", "--set", "placement=affinity")
     try:
         images = await kubectl(
             "get", "deployments,daemonsets", "-n", NAMESPACE, "-o", "jsonpath={..containers[*].image}"
         )
-        assert set(images.split()) == {f"{where}/netaware-{name}@{digest}" for name in ("agent", "controller")}
+        assert set(images.split()) == {f"{repository}/netaware-{name}@{digest}" for name in ("agent", "controller")}
     finally:
         helm("uninstall", "netaware", "-n", NAMESPACE, "--wait")
         await kubectl("delete", "--ignore-not-found", "crd", "-l", "app.kubernetes.io/part-of=netaware")
