@@ -48,7 +48,7 @@ async def _measure() -> Figures:
     for number in range(WORKLOADS):
         for replica in range(REPLICAS):
             cluster.add_pod(GROUP, f"w{number}-{replica}", f"w{number}", 1)
-    cluster.declared.elsewhere["other"] = {"P1": OVERSIZED_REPLICAS}
+    cluster.declared.by_workload = {"P1": OVERSIZED_REPLICAS}
     cluster.add_group(OVERSIZED_GROUP, OVERSIZED_REPLICAS)
     cluster.add_pod(OVERSIZED_GROUP, "a", "P1", 1)
 

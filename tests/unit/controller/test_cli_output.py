@@ -189,10 +189,14 @@ def test_status_shows_the_newer_sample_of_both_directions_of_a_pair(ages_s: tupl
 
 def test_quality_flags_are_shown_except_for_costs_without_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    bases: tuple[tuple[str, PairBasis], ...] = (("ab", "inferred"), ("ba", "unreachable"), ("ac", "measured"))
+    cases: tuple[tuple[str, str, PairBasis], ...] = (
+        ("a", "b", "inferred"),
+        ("b", "a", "unreachable"),
+        ("a", "c", "measured"),
+    )
     pairs = tuple(
         PairView(origin=a, destination=b, cost=7, basis=basis, quality_flags=("throttled",), p50_us=1000.0)
-        for (a, b), basis in bases
+        for a, b, basis in cases
     )
     zones = tuple(ZoneView(name=zone, region="", nodes=1, ready_nodes=1, ready_agents=1) for zone in "abc")
     view = CostsView(read_at=0.0, network=NetworkView(zones=zones, pairs=pairs))
