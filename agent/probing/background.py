@@ -14,7 +14,7 @@ from netperf.histogram import Histogram
 from netperf.plans import Probe
 from netperf.probers.datagrams import DatagramStream, DatagramTarget, DatagramWindow
 from netperf.probers.failure import ProbeFailedError
-from netperf.probers.netperf import tcp_ping
+from netperf.probers.tcp_ping import tcp_ping
 from netperf.sample import MIN_DATAGRAMS, Measurement
 
 log = logs.get("agent.probing")

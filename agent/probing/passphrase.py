@@ -12,11 +12,11 @@ from pathlib import Path
 
 from kubekit import logs
 from kubekit.errors import ConfigError
-from netperf.probers.passphrase import check_passphrase
 
 log = logs.get("agent.probing")
 
 POLL_INTERVAL_S = 60.0
+MIN_PASSPHRASE_BYTES = 16
 MAX_LISTED_CHARACTERS = 80
 """Longest list of file names in an error."""
 
@@ -28,15 +28,19 @@ def read_passphrase_file(path: Path) -> bytes:
         ConfigError: the file cannot be read, is blank or too short, or is missing beside other files (a Secret without the key).
     """
     try:
-        return check_passphrase(path.read_bytes().strip())
+        passphrase = path.read_bytes().strip()
     except FileNotFoundError:
         others = sorted(file.name for file in path.parent.glob("[!.]*"))  # The kubelet's own names begin with two dots.
+        if not others:
+            return b""
+        listed = ", ".join(others)[:MAX_LISTED_CHARACTERS]
+        raise ConfigError("--passphrase-file", f"there is no {path.name} in {path.parent}, but {listed}") from None
     except OSError as error:
         raise ConfigError("--passphrase-file", f"{path}: {error.strerror}") from error
-    if others:
-        listed = ", ".join(others)[:MAX_LISTED_CHARACTERS]
-        raise ConfigError("--passphrase-file", f"there is no {path.name} in {path.parent}, but {listed}")
-    return b""
+    if len(passphrase) < MIN_PASSPHRASE_BYTES:
+        problem = f"has {len(passphrase)} bytes"
+        raise ConfigError("probing passphrase", problem, f"use at least {MIN_PASSPHRASE_BYTES} random bytes")
+    return passphrase
 
 
 class PassphraseSource:

@@ -1,4 +1,4 @@
-"""Runs netperf: finds the program, builds the command, parses the output, and finds the reasons of failures; TCP ping.
+"""Runs netperf: finds the program, builds the command, parses the output, and finds the reasons of failures.
 
 netperf 2.7.0 (docs/contracts) ignores an unknown selector with exit code 0, prints a percentile of 0 if there were too few
 transactions, and reports a wrong passphrase as a reset.
@@ -10,11 +10,8 @@ import asyncio
 import math
 import os
 import shutil
-import socket
-import struct
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -25,6 +22,7 @@ from netperf.probers import child
 from netperf.probers.contention import elapsed_us, find_own_cpu_stat, read_throttled_us
 from netperf.probers.failure import FailureReason, ProbeFailedError
 from netperf.probers.passphrase import derive_hourly_passphrase, epochs_to_try
+from netperf.probers.tcp_ping import connect, tcp_ping
 from netperf.sample import MAX_LATENCY_US, Measurement, Test
 
 BINARY_VARIABLE = "NETAWARE_NETPERF"
@@ -35,12 +33,6 @@ REQUEST_WAIT_S = 0.3
 """A peer that closes the connection does so within this time, plus two round trips."""
 UDP_LOSS_TIMEOUT_S = 1
 """Whole seconds after which netperf sends the next datagram instead of waiting for a lost one."""
-PING_TIMEOUT_S = 2.0
-"""Long enough for one retransmission of a lost SYN, after a second. A longer wait would take too much of the slot."""
-PING_RETRIES, PING_RETRY_TIMEOUT_S = 2, 0.5
-"""Further pings if a handshake contains a retransmission; a retransmission takes longer than this timeout."""
-_TCP_INFO = struct.Struct("@68xI28xI")
-"""The fields tcpi_rtt (microseconds) and tcpi_total_retrans of tcp_info (linux/tcp.h)."""
 MIN_TRANSACTIONS_FOR_P90 = 12
 """A p90 needs 10; two more are a reserve. With a round trip of 400 ms they take 5 s."""
 SETUP_ROUND_TRIPS = 8
@@ -233,57 +225,6 @@ class NetperfProber:
         return msgspec.structs.replace(measurement, throttled_us=throttled_us, run_queue_us=completed.run_queue_us)
 
 
-async def tcp_ping(address: str, port: int) -> float:
-    """Connect, and return the round trip of the handshake in seconds, as the kernel measured it.
-
-    A retransmission makes a handshake a second longer, and if the answer was lost, the kernel counts this second. Then ping again.
-
-    Raises:
-        ProbeFailedError: ``timeout``, ``refused`` or ``unreachable``.
-    """
-    rtt_s, retransmits = await _ping_once(address, port, PING_TIMEOUT_S)
-    for _ in range(PING_RETRIES):
-        if retransmits:
-            with suppress(ProbeFailedError):
-                retry_s, retransmits = await _ping_once(address, port, PING_RETRY_TIMEOUT_S)
-                rtt_s = min(rtt_s, retry_s)
-    return rtt_s
-
-
-async def _ping_once(address: str, port: int, timeout_s: float) -> tuple[float, int]:
-    """The round trip of a handshake in seconds, and its number of retransmissions; fails as `tcp_ping` does."""
-    connection = await _connect(address, port, timeout_s)
-    tcp_socket = connection.writer.get_extra_info("socket")
-    info = tcp_socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-    connection.writer.close()
-    rtt_us, retransmits = _TCP_INFO.unpack(info) if len(info) == _TCP_INFO.size else (0, 0)
-    # Without TCP timestamps the kernel does not know which of two segments was answered, and reports 0.
-    return rtt_us / 1e6 or connection.connect_s, retransmits
-
-
-class _Connection(NamedTuple):
-    """An open TCP connection; ``connect_s`` is the time that its opening took."""
-
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    connect_s: float
-
-
-async def _connect(address: str, port: int, timeout_s: float) -> _Connection:
-    """Open a connection; fails as `tcp_ping` does."""
-    started = time.monotonic()
-    try:
-        async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(address, port)
-    except TimeoutError:
-        raise ProbeFailedError("timeout", f"no connection within {timeout_s:.0f} s") from None
-    except ConnectionRefusedError as error:
-        raise ProbeFailedError("refused", str(error.strerror)) from None
-    except OSError as error:
-        raise ProbeFailedError("unreachable", str(error.strerror)) from None
-    return _Connection(reader, writer, time.monotonic() - started)
-
-
 async def _diagnose_failure(
     completed: child.CompletedRun, address: str, settings: ProbeSettings, took_s: float
 ) -> ProbeFailedError:
@@ -321,7 +262,7 @@ async def _check_control_port(address: str, port: int) -> _PeerState:
     After a wrong passphrase netserver closes the connection, as a broken peer does. But netserver first reads a whole request.
     """
     try:
-        reader, writer, connect_s = await _connect(address, port, DIAGNOSIS_TIMEOUT_S)
+        reader, writer, connect_s = await connect(address, port, DIAGNOSIS_TIMEOUT_S)
     except ProbeFailedError as error:
         return _PeerState(error.reason)
     try:

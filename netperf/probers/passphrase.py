@@ -1,4 +1,4 @@
-"""Checks the probing passphrase, and derives hourly passphrases from it.
+"""Derives hourly passphrases from the probing passphrase.
 
 netperf takes its passphrase as an argument, which anyone who can list processes can read. So each epoch of one hour has its own passphrase,
 which reveals neither the next one nor the probing passphrase.
@@ -10,24 +10,9 @@ import hashlib
 import hmac
 import math
 
-from kubekit.errors import ConfigError
-
 EPOCH_S = 3600.0
 """Lifetime of an hourly passphrase, seconds."""
-MIN_PASSPHRASE_BYTES = 16
 _PURPOSE = b"netaware netperf passphrase\0"
-
-
-def check_passphrase(passphrase: bytes) -> bytes:
-    """Check the length of the probing passphrase; returns the passphrase.
-
-    Raises:
-        ConfigError: the passphrase is shorter than `MIN_PASSPHRASE_BYTES`.
-    """
-    if len(passphrase) < MIN_PASSPHRASE_BYTES:
-        problem = f"has {len(passphrase)} bytes"
-        raise ConfigError("probing passphrase", problem, f"use at least {MIN_PASSPHRASE_BYTES} random bytes")
-    return passphrase
 
 
 def epoch_at(wall_s: float) -> int:

@@ -25,9 +25,10 @@ from netperf.histogram import Histogram
 from netperf.plans import ProbeSettings
 from netperf.probers.datagrams import DatagramStream, DatagramTarget, DatagramWindow
 from netperf.probers.failure import ProbeFailedError
-from netperf.probers.netperf import NetperfProber, tcp_ping
+from netperf.probers.netperf import NetperfProber
 from netperf.probers.netserver import Netserver
 from netperf.probers.responder import DatagramResponder
+from netperf.probers.tcp_ping import tcp_ping
 from netperf.sample import Measurement, NodeLocation, Sample, choose_cost_source, find_quality_flags
 from tests.integration.netperf.peers import PASSPHRASE, running_server
 from tests.support import pings

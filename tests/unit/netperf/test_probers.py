@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubekit.errors import ConfigError
 from netperf.histogram import Histogram
 from netperf.plans import ProbeSettings
 from netperf.probers import child
@@ -21,7 +20,7 @@ from netperf.probers.datagram_codec import DATAGRAM_BYTES, Datagram, decode_data
 from netperf.probers.datagrams import DatagramWindow
 from netperf.probers.failure import ProbeFailedError
 from netperf.probers.netperf import build_command, choose_transaction_count, find_binary, parse_output
-from netperf.probers.passphrase import check_passphrase, derive_hourly_passphrase, epoch_at, epochs_to_try
+from netperf.probers.passphrase import derive_hourly_passphrase, epoch_at, epochs_to_try
 from netperf.probers.responder import DatagramResponder
 from netperf.sample import TESTS, Measurement, Test
 
@@ -158,11 +157,6 @@ def test_peers_whose_clocks_differ_by_less_than_half_an_epoch_share_an_hourly_pa
 ) -> None:
     peers_epoch = epoch_at(max(0.0, now_s + skew_s))
     assert peers_epoch in epochs_to_try(now_s)
-
-
-def test_a_passphrase_that_is_too_short_is_refused() -> None:
-    with pytest.raises(ConfigError, match="at least 16"):
-        check_passphrase(b"short")
 
 
 def test_netperf_is_found_by_variable_as_file_or_directory_else_on_the_path(tmp_path: Path) -> None:
