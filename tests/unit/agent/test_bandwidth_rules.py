@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.bandwidth import rules
-from agent.bandwidth import state as tc
+from agent.bandwidth import rules, state
 from agent.bandwidth.annotations import LimitSpec, PodBandwidthSpec
 from agent.bandwidth.cni import Attachment, Network
 from agent.bandwidth.tbf import choose_params
@@ -25,10 +24,10 @@ RATE = 10_000_000
 """Bits per second."""
 CONTAINERD_BURST = 536_870_911
 ENFORCE, REPAIR = rules.RepairPolicy(enforce=True), rules.RepairPolicy(enforce=True, repair_burst=True)
-POD_SANDBOX = tc.PodSandbox(pid=4242, container_id=CONTAINER_ID, namespace_id=7, pod_interface_index=3)
-NODE = tc.Device(index=UPLINK, name="eth0")
-POD_DEVICE = tc.Device(index=VETH, name="veth12ab", kind="veth", namespace_id=7, peer_index=3)
-IFB_DEVICE = tc.Device(index=IFB_INDEX, name=IFB, kind="ifb")
+POD_SANDBOX = state.PodSandbox(pid=4242, container_id=CONTAINER_ID, namespace_id=7, pod_interface_index=3)
+NODE = state.Device(index=UPLINK, name="eth0")
+POD_DEVICE = state.Device(index=VETH, name="veth12ab", kind="veth", namespace_id=7, peer_index=3)
+IFB_DEVICE = state.Device(index=IFB_INDEX, name=IFB, kind="ifb")
 replace = msgspec.structs.replace
 
 
@@ -42,56 +41,56 @@ def make_attachment(**changes: Any) -> Attachment:
     return Attachment(**(defaults | changes))
 
 
-def make_bucket(device: int, params: TbfParams, handle: int = tc.PLUGIN_HANDLE) -> Qdisc:
+def make_bucket(device: int, params: TbfParams, handle: int = state.PLUGIN_HANDLE) -> Qdisc:
     return Qdisc(device_index=device, kind="tbf", handle=handle, parent=ROOT, params=params)
 
 
 def make_our_qdisc(device: int, rate_bps: int = RATE) -> Qdisc:
-    return make_bucket(device, choose_params(rate_bps, 1500), tc.OUR_HANDLE)
+    return make_bucket(device, choose_params(rate_bps, 1500), state.OUR_HANDLE)
 
 
 def make_root(kind: str, device: int = VETH, handle: int = 0x50000) -> Qdisc:
     return Qdisc(device_index=device, kind=kind, handle=handle, parent=ROOT)
 
 
-INGRESS_QDISC = Qdisc(device_index=VETH, kind="ingress", handle=tc.INGRESS_HANDLE, parent=0xFFFFFFF1)
-REDIRECT = tc.Filter(device_index=VETH, kind="u32", priority=1, matches_all=True, target_index=IFB_INDEX)
-FOREIGN_FILTER = tc.Filter(device_index=VETH, kind="bpf", program_name="tc_cls_egress", priority=10)
+INGRESS_QDISC = Qdisc(device_index=VETH, kind="ingress", handle=state.INGRESS_HANDLE, parent=0xFFFFFFF1)
+REDIRECT = state.Filter(device_index=VETH, kind="u32", priority=1, matches_all=True, target_index=IFB_INDEX)
+FOREIGN_FILTER = state.Filter(device_index=VETH, kind="bpf", program_name="tc_cls_egress", priority=10)
 
 
 def plan_for(
     *pods: PodBandwidthSpec,
-    device: tc.Device = POD_DEVICE,
-    devices: tuple[tc.Device, ...] = (),
+    device: state.Device = POD_DEVICE,
+    devices: tuple[state.Device, ...] = (),
     qdiscs: tuple[Qdisc, ...] = (),
-    sandbox: tc.PodSandbox | None = POD_SANDBOX,
+    sandbox: state.PodSandbox | None = POD_SANDBOX,
     policy: rules.RepairPolicy = ENFORCE,
     network: tuple[str, ...] = (),
     **kernel: Any,
-) -> tc.BandwidthPlan:
+) -> state.BandwidthPlan:
     """Plan limits for the node's device, the first pod's device, further devices, and their qdiscs and filters."""
-    state = tc.TcState(devices=(NODE, device, *devices), qdiscs=qdiscs, **kernel)
-    snapshot = tc.BandwidthSnapshot(
+    tc_state = state.TcState(devices=(NODE, device, *devices), qdiscs=qdiscs, **kernel)
+    snapshot = state.BandwidthSnapshot(
         pods=pods,
         sandbox_by_uid={pods[0].uid: sandbox} if sandbox is not None else {},
-        tc_state=state,
+        tc_state=tc_state,
         network=Network(NETWORK, network),
     )
     return rules.plan_limits(snapshot, policy)
 
 
-def redirecting_to_ifb(*qdiscs: Qdisc, device: tc.Device = IFB_DEVICE, filters: Any = (REDIRECT,)) -> dict[str, Any]:
+def redirecting_to_ifb(*qdiscs: Qdisc, device: state.Device = IFB_DEVICE, filters: Any = (REDIRECT,)) -> dict[str, Any]:
     """State of the kernel in which a filter redirects all packets of the pod to an ifb."""
     return {"devices": (device,), "qdiscs": (INGRESS_QDISC, *qdiscs), "filters": filters}
 
 
-def only_status(plan: tc.BandwidthPlan) -> tc.LimitStatus:
+def only_status(plan: state.BandwidthPlan) -> state.LimitStatus:
     (status,) = plan.statuses
     return status
 
 
-def make_repair(rate_bps: int = RATE) -> tc.SetIngressLimit:
-    return tc.SetIngressLimit(VETH, "veth12ab", choose_params(rate_bps, 1500))
+def make_repair(rate_bps: int = RATE) -> state.SetIngressLimit:
+    return state.SetIngressLimit(VETH, "veth12ab", choose_params(rate_bps, 1500))
 
 
 def make_plugin_qdisc(rate_bps: int = RATE, burst: int = CONTAINERD_BURST) -> Qdisc:
@@ -107,11 +106,14 @@ FAST_RATE = 100_000_000
     [
         (RATE, make_root("noqueue", handle=0), "missing", None, make_repair(), make_repair()),
         (RATE, make_our_qdisc(VETH), "enforced", RATE // 8, None, None),
-        # The annotation was changed.
         (5 * RATE, make_our_qdisc(VETH), "wrong-rate", RATE // 8, make_repair(5 * RATE), make_repair(5 * RATE)),
         (RATE, make_plugin_qdisc(), "burst-overflow", RATE // 8, None, make_repair()),
         (FAST_RATE, make_plugin_qdisc(FAST_RATE), "burst-too-large", FAST_RATE // 8, None, make_repair(FAST_RATE)),
         (RATE, TINY_BURST, "burst-too-small", 0, make_repair(), make_repair()),
+    ],
+    ids=[
+        *("no limit", "our limit", "the annotation was changed", "the plugin's burst of a slow rate"),
+        *("the plugin's burst of a fast rate", "a burst that is smaller than a packet"),
     ],
 )
 def test_a_root_qdisc_gives_the_verdict_and_the_repair(
@@ -119,8 +121,8 @@ def test_a_root_qdisc_gives_the_verdict_and_the_repair(
     qdisc: Qdisc,
     verdict: str,
     rate_bytes_per_s: int | None,
-    repair: tc.Action | None,
-    burst_repair: tc.Action | None,
+    repair: state.Action | None,
+    burst_repair: state.Action | None,
 ) -> None:
     for policy, action in ((rules.RepairPolicy(), None), (ENFORCE, repair), (REPAIR, burst_repair)):
         plan = plan_for(make_pod(rate_bps), qdiscs=(qdisc,), policy=policy)
@@ -151,12 +153,12 @@ def test_a_foreign_tree_of_qdiscs_is_not_replaced(kind: str, child_kind: str, ve
     assert bool(plan.actions) is (verdict == "missing")
 
 
-HOST = tc.Device(index=9, name="cilium_host", kind="veth")
+HOST = state.Device(index=9, name="cilium_host", kind="veth")
 LXC, CHAINED = replace(POD_DEVICE, name="lxc12ab34cd"), replace(POD_DEVICE, name="eni12ab34cd")
 
 
 @pytest.mark.parametrize("device", [LXC, CHAINED, replace(LXC, kind="netkit")])
-def test_devices_of_cilium_are_not_changed_and_their_limits_are_measured(device: tc.Device) -> None:
+def test_devices_of_cilium_are_not_changed_and_their_limits_are_measured(device: state.Device) -> None:
     plan = plan_for(make_pod(RATE, RATE), device=device, devices=(HOST,))
     assert ([status.verdict for status in plan.statuses], plan.actions) == (["other-enforcer"] * 2, ())
     assert all(f"Cilium on {device.name}" in status.detail for status in plan.statuses)
@@ -167,10 +169,10 @@ def test_devices_of_cilium_are_not_changed_and_their_limits_are_measured(device:
     assert only_status(plan_for(make_pod(RATE), device=LXC)).verdict == "missing"
 
 
-FELIX = tc.Device(index=IFB_INDEX, name="bwcali012345678", kind="ifb")
+FELIX = state.Device(index=IFB_INDEX, name="bwcali012345678", kind="ifb")
 FELIX_PARAMS = TbfParams(rate_bytes_per_s=RATE // 8, buffer_ticks=2**32 - 1, limit_bytes=2**32 - 1)
 FELIX_BUCKETS = [make_bucket(index, FELIX_PARAMS) for index in (VETH, IFB_INDEX)]
-HTB_ROOTS = [make_root("htb", index, tc.PLUGIN_HANDLE) for index in (VETH, IFB_INDEX)]
+HTB_ROOTS = [make_root("htb", index, state.PLUGIN_HANDLE) for index in (VETH, IFB_INDEX)]
 
 
 @pytest.mark.parametrize(
@@ -183,7 +185,7 @@ HTB_ROOTS = [make_root("htb", index, tc.PLUGIN_HANDLE) for index in (VETH, IFB_I
     ],
 )
 def test_limits_of_other_programs_are_never_changed(
-    qdiscs: list[Qdisc], device: tc.Device, plugins: tuple[str, ...], evidence: tuple[str, str]
+    qdiscs: list[Qdisc], device: state.Device, plugins: tuple[str, ...], evidence: tuple[str, str]
 ) -> None:
     plan = plan_for(make_pod(RATE, RATE), policy=REPAIR, network=plugins, **redirecting_to_ifb(*qdiscs, device=device))
     assert ([status.verdict for status in plan.statuses], plan.actions) == (["other-enforcer"] * 2, ())
@@ -207,7 +209,7 @@ def test_container_and_network_come_from_the_runtimes_cache() -> None:
     attachment = make_attachment(container_id="b" * 64, network="delegate-net")
     sandbox = replace(POD_SANDBOX, container_id="b" * 64, attachment=attachment)
     (action,) = plan_for(make_pod(egress=RATE), sandbox=sandbox).actions
-    assert isinstance(action, tc.SetEgressLimit)
+    assert isinstance(action, state.SetEgressLimit)
     assert action.ifb_name == rules.plugin_ifb_name("delegate-net", "b" * 64)
 
 
@@ -227,11 +229,11 @@ def test_nothing_is_set_beside_a_foreign_filter_which_is_reported(hook: str) -> 
     assert (deferred.verdict, missing.verdict) == ("other-enforcer", "missing")
     assert "a bpf filter tc_cls_egress with preference 10" in deferred.detail
     (action,) = plan.actions
-    assert isinstance(action, tc.SetIngressLimit if missing is ingress else tc.SetEgressLimit)
+    assert isinstance(action, state.SetIngressLimit if missing is ingress else state.SetEgressLimit)
 
 
 OUR_IFB = replace(IFB_DEVICE, alias=f"netaware:{UID}")
-REMOVE_EGRESS = tc.RemoveLimit(VETH, "veth12ab", "egress", IFB, (1,))
+REMOVE_EGRESS = state.RemoveLimit(VETH, "veth12ab", "egress", IFB, (1,))
 TOO_SMALL = "resource is unreasonably small (< 1kbit)"
 
 
@@ -239,23 +241,23 @@ TOO_SMALL = "resource is unreasonably small (< 1kbit)"
     ("changes", "sandbox", "verdict", "detail"),
     [
         ({"uses_host_network": True}, None, "not-applicable", "the node's network"),
-        ({}, tc.PodSandbox(pid=1), "not-applicable", "macvlan"),
+        ({}, state.PodSandbox(pid=1), "not-applicable", "macvlan"),
         # With Multus, a pod may have a veth pair that is not its eth0.
         ({}, replace(POD_SANDBOX, pod_interface_index=9), "not-applicable", "eth0 is not an end of a veth pair"),
         # The node's own traffic does not count as the pod's.
-        ({}, tc.PodSandbox(pid=1, is_in_host_network=True), "not-applicable", "the node's network"),
+        ({}, state.PodSandbox(pid=1, is_in_host_network=True), "not-applicable", "the node's network"),
         ({"limits": {"ingress": LimitSpec(None, TOO_SMALL)}}, POD_SANDBOX, "invalid", TOO_SMALL),
         ({"has_address": False}, POD_SANDBOX, "", "the pod has no address yet"),
         ({}, None, "", "none of its processes was found"),
     ],
 )
 def test_pods_that_cannot_be_limited_get_a_reason(
-    changes: dict[str, Any], sandbox: tc.PodSandbox | None, verdict: str, detail: str
+    changes: dict[str, Any], sandbox: state.PodSandbox | None, verdict: str, detail: str
 ) -> None:
     plan = plan_for(make_pod(RATE, **changes), sandbox=sandbox, qdiscs=(make_our_qdisc(VETH),))
     assert plan.actions == ()
     if not verdict:
-        assert plan == tc.BandwidthPlan(unlocated_reason_by_pod={"default/p": detail})
+        assert plan == state.BandwidthPlan(unlocated_reason_by_pod={"default/p": detail})
         return
     assert (only_status(plan).verdict, detail in only_status(plan).detail) == (verdict, True)
     assert sandbox is None or not sandbox.is_in_host_network or only_status(plan).counter_source is None
@@ -263,7 +265,7 @@ def test_pods_that_cannot_be_limited_get_a_reason(
 
 def test_our_limits_are_removed_with_the_annotation_and_the_plugins_stay() -> None:
     plan = plan_for(make_pod(), **redirecting_to_ifb(make_our_qdisc(IFB_INDEX), make_our_qdisc(VETH)))
-    assert plan.actions == (tc.RemoveLimit(VETH, "veth12ab", "ingress"), REMOVE_EGRESS)
+    assert plan.actions == (state.RemoveLimit(VETH, "veth12ab", "ingress"), REMOVE_EGRESS)
     plugin_bucket = make_bucket(IFB_INDEX, plugin_params(RATE, CONTAINERD_BURST))
     assert plan_for(make_pod(), **redirecting_to_ifb(plugin_bucket)).actions == ()
 
@@ -271,28 +273,28 @@ def test_our_limits_are_removed_with_the_annotation_and_the_plugins_stay() -> No
 def test_a_cleanup_removes_our_limits_and_ifbs_of_all_pods_and_nothing_else() -> None:
     unused_ifb = replace(IFB_DEVICE, index=32, name="bwp0000000000aa", alias="netaware:gone")
     devices, our_qdiscs = (NODE, POD_DEVICE, IFB_DEVICE, unused_ifb), (make_our_qdisc(IFB_INDEX), make_our_qdisc(VETH))
-    state = tc.TcState(
+    tc_state = state.TcState(
         devices=devices, qdiscs=(INGRESS_QDISC, make_root("fq", UPLINK), *our_qdiscs), filters=(REDIRECT,)
     )
-    remove_ingress = tc.RemoveLimit(VETH, "veth12ab", "ingress")
-    assert rules.plan_cleanup(state) == [remove_ingress, REMOVE_EGRESS, tc.DeleteIfb("bwp0000000000aa")]
-    foreign_state = tc.TcState(devices=devices[:3], qdiscs=(INGRESS_QDISC, make_plugin_qdisc()), filters=(REDIRECT,))
+    remove_ingress = state.RemoveLimit(VETH, "veth12ab", "ingress")
+    assert rules.plan_cleanup(tc_state) == [remove_ingress, REMOVE_EGRESS, state.DeleteIfb("bwp0000000000aa")]
+    foreign_state = state.TcState(devices=devices[:3], qdiscs=(INGRESS_QDISC, make_plugin_qdisc()), filters=(REDIRECT,))
     assert rules.plan_cleanup(foreign_state) == []
 
 
 def test_our_ifbs_are_removed_with_their_pod_and_others_stay() -> None:
     ifb_of_deleted_pod = replace(IFB_DEVICE, alias="netaware:gone")
-    foreign_ifb = tc.Device(index=31, name="bwp0000000000ff", kind="ifb")
+    foreign_ifb = state.Device(index=31, name="bwp0000000000ff", kind="ifb")
     ifb_in_use = replace(IFB_DEVICE, index=32, name="bwp0000000000aa", alias="netaware:here")
-    unused_ifb = tc.Device(index=33, name="bwp0000000000bb", kind="ifb", alias=f"netaware:{UID}")
+    unused_ifb = state.Device(index=33, name="bwp0000000000bb", kind="ifb", alias=f"netaware:{UID}")
     devices, filters = (ifb_of_deleted_pod, foreign_ifb, ifb_in_use, unused_ifb), (replace(REDIRECT, target_index=32),)
     plan = plan_for(make_pod(), devices=devices, filters=filters, qdiscs=(INGRESS_QDISC,))
-    assert plan.actions == (tc.DeleteIfb(IFB), tc.DeleteIfb("bwp0000000000bb"))
+    assert plan.actions == (state.DeleteIfb(IFB), state.DeleteIfb("bwp0000000000bb"))
 
 
 def test_an_ifb_that_the_next_repair_uses_stays() -> None:
     (action,) = plan_for(make_pod(egress=RATE), devices=(OUR_IFB,)).actions
-    assert isinstance(action, tc.SetEgressLimit)
+    assert isinstance(action, state.SetEgressLimit)
     # The device of a pod without a known sandbox stays too.
     assert plan_for(make_pod(egress=RATE), devices=(OUR_IFB,), sandbox=None).actions == ()
 
@@ -301,6 +303,6 @@ def test_the_device_of_eth0_counts_among_several_networks() -> None:
     first, second = (replace(POD_DEVICE, index=40 + i, peer_index=peer) for i, peer in enumerate((5, 3)))
     other_device = replace(POD_DEVICE, index=42, namespace_id=8, peer_index=5)
     devices = (first, second, other_device, replace(IFB_DEVICE, namespace_id=9))
-    tc_index = TcIndex(tc.BandwidthSnapshot(pods=(), tc_state=tc.TcState(devices=devices)))
+    tc_index = TcIndex(state.BandwidthSnapshot(pods=(), tc_state=state.TcState(devices=devices)))
     for namespace, index, device in ((7, 5, first), (7, 3, second), (7, None, second), (9, None, None)):
-        assert tc_index.pod_device(tc.PodSandbox(pid=1, namespace_id=namespace, pod_interface_index=index)) == device
+        assert tc_index.pod_device(state.PodSandbox(pid=1, namespace_id=namespace, pod_interface_index=index)) == device
