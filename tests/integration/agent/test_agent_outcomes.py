@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,6 @@ from tests.integration.netperf.peers import (
 HOME = "127.66.0.1"
 RESULTS = "netperf-metrics"
 SLOT_S = 2.0
-PATIENCE_S = 180.0
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -134,12 +133,14 @@ async def series(agent: Agent, family: str) -> dict[tuple[str, ...], float]:
     return {tuple(s.labels[n] for n in names if n in s.labels): s.value for metric in metrics for s in metric.samples}
 
 
-def counted(agent: Agent, family: str, *wanted: tuple[str, ...]) -> Callable[[], Awaitable[bool]]:
-    async def check() -> bool:
-        found = await series(agent, family)
-        return all(found.get(key, 0) >= 1 for key in wanted)
+async def wait_for_counts(agent: Agent, family: str, *keys: tuple[str, ...]) -> None:
+    """Wait until each of these series of a family has a count above 0."""
 
-    return check
+    async def are_counted() -> bool:
+        count_by_key = await series(agent, family)
+        return all(count_by_key.get(key, 0) >= 1 for key in keys)
+
+    await poll_until(are_counted)
 
 
 async def keep_killing(address: str) -> None:
@@ -176,29 +177,25 @@ async def test_each_failure_is_counted_by_name_and_has_no_latency(
         agent = await stack.enter_async_context(probing_node.agent(netperf=netperf_programs))
         outcomes = ("refused", "reset", "unauthenticated", "reset", "ok", "timeout")
         wanted = [(zone, "TCP_RR", outcome) for zone, outcome in zip(zones, outcomes, strict=True)]
-        await poll_until(counted(agent, "netaware_probe_runs", *wanted), timeout_s=PATIENCE_S)
+        await wait_for_counts(agent, "netaware_probe_runs", *wanted)
         # A run that ended before its server was killed has a number; every other failure has none.
         able = {"healthy", "killed"}
         healthy = {zone for zone, _, outcome in await series(agent, "netaware_probe_runs") if outcome == "ok"}
         assert {"healthy"} <= healthy <= able
         assert {key[0] for key in await series(agent, "netaware_probe_latency_seconds")} <= able
-
-        async def has_samples() -> bool:
-            return bool(await probing_node.samples(list(zones)))
-
-        await poll_until(has_samples)
-        assert set(await probing_node.samples(list(zones))) <= {"healthy/TCP_RR", "killed/TCP_RR"}
+        samples = await poll_until(lambda: probing_node.samples([*zones]))
+        assert samples.keys() <= {"healthy/TCP_RR", "killed/TCP_RR"}
         assert PASSPHRASE.decode() not in agent.log
         assert "-Z" not in agent.log
 
 
-def announced(probing_node: ProbingNode, prober: str, port: int) -> Callable[[], Awaitable[bool]]:
-    async def check() -> bool:
+async def wait_for_announcement(probing_node: ProbingNode, prober: str, port: int) -> None:
+    async def is_announced() -> bool:
         text = (await probing_node.client.get(NODES, probing_node.node, Node)).metadata.annotation("netaware.io/agent")
-        note = json.loads(text or "{}")
-        return (note.get("prober"), note.get("port")) == (prober, port)
+        announcement = json.loads(text or "{}")
+        return (announcement.get("prober"), announcement.get("port")) == (prober, port)
 
-    return check
+    await poll_until(is_announced)
 
 
 async def test_an_agent_announces_itself_runs_all_tests_and_drops_pairs_that_leave_the_plan(
@@ -213,10 +210,10 @@ async def test_an_agent_announces_itself_runs_all_tests_and_drops_pairs_that_lea
         # Any stream spends this for longer than the test lasts, also on a slow machine.
         probing_node.agent("--max-stream-bandwidth=10k", netperf=netperf_programs) as agent,
     ):
-        await poll_until(announced(probing_node, "netperf", plan.settings.control_port))
+        await wait_for_announcement(probing_node, "netperf", plan.settings.control_port)
         wanted = [("healthy", test, "ok") for test in ("TCP_RR", "UDP_RR", "TCP_STREAM")]
         capped = ("healthy", "TCP_STREAM", "over-budget")
-        await poll_until(counted(agent, "netaware_probe_runs", *wanted, capped), timeout_s=PATIENCE_S)
+        await wait_for_counts(agent, "netaware_probe_runs", *wanted, capped)
         runs = await series(agent, "netaware_probe_runs")
         assert runs[capped] >= runs["healthy", "TCP_STREAM", "ok"] == 1
         assert abs(runs["healthy", "TCP_RR", "ok"] - sum(runs.values()) / 2) <= 1
@@ -235,7 +232,18 @@ async def test_an_agent_announces_itself_runs_all_tests_and_drops_pairs_that_lea
 
         await poll_until(has_no_series)
         assert await agent.stop() == 0
-    await poll_until(announced(probing_node, "netperf", plan.settings.control_port))
+    await wait_for_announcement(probing_node, "netperf", plan.settings.control_port)
+
+
+async def wait_for_flagged_sample(probing_node: ProbingNode, zone: str, flag: str) -> Sample:
+    """Wait until the sample of the probes to a zone has a flag; an earlier sample may have been written without it."""
+
+    async def find_sample() -> Sample | None:
+        sample = (await probing_node.samples([zone])).get(f"{zone}/TCP_RR")
+        return sample if sample is not None and flag in sample.quality_flags else None
+
+    sample: Sample = await poll_until(find_sample)
+    return sample
 
 
 async def test_without_netperf_datagrams_measure_loss_once_the_node_has_a_zone(probing_node: ProbingNode) -> None:
@@ -251,23 +259,17 @@ async def test_without_netperf_datagrams_measure_loss_once_the_node_has_a_zone(p
         lossy_relay(port, drops=lambda n: n % 4 == 0),
         probing_node.agent(netperf=None) as agent,
     ):
-        await poll_until(announced(probing_node, "datagrams", 12867))
+        await wait_for_announcement(probing_node, "datagrams", 12867)
         await asyncio.sleep(2 * SLOT_S)
         assert agent.log.count("no zone label") == 1
         assert await series(agent, "netaware_probe_runs") == {}
         await probing_node.client.patch(NODES, probing_node.node, label(probing_node.zone), Node)
-        await poll_until(
-            counted(agent, "netaware_probe_quality_flags", ("lossy", "TCP_RR", "loss")), timeout_s=PATIENCE_S
-        )
+        await wait_for_counts(agent, "netaware_probe_quality_flags", ("lossy", "TCP_RR", "loss"))
         (loss,) = (await series(agent, "netaware_probe_datagram_loss_ratio")).values()
         assert 0.05 < loss < 0.5
         assert await series(agent, "netaware_probe_sample_trusted") == {("lossy",): 0.0}
-
-        async def is_flagged() -> bool:
-            found = (await probing_node.samples(["lossy"])).get("lossy/TCP_RR")
-            return found is not None and found.measurement.prober == "datagrams" and "loss" in found.quality_flags
-
-        await poll_until(is_flagged)
+        sample = await wait_for_flagged_sample(probing_node, "lossy", "loss")
+        assert sample.measurement.prober == "datagrams"
 
 
 @pytest.mark.measure
@@ -283,16 +285,9 @@ async def test_samples_of_a_throttled_agent_are_flagged(probing_node: ProbingNod
             ),
             probing_node.agent(netperf=netperf_programs, prefix=enter) as agent,
         ):
-            flag_labels = ("healthy", "TCP_RR", "throttled")
-            await poll_until(counted(agent, "netaware_probe_quality_flags", flag_labels), timeout_s=PATIENCE_S)
+            await wait_for_counts(agent, "netaware_probe_quality_flags", ("healthy", "TCP_RR", "throttled"))
             assert await series(agent, "netaware_probe_sample_trusted") == {("healthy",): 0.0}
-
-            async def is_flagged_as_throttled() -> bool:
-                found = (await probing_node.samples(["healthy"])).get("healthy/TCP_RR")
-                return found is not None and "throttled" in found.quality_flags
-
-            # An earlier run may have come off without being throttled, and been written first.
-            await poll_until(is_flagged_as_throttled)
+            await wait_for_flagged_sample(probing_node, "healthy", "throttled")
 
 
 async def test_an_invalid_plan_is_refused_by_name_and_the_current_one_stays(probing_node: ProbingNode) -> None:
@@ -305,18 +300,15 @@ async def test_an_invalid_plan_is_refused_by_name_and_the_current_one_stays(prob
         async def count_plan_probes() -> float:
             return sum((await series(agent, "netaware_probe_plan_probes")).values())
 
-        async def is_active() -> bool:
-            return await count_plan_probes() == 2
-
-        await poll_until(is_active)
+        assert await poll_until(count_plan_probes) == 2
         for bad, reason in ((past, "past-epoch"), (past[:-20], "bad-json")):
             await probing_node.write(bad)
-            await poll_until(counted(agent, "netaware_probe_plan_refusals", (reason,)))
+            await wait_for_counts(agent, "netaware_probe_plan_refusals", (reason,))
             assert await count_plan_probes() == 2
         probing_node.epoch = 6
         changed = probing_node.plan({**zones, "named": "peer.example.com"})
         unknown = msgspec.structs.replace(changed.probes[0], origin=Peer("no-such-node", HOME, probing_node.zone))
         await probing_node.write(msgspec.structs.replace(changed, probes=(unknown, *changed.probes[1:])))
         # The probe to a name is refused; that of an unknown node is not a probe of this agent.
-        await poll_until(counted(agent, "netaware_probe_plan_refusals", ("bad-address",)))
+        await wait_for_counts(agent, "netaware_probe_plan_refusals", ("bad-address",))
         assert await count_plan_probes() == 1

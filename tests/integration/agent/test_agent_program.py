@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from agent.bandwidth.rules import plugin_ifb_name
+from agent.capacity.publisher import POLL_S
 from agent.node import OwnNode
 from kubekit.client import JSON_PATCH, Client
 from kubekit.wire import EVENTS, NODES, PODS, ObjectMeta, Pod, Wire
@@ -60,14 +60,13 @@ async def read_bandwidth(client: Client, name: str) -> tuple[str | None, str | N
     return (status.capacity or {}).get(BANDWIDTH), (status.allocatable or {}).get(BANDWIDTH)
 
 
-def has_capacity(client: Client, name: str, value: str | None) -> Callable[[], Any]:
-    async def check() -> bool:
+async def wait_for_bandwidth(client: Client, name: str, value: str | None) -> None:
+    """Wait until this value is published, for less than the agent's `POLL_S`: the watch of the node must show each change."""
+
+    async def is_published() -> bool:
         return await read_bandwidth(client, name) == (value, value)
 
-    return check
-
-
-# --- capacity --------------------------------------------------------------------------------------------------------
+    await poll_until(is_published, timeout_s=POLL_S / 2)
 
 
 async def test_a_zeroed_or_removed_capacity_is_published_again_and_cleaned_up(
@@ -80,20 +79,20 @@ async def test_a_zeroed_or_removed_capacity_is_published_again_and_cleaned_up(
         PROBING_OFF,
     ]
     async with running_agent(tmp_path, port, *flags) as agent:
-        await poll_until(has_capacity(client, node, "10G"))
+        await wait_for_bandwidth(client, node, "10G")
         path = "/status/capacity/network.aware.com~1bandwidth"
         for interference in ({"op": "replace", "path": path, "value": "0"}, {"op": "remove", "path": path}):
             await client.patch(NODES, node, [interference], OwnNode, patch_type=JSON_PATCH, subresource="status")
-            await poll_until(has_capacity(client, node, "10G"), timeout_s=5)
+            await wait_for_bandwidth(client, node, "10G")
         # The node's annotation wins over the flag.
         note = {"metadata": {"annotations": {"netaware.io/bandwidth-capacity": "4G"}}}
         await client.patch(NODES, node, note, OwnNode)
-        await poll_until(has_capacity(client, node, "4G"), timeout_s=5)
+        await wait_for_bandwidth(client, node, "4G")
         assert await agent.stop() == 0
     assert await read_bandwidth(client, node) == ("4G", "4G")
     # An agent that cleans up stays ready, so that a rollout reaches every node.
     async with running_agent(tmp_path, port, *flags, "--cleanup") as agent:
-        await poll_until(has_capacity(client, node, None))
+        await wait_for_bandwidth(client, node, None)
 
         async def is_ready() -> bool:
             return (await agent.get("/readyz"))[0] == 200
@@ -106,9 +105,6 @@ async def test_a_zeroed_or_removed_capacity_is_published_again_and_cleaned_up(
         "netaware.io/bandwidth-capacity"
     ]
     assert [c for c in left.status.conditions or () if c.type == "NetawareBandwidth"] == []
-
-
-# --- start and stop --------------------------------------------------------------------------------------------------
 
 
 async def test_an_agent_without_an_api_server_waits_and_stops_at_once(tmp_path: Path, port: int) -> None:
@@ -135,23 +131,6 @@ async def test_an_invalid_flag_is_named_in_one_line_with_exit_code_2() -> None:
     assert stderr.count("\n") == 1
 
 
-# --- pods ------------------------------------------------------------------------------------------------------------
-
-
-@pytest_asyncio.fixture
-async def make_pod(client: Client, namespace: str) -> AsyncIterator[Callable[..., Any]]:
-    """Create the object of a pod of the kernel; its uid becomes that of the cgroup."""
-    pod_names: list[str] = []
-
-    async def make(name: str, node: str, annotations: dict[str, str], *, bandwidth: str = "") -> Pod:
-        pod_names.append(name)
-        return await create_pod(client, namespace, name, node, annotations, bandwidth=bandwidth)
-
-    yield make
-    for name in pod_names:
-        await client.delete(PODS, name, namespace=namespace, grace_period_s=0)
-
-
 def has_verdict(agent: Agent, kernel_pod: NodePod, verdict: str) -> Callable[[], Any]:
     async def check() -> bool:
         series = await agent.metrics("netaware_pod_bandwidth_verdict")
@@ -166,7 +145,6 @@ async def test_a_pod_is_limited_until_its_end_with_net_admin_alone_and_a_read_on
     control_plane: ControlPlane,
     client: Client,
     namespace: str,
-    make_pod: Callable[..., Any],
     node: str,
     port: int,
     tmp_path: Path,
@@ -182,7 +160,7 @@ async def test_a_pod_is_limited_until_its_end_with_net_admin_alone_and_a_read_on
     flags = [f"--node-name={node}", f"--credentials={folder}", PROBING_OFF, "--bandwidth=enforce"]
     with node_pod(30, adopt_uid=True) as kernel_pod:
         annotations = {"kubernetes.io/ingress-bandwidth": "10M", "kubernetes.io/egress-bandwidth": "10M"}
-        pod: Pod = await make_pod(kernel_pod.name, node, annotations, bandwidth="1M")
+        pod = await create_pod(client, namespace, kernel_pod.name, node, annotations, bandwidth="1M")
         kernel_pod.join_cgroup(pod.metadata.uid)
         async with running_agent(tmp_path, port, *flags, f"--cni-network={NETWORK}", prefix=confine) as agent:
 
@@ -240,27 +218,14 @@ async def test_a_pod_is_limited_until_its_end_with_net_admin_alone_and_a_read_on
 
 @needs_root
 async def test_observing_reports_the_verdict_and_changes_nothing(
-    control_plane: ControlPlane,
-    client: Client,
-    make_pod: Callable[..., Any],
-    node: str,
-    port: int,
-    tmp_path: Path,
+    control_plane: ControlPlane, client: Client, namespace: str, node: str, port: int, tmp_path: Path
 ) -> None:
     flags = [f"--node-name={node}", f"--credentials={credentials_dir(control_plane.kubeconfig)}"]
     with node_pod(31, adopt_uid=True) as kernel_pod:
-        pod: Pod = await make_pod(kernel_pod.name, node, {"kubernetes.io/ingress-bandwidth": "10M"})
+        annotations = {"kubernetes.io/ingress-bandwidth": "10M"}
+        pod = await create_pod(client, namespace, kernel_pod.name, node, annotations)
         kernel_pod.join_cgroup(pod.metadata.uid)
         await report_pod_address(client, pod, kernel_pod.address)
         async with running_agent(tmp_path, port, *flags, PROBING_OFF) as agent:
             await poll_until(has_verdict(agent, kernel_pod, "missing"))
             assert "noqueue" in run(f"tc qdisc show dev {kernel_pod.host_device} root")
-
-
-async def test_the_capacity_command_works_without_a_cluster() -> None:
-    code, stdout, stderr = await call_agent("capacity", "--capacity=10G", "--reserve=10%")
-    assert code == 0, stderr
-    report = json.loads(stdout)
-    values = [report[key] for key in ("rate_bps", "gross_bps", "source", "node")]
-    assert values == [9 * 10**9, 10**10, "flag", None]
-    assert any(link["name"] == "lo" for link in report["links"])

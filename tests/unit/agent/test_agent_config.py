@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -84,12 +85,12 @@ def test_a_file_that_is_wrong_names_the_field(tmp_path: Path, body: str, problem
         read_capacities(write(tmp_path, body + "\n"))
 
 
-def test_the_agent_runs_with_part_of_pyroute2_and_without_unused_large_packages() -> None:
+def test_the_agent_reads_the_node_without_a_cluster_and_without_unused_large_packages() -> None:
     """Each of these packages takes a megabyte or more. On a node, psutil is imported only if sysfs is missing."""
     program = """
 import asyncio, sys
 from agent import __main__ as agent
-assert agent.main(["capacity"]) == 0  # reads links, qdiscs and routes
+assert agent.main(["capacity", "--capacity=10G", "--reserve=10%"]) == 0  # reads links, qdiscs and routes
 print(*sys.modules, file=sys.stderr)
 from agent.bandwidth.tc_writer import execute
 from agent.bandwidth.state import SetIngressLimit, DeleteIfb
@@ -107,6 +108,9 @@ assert read_psutil_mbps("lo") is not None
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert [report[key] for key in ("rate_bps", "gross_bps", "source", "node")] == [9 * 10**9, 10**10, "flag", None]
+    assert "lo" in {link["name"] for link in report["links"]}
     loaded = set(done.stderr.split())
     assert "pyroute2.iproute" in loaded
     assert not loaded & {"psutil", "sqlite3", "pyroute2.ndb", "pyroute2.plan9", "unittest", "yaml"}
