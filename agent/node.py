@@ -37,12 +37,13 @@ class OwnNodeWatch:
 
     Attributes:
         node: None before the first read and after the node's deletion.
+        changed: set at the next change, after which it is another event.
     """
 
     def __init__(self) -> None:
         self.node: OwnNode | None = None
+        self.changed = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
-        self._changed = asyncio.Event()
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` after each change; it must be quick and must not raise."""
@@ -51,17 +52,13 @@ class OwnNodeWatch:
     def on_change(self, _key: str, _old: OwnNode | None, new: OwnNode | None) -> None:
         """Record a new state and notify listeners. This is the handler for a reflector."""
         self.node = new
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self.changed.set()
+        self.changed = asyncio.Event()
         for listener in self._listeners:
             listener()
-
-    async def wait_for_change(self) -> None:
-        """Wait for the next change."""
-        await self._changed.wait()
 
     async def wait_for_node(self) -> OwnNode:
         """Wait until the node is known, and return it."""
         while self.node is None:
-            await self.wait_for_change()
+            await self.changed.wait()
         return self.node

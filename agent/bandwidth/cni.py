@@ -48,11 +48,6 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     plugins: tuple[str, ...] = ()
     requested_bandwidth: dict[str, int] = {}
 
-    @property
-    def precedence(self) -> tuple[bool, bool]:
-        """Rank among the pod's attachments: the bandwidth plugin's first, Multus' own last."""
-        return "bandwidth" in self.plugins, "multus" not in self.plugins
-
 
 def read_network(directory: Path = CONFIG_DIR) -> Network:
     """Read the directory's first valid configuration by name, as container runtimes choose it; empty if there is none."""
@@ -104,7 +99,7 @@ class ResultCache:
         self._attachment_by_file: dict[tuple[str, int], Attachment | None] = {}  # by name and modification time
 
     def read_attachments(self) -> dict[str, Attachment]:
-        """Read the attachment of each pod, by pod uid; preferring the bandwidth plugin, then the newest."""
+        """Read the attachment of each pod, by pod uid; of several that with the bandwidth plugin, else the newest not of Multus itself."""
         try:
             with os.scandir(self._directory) as entries:
                 files = [(entry.name, entry.stat().st_mtime_ns) for entry in entries if entry.is_file()]
@@ -117,7 +112,7 @@ class ResultCache:
         items = self._attachment_by_file.items()
         attachments = [(a, mtime_ns) for (_, mtime_ns), a in items if a is not None]
         # The best of a pod comes last, and replaces the others. The newest belongs to the pod's current sandbox.
-        attachments.sort(key=lambda item: (item[0].precedence, item[1]))
+        attachments.sort(key=lambda item: ("bandwidth" in item[0].plugins, "multus" not in item[0].plugins, item[1]))
         return {attachment.pod_uid: attachment for attachment, _ in attachments}
 
     def _read_file(self, name: str) -> Attachment | None:

@@ -271,20 +271,18 @@ def _make_status(
     """Make the status of a direction: the assessment, the effective limit, and the location of its counters."""
     device = assessment.device
     params = assessment.params if assessment.verdict != "filter-missing" else None
+    is_blocked = params is not None and device is not None and tbf.blocks_everything(params, device.mtu)
+    rate_bytes_per_s = params.rate_bytes_per_s if params is not None else None
     status = LimitStatus(
         pod=pod,
         direction=direction,
         verdict=assessment.verdict,
         device_name=device.name if device is not None else "",
         wanted_bps=pod.limits[direction].rate_bps,
+        rate_bytes_per_s=0 if is_blocked else rate_bytes_per_s,
+        queue_s=params.queue_s if params is not None else None,
         detail=assessment.detail,
     )
-    if params is not None and device is not None:
-        status = msgspec.structs.replace(
-            status,
-            rate_bytes_per_s=0 if tbf.blocks_everything(params, device.mtu) else params.rate_bytes_per_s,
-            queue_s=params.queue_s,
-        )
     if sandbox is None or status.wanted_bps is None or sandbox.is_in_host_network:
         return status  # In the node's network, eth0 counts the node's own traffic.
     host_device = tc.pod_device(sandbox)
@@ -315,9 +313,8 @@ def _plan_removals(device: Device, directions: Collection[Direction], tc: TcInde
         filters = tc.filters_at(device.index)
         our_priorities = tuple(f.priority for f in filters if f.target_index == ifb.index)
         has_other_filters = len(filters) > len(our_priorities) or bool(tc.filters_at(device.index, "egress"))
-        is_our_qdisc = is_our_ifb(ifb) and ifb.alias.endswith(INGRESS_QDISC_SUFFIX)
-        removal = RemoveLimit(device.index, device.name, "egress", ifb_name=ifb.name, filter_priorities=our_priorities)
-        removals.append(msgspec.structs.replace(removal, remove_ingress_qdisc=is_our_qdisc and not has_other_filters))
+        remove_qdisc = is_our_ifb(ifb) and ifb.alias.endswith(INGRESS_QDISC_SUFFIX) and not has_other_filters
+        removals.append(RemoveLimit(device.index, device.name, "egress", ifb.name, our_priorities, remove_qdisc))
     return removals
 
 

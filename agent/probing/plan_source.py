@@ -56,7 +56,7 @@ class PlanSource:
             if not zone:
                 log.log_change("zone", "none", "this node has no zone label and takes no part in measuring")
                 self.set_plan(None)
-                await node_watch.wait_for_change()
+                await node_watch.changed.wait()
                 continue
             log.log_change("zone", "", "this node has a zone", zone=zone)
             selector = f"metadata.name={plan_object_name(zone)}"
@@ -84,4 +84,4 @@ class PlanSource:
 
 async def _wait_for_other_zone(node_watch: OwnNodeWatch, zone: str) -> None:
     while (await node_watch.wait_for_node()).zone == zone:
-        await node_watch.wait_for_change()
+        await node_watch.changed.wait()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from typing import NamedTuple
 
 from agent.node import OwnNode, OwnNodeWatch
@@ -16,7 +15,7 @@ from kubekit import logs
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import KubekitError
 from kubekit.version import installed_version
-from kubekit.waiting import Backoff
+from kubekit.waiting import Backoff, wait_until_set
 from kubekit.wire import NODES
 from netperf.contract import AGENT_ANNOTATION, Announcement, encode_announcement
 from netperf.probers.netserver import Netserver
@@ -112,6 +111,4 @@ async def maintain_announcement(
             log.info("announced" if text else "announcement withdrawn: nothing answers here", value=text)
             await asyncio.sleep(MIN_PATCH_PAUSE_S)
         interval_s = ANNOUNCED_CHECK_INTERVAL_S if text is not None else UNANNOUNCED_CHECK_INTERVAL_S
-        with suppress(TimeoutError):
-            async with asyncio.timeout(interval_s):
-                await node_watch.wait_for_change()
+        await wait_until_set(node_watch.changed, interval_s)
