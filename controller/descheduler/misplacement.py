@@ -173,11 +173,7 @@ class MisplacementStrategies:
         if group not in self._network.groups:
             return Counter()
         if group not in self._zones_by_group:
-            placed_group = copy_placed_group(self._network, group)
-            self._zones_by_group[group] = {
-                placed_group.graph.selectors[workload]: zones
-                for workload, zones in placed_group.zone_spread_workloads()
-            }
+            self._zones_by_group[group] = copy_placed_group(self._network, group).replicas_of_zone_spreads()
         return self._zones_by_group[group].get(pod.labels.get(WORKLOAD_LABEL, ""), Counter())
 
     def _is_gain(self, candidate: Candidate, current: NodeScore, target: NodeScore) -> bool:

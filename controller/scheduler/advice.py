@@ -21,9 +21,7 @@ import msgspec
 import numpy as np
 
 from controller.appgroups.status import BALANCED, ROUTED_NEAR
-from controller.cluster.costs import CostTable, Location, count_by_location
-from controller.cluster.crds import AppGroup
-from controller.cluster.dependency_graph import DependencyGraph
+from controller.cluster.costs import Location, count_by_location
 from controller.cluster.hosts import Host
 from controller.cluster.services import Routing, Service
 from controller.cluster.statuses import ConditionState, make_conditions
@@ -49,51 +47,32 @@ class PlacedGroup(msgspec.Struct, frozen=True, dict=True):
     """Placed pods of a group, and the Services that route calls to them.
 
     Attributes:
-        group: the AppGroup.
-        graph: its dependencies.
+        snapshot: the AppGroup, its dependencies and costs, and the nodes of its placed pods, without their resources.
         pods_by_node: [workload] node -> number of placed pods.
-        locations: node -> location.
         services: [workload] the Services that select it.
         routings: [workload] routing of calls to it.
         spreads: [workload] how its replicas are spread.
-        costs: network costs between locations.
-        has_topology: whether a NetworkTopology has the costs.
         zone_count: number of zones with nodes.
     """
 
-    group: AppGroup
-    graph: DependencyGraph
-    pods_by_node: Sequence[Mapping[str, int]]
-    locations: Mapping[str, Location]
+    snapshot: GroupSnapshot
+    pods_by_node: Sequence[Counter[str]]
     services: Sequence[Sequence[Service]]
     routings: Sequence[Routing]
     spreads: Sequence[Spread]
-    costs: CostTable
-    has_topology: bool = True
-    zone_count: int = 0
+    zone_count: int
 
     @cached_property
     def problem(self) -> Problem:
         """A problem without replicas to place, for evaluations."""
-        locations = self.locations.items()
-        hosts = {node: Host(node, location, labels={}, taints=(), allocatable={}) for node, location in locations}
-        snapshot = GroupSnapshot(
-            graph=self.graph,
-            pods=(),
-            replicas={},
-            costs=self.costs,
-            hosts=hosts,
-            used={},
-            has_topology=self.has_topology,
-        )
-        pods = [Counter(pods_by_node) for pods_by_node in self.pods_by_node]
+        group, graph, pods = self.snapshot.group, self.snapshot.graph, self.pods_by_node
         replica_counts = {workload: pods_by_node.total() for workload, pods_by_node in enumerate(pods)}
         request = PlacementRequest(
-            snapshot=snapshot,
+            snapshot=self.snapshot,
             waiting=(),
             bound=[BoundReplica(node, w) for w, pods_by_node in enumerate(pods) for node in pods_by_node.elements()],
             spreads=self.spreads,
-            edges=call_edges(self.group, self.graph, replica_counts, self.routings, []),
+            edges=call_edges(group, graph, replica_counts, self.routings, []),
         )
         return build_problem(request)
 
@@ -112,34 +91,50 @@ class PlacedGroup(msgspec.Struct, frozen=True, dict=True):
         routed_edges = [msgspec.structs.replace(edge, routing=routing) for edge in edges]
         return evaluate_edges(self.problem, routed_edges, self.replica_counts)
 
-    def zone_spread_workloads(self) -> Iterator[tuple[int, Counter[Location]]]:
-        """Yield workloads with spread ``zone`` and two or more replicas, if there are two or more zones: index, and replicas by location."""
-        for workload, pods_by_node in enumerate(self.pods_by_node):
-            if self.spreads[workload] == "zone" and sum(pods_by_node.values()) > 1 and self.zone_count > 1:
-                yield workload, count_by_location(pods_by_node, self.locations)
+    def replicas_of_zone_spreads(self) -> dict[str, Counter[Location]]:
+        """Selectors of workloads with spread ``zone`` and two or more replicas -> replicas by location; empty in a single zone."""
+        locations = {node: host.location for node, host in self.snapshot.hosts.items()}
+        workloads = zip(self.snapshot.graph.selectors, self.spreads, self.pods_by_node, strict=True)
+        return {
+            selector: count_by_location(pods_by_node, locations)
+            for selector, spread, pods_by_node in workloads
+            if spread == "zone" and pods_by_node.total() > 1 and self.zone_count > 1
+        }
 
 
 def copy_placed_group(state: State, key: str) -> PlacedGroup:
     """The placed pods of a group, as a copy that later changes of the state do not change."""
     group, graph, pod_counts = state.groups[key], state.graph(key), state.pod_counts(key)
+    location_index = state.location_index
     pods_by_node = [
-        {node: count for node, count in pod_counts.get(w.selector, {}).items() if node in state.location_index}
-        for w in graph.workloads
+        Counter({node: count for node, count in pod_counts.get(selector, {}).items() if node in location_index})
+        for selector in graph.selectors
     ]
+    hosts = {
+        node: Host(node, state.locations[location_index[node]], labels={}, taints=(), allocatable={})
+        for counts in pods_by_node
+        for node in counts
+    }
     costs = state.costs(group.metadata.namespace)
     default = spread_of(group.metadata.annotations, "soft", [])
     example_pods = [state.example_pods(key, selector) for selector in graph.selectors]
     zones = {state.locations[index] for index in state.node_count_by_location if state.locations[index].zone}
-    return PlacedGroup(
-        group=group,
+    snapshot = GroupSnapshot(
         graph=graph,
+        pods=(),
+        replicas={},
+        costs=costs.table,
+        hosts=hosts,
+        used={},
+        group=group,
+        has_topology=bool(costs.topology_key),
+    )
+    return PlacedGroup(
+        snapshot=snapshot,
         pods_by_node=pods_by_node,
-        locations={node: state.locations[state.location_index[node]] for nodes in pods_by_node for node in nodes},
         services=[state.services_of(key, selector) for selector in graph.selectors],
         routings=[state.routing_to(key, selector) for selector in graph.selectors],
         spreads=[spread_of(pods[0].annotations, default, []) if pods else default for pods in example_pods],
-        costs=costs.table,
-        has_topology=bool(costs.topology_key),
         zone_count=len(zones),
     )
 
@@ -207,7 +202,7 @@ def _format_latency(evaluation: Evaluation) -> str:
 def advice_conditions(placed: PlacedGroup) -> list[Condition]:
     """RoutedNear, False if a Service could route better; Balanced, False if replicas or calls are not spread; else True or Unknown."""
     states = {ROUTED_NEAR: _routed_near_state(placed), BALANCED: _balanced_state(placed)}
-    return make_conditions(states, placed.group.metadata.generation)
+    return make_conditions(states, placed.snapshot.group.metadata.generation)
 
 
 def _routed_near_state(placed: PlacedGroup) -> ConditionState:
@@ -216,7 +211,9 @@ def _routed_near_state(placed: PlacedGroup) -> ConditionState:
     if advice:
         message = join_first([a.message for a in advice], MAX_MESSAGES_SHOWN, "; ")
         return ConditionState(advice[0].reason, message, holds=False)
-    if any(placed.pods_by_node[edge.caller] and placed.pods_by_node[edge.callee] for edge in placed.graph.edges):
+    if any(
+        placed.pods_by_node[edge.caller] and placed.pods_by_node[edge.callee] for edge in placed.snapshot.graph.edges
+    ):
         return ConditionState("NoBetterRouting", "no trafficDistribution would bring calls nearer", holds=True)
     return ConditionState("NothingPlaced", "no dependency has pods placed at both ends", holds=None)
 
@@ -233,16 +230,15 @@ def _balanced_state(placed: PlacedGroup) -> ConditionState:
 
 
 def _one_zone_messages(placed: PlacedGroup) -> Iterator[str]:
-    for workload, replicas_by_location in placed.zone_spread_workloads():
+    for selector, replicas_by_location in placed.replicas_of_zone_spreads().items():
         if len(replicas_by_location) == 1:
             zone = next(iter(replicas_by_location)).zone
             where = f"in {zone}" if zone else "on nodes without a zone"
-            replicas = f"all {replicas_by_location.total()} replicas of {placed.graph.selectors[workload]}"
-            yield f"{replicas} are {where}, but its spread is zone"
+            yield f"all {replicas_by_location.total()} replicas of {selector} are {where}, but its spread is zone"
 
 
 def _overloaded_replica_messages(placed: PlacedGroup) -> Iterator[str]:
-    for callee, selector in enumerate(placed.graph.selectors):
+    for callee, selector in enumerate(placed.snapshot.graph.selectors):
         edges = placed.edges_to(callee)
         routing = edges[0].routing if edges else Routing.ANY
         ratio = placed.evaluate(edges, routing).max_load_ratio if routing is not Routing.ANY else 1.0

@@ -14,7 +14,7 @@ from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import NO_LOCATION
 from controller.cluster.pods import Target
 from controller.scheduler.config import AllocatableArgs
-from controller.scheduler.extender.node_index import NodeIndex, NodeNames
+from controller.scheduler.extender.node_index import NodeIndex, NodeNames, entry_head
 from controller.scheduler.rules import (
     MAX_SCORE,
     NodeScore,
@@ -172,7 +172,7 @@ class AnswerEncoder:
         for index, nodes in names.by_location.items():
             score, exceptions = scores[index]
             if exceptions:
-                parts += [b'%b,"score":%d}' % (self._index.entry_head(n), exceptions.get(n, score)) for n in nodes]
+                parts += [b'%b,"score":%d}' % (entry_head(n), exceptions.get(n, score)) for n in nodes]
             else:
                 end = b',"score":%d}' % score
                 parts.append((end + b",").join(self._index.entry_heads(index, nodes)) + end)

@@ -44,7 +44,6 @@ class NodeIndex:
     def __init__(self, state: State, allocatable: AllocatableArgs) -> None:
         self._state, self._allocatable = state, allocatable
         self._version = -1
-        self._entry_heads: dict[str, bytes] = {}
         self._raw_scores: dict[str, int] = {}
         self._names: list[str] = []
         self._number_by_name: dict[str, int] = {}
@@ -67,11 +66,9 @@ class NodeIndex:
         self._names_of_location = [[] for _ in state.locations]
         for name, index in state.location_index.items():
             self._names_of_location[index].append(name)
-        self._entry_heads_of_location = [[self.entry_head(name) for name in names] for names in self._names_of_location]
+        self._entry_heads_of_location = [[entry_head(name) for name in names] for names in self._names_of_location]
         self._joined_names_of_location = [_join_names(names) for names in self._names_of_location]
         self._raw_scores.clear()
-        for name in self._entry_heads.keys() - state.location_index.keys():
-            del self._entry_heads[name]
 
     def group_by_location(self, names_json: bytes) -> NodeNames:
         """Group the names of a JSON list by location; unknown names count as nodes at `NO_LOCATION`.
@@ -108,16 +105,7 @@ class NodeIndex:
         """The entry heads of a location's nodes."""
         if self.are_all_nodes(index, names):
             return self._entry_heads_of_location[index]
-        return [self.entry_head(name) for name in names]
-
-    def entry_head(self, name: str) -> bytes:
-        """The entry head of a node."""
-        head = self._entry_heads.get(name)
-        if head is None:
-            head = b'{"host":' + _encode(name)
-            if name in self._state.location_index:
-                self._entry_heads[name] = head
-        return head
+        return [entry_head(name) for name in names]
 
     def raw_score(self, name: str) -> int:
         """NodeResourcesAllocatable's score of a node before normalisation."""
@@ -128,6 +116,11 @@ class NodeIndex:
             if allocatable is not None:
                 self._raw_scores[name] = score
         return score
+
+
+def entry_head(name: str) -> bytes:
+    """The entry head of a node."""
+    return b'{"host":' + _encode(name)
 
 
 def _join_names(names: Iterable[str]) -> bytes:
