@@ -2,7 +2,8 @@
 
 A Go module pins the versions (lab/controlplane; lab/node for real nodes). A program that is a whole upstream module is built from that
 module (`UpstreamModule`). Built programs are in the user's cache directory, in a folder named after the version and a hash of the module's
-sources: a second start builds nothing, and an upgrade runs no old program. Programs in the folder KUBEBUILDER_ASSETS are used instead.
+sources: a second start builds nothing, and an upgrade runs no old program. Programs of the control plane in the folder KUBEBUILDER_ASSETS
+are used instead.
 """
 
 from __future__ import annotations
@@ -48,7 +49,6 @@ class Module:
         version_module: module path whose version in go.mod is the programs' version.
         link_flags: returns Go's ``-ldflags`` for a version, which set the version that the programs report.
         tags: Go's ``-tags``.
-        assets_variable: environment variable that names a folder with some of the programs; empty for none.
     """
 
     name: str
@@ -57,7 +57,6 @@ class Module:
     version_module: str
     link_flags: Callable[[str], str]
     tags: str = ""
-    assets_variable: str = ""
 
     @property
     def version(self) -> str:
@@ -87,7 +86,7 @@ class UpstreamModule:
     """A published Go module that is built by itself, with the versions that its own go.mod names.
 
     Attributes:
-        name, programs, tags, assets_variable: as for Module; packages are folders of the module, such as ``./cmd/containerd``.
+        name, programs, tags: as for Module; packages are folders of the module, such as ``./cmd/containerd``.
         path, version: of the module.
         checksum: its line in a go.sum; the download must have it.
         go_version: the oldest Go that builds it, as numbers.
@@ -100,7 +99,6 @@ class UpstreamModule:
     checksum: str
     go_version: tuple[int, ...]
     tags: str = ""
-    assets_variable: str = ""
 
     @property
     def fingerprint(self) -> str:
@@ -146,7 +144,6 @@ CONTROL_PLANE = Module(
     },
     version_module="k8s.io/kubernetes",
     link_flags=build_kubernetes_link_flags,
-    assets_variable="KUBEBUILDER_ASSETS",
 )
 
 
@@ -189,12 +186,12 @@ def find_or_build_programs(module: Buildable = CONTROL_PLANE) -> Binaries:
 
 
 def _find_prebuilt(module: Buildable) -> dict[str, Path]:
-    """Name -> file of the module's programs in the folder of ``assets_variable``, which may have only some of them."""
-    folder = os.environ.get(module.assets_variable, "") if module.assets_variable else ""
+    """Name -> file of the control plane's programs in the folder KUBEBUILDER_ASSETS, which may have only some of them."""
+    folder = os.environ.get("KUBEBUILDER_ASSETS", "") if module is CONTROL_PLANE else ""
     if not folder:
         return {}
     if not Path(folder).is_dir():
-        raise BuildError(f"{module.assets_variable}: {folder} is not a directory; unset it to build the programs")
+        raise BuildError(f"KUBEBUILDER_ASSETS: {folder} is not a directory; unset it to build the programs")
     candidates = {name: Path(folder) / name for name in module.programs}
     return {name: path for name, path in candidates.items() if os.access(path, os.X_OK)}
 

@@ -179,7 +179,7 @@ class Lab:
             "kubectl": str(self.control_plane.kubectl),
             "server": self.host_server or self.control_plane.server,
             "enter_command": enter_command if self.host_server else [],
-            "version": self.control_plane.version,
+            "version": self.control_plane.binaries.version,
             "topology": self.topology.name if self.topology else None,
             "zones": list(self.topology.zones) if self.topology else [],
             "nodes": nodes,

@@ -58,8 +58,7 @@ class ControlPlane:
     Attributes:
         state_dir: folder of certificates, etcd's data, logs and kubeconfigs.
         address: IP address at which the API server listens.
-        version: version of Kubernetes, for example ``v1.37.2``.
-        binaries: files of the programs.
+        binaries: files of the programs, and their version.
         programs: the running programs.
         authority: signs all certificates.
         admin_token: bearer token with the administrator's rights.
@@ -70,7 +69,6 @@ class ControlPlane:
 
     state_dir: Path
     address: str
-    version: str
     binaries: Binaries
     programs: Programs
     authority: CertificateAuthority
@@ -113,9 +111,7 @@ class ControlPlane:
         authority = CertificateAuthority(state_dir / "pki", f"netaware-lab-{name}")
         running_programs = programs or Programs(state_dir)
         flags, token = tuple(api_server_flags), secrets.token_hex(16)
-        control_plane = cls(
-            state_dir, address, binaries.version, binaries, running_programs, authority, token, api_server_flags=flags
-        )
+        control_plane = cls(state_dir, address, binaries, running_programs, authority, token, api_server_flags=flags)
         try:
             await control_plane._boot()
             starters: dict[str, Callable[[], Awaitable[Program]]] = {
@@ -133,7 +129,7 @@ class ControlPlane:
     @property
     def _feature_gate_flags(self) -> tuple[str, ...]:
         """Flags that enable PodGroups, which are beta and off by default in 1.37; empty for older versions."""
-        minor = int(self.version.split(".")[1])
+        minor = int(self.binaries.version.split(".")[1])
         return ("--feature-gates=GenericWorkload=true",) if minor >= 37 else ()
 
     @property

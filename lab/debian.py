@@ -64,16 +64,14 @@ def find_or_unpack_packages(
     *,
     programs: Sequence[str] = (),
     components: Sequence[str] = ("main",),
-    progress: Progress | None = None,
 ) -> UnpackedPackages:
-    """Return the packages with their dependencies, from the cache or from the distribution's mirror.
+    """Return the packages with their dependencies, from the cache or from the distribution's mirror; progress on stderr.
 
     Args:
         name: name of the folder in the cache.
         packages: names of packages of Debian or Ubuntu.
         programs: files of the packages that must run here, relative to ``/``.
         components: components of the archive, such as ``main``.
-        progress: prints the names of downloaded packages; None prints nothing.
 
     Raises:
         UnsupportedError: the packages cannot be downloaded, or do not run here; says what to install.
@@ -85,8 +83,7 @@ def find_or_unpack_packages(
     hint = f"install {names} (names of Debian's packages)"
     if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
         raise UnsupportedError(f"{missing[0]}, which downloads {names}, is missing: {hint}")
-    if progress is not None:
-        progress.print_line(f"fetching {names} from the distribution's mirror into {root}")
+    Progress().print_line(f"fetching {names} from the distribution's mirror into {root}")
     root.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root.parent, prefix="fetching-") as scratch:
         try:

@@ -25,7 +25,6 @@ from controller.cluster.costs import CostTable, Location
 from controller.cluster.crds import (
     APPGROUPS,
     NETPERF_COSTS,
-    NETWORK_TOPOLOGIES,
     WORKLOAD_LABEL,
     AppGroup,
     NetworkTopology,
@@ -39,7 +38,7 @@ from lab import boutique, namespaces, report
 from lab.cluster import ALL_COMPONENTS, Lab
 from lab.controlplane import object_exists
 from lab.errors import LabError
-from lab.installation import OVERLAY, ROUND_S, TOPOLOGY_NAME, Installation, install, list_result_configmaps
+from lab.installation import OVERLAY, ROUND_S, Installation, get_network_topology, install, list_result_configmaps
 from lab.netperf_install import find_netperf_if_available
 from lab.node_pairs import measure_node_pairs
 from lab.pod_installation import await_rollout, install_as_pods
@@ -48,7 +47,6 @@ from lab.programs import run_command
 from lab.progress import ProgressPrinter
 from lab.realnode.cluster import APP_IMAGE
 from lab.topology import REAL, Topology
-from netperf.contract import NETAWARE_NAMESPACE
 from netperf.results import decode_results
 from netperf.sample import Measurement, NodeLocation, Sample
 
@@ -77,6 +75,7 @@ class Demo:
         installation: our programs in the lab.
         client: client of the lab's API server.
         topology: the lab's topology.
+        placement: a key of `OVERLAY_BY_PLACEMENT`.
         print_progress: prints a line of progress.
         seed: seed of the order in which Deployments are created and, on real nodes, of the times of requests. None: the example's
             order, and requests at equal intervals.
@@ -86,6 +85,7 @@ class Demo:
     installation: Installation
     client: Client
     topology: Topology
+    placement: str
     print_progress: ProgressPrinter
     seed: int | None = None
 
@@ -94,7 +94,44 @@ class Demo:
         """Whether real kubelets run the placed pods."""
         return bool(self.lab.real_nodes.nodes)
 
-    async def wait_until_measured(self) -> dict[tuple[str, str], Measurement]:
+    async def run(self) -> report.DemoReport:
+        """Place the application with both schedulers, and compare the placements; ``elapsed_s`` is 0."""
+        medians = await self._wait_until_measured()
+        self.print_progress("deploying the Online Boutique with the default scheduler")
+        default, default_latency = await self._deploy_and_measure("default-scheduler", "boutique-default")
+        self.print_progress("deploying it again, network-aware")
+        scheduler, labels = OUR_SCHEDULER, {}
+        if self.placement == "affinity":
+            scheduler, labels = "default-scheduler", {PLACEMENT_LABEL: self.placement}
+        network_aware, network_aware_latency = await self._deploy_and_measure(
+            scheduler, "boutique-network-aware", labels
+        )
+        placements = report.Placements(default, network_aware)
+        cost_weight = (await get_network_topology(self.client)).weight(NETPERF_COSTS)
+        edges = await self._measure_dependencies(placements, CostTable(cost_weight))
+        zones = list(self.topology.zones)
+        application = None
+        if default_latency and network_aware_latency:
+            application = report.ApplicationReport(default_latency, network_aware_latency)
+        return report.DemoReport(
+            control_plane={"version": self.lab.control_plane.binaries.version},
+            nodes=[network.node.name for network in self.lab.networks],
+            zones=zones,
+            prober=self.installation.prober,
+            placement=self.placement,
+            pairs_planned=len(zones) * (len(zones) - 1) // 2,
+            pairs_probed=len(medians) // 2,
+            matrix=_build_matrix(self.topology, zone_costs_of(cost_weight), medians),
+            placements=placements,
+            edges=edges,
+            summary=report.summarize(edges),
+            elapsed_s=0.0,
+            nodes_kind=REAL if self.has_real_nodes else "namespace",
+            seed=self.seed,
+            application=application,
+        )
+
+    async def _wait_until_measured(self) -> dict[tuple[str, str], Measurement]:
         """Wait until every zone pair has a cost and `MIN_SAMPLES` samples.
 
         Returns:
@@ -110,9 +147,7 @@ class Demo:
 
         async def is_measured() -> bool:
             nonlocal medians, missing
-            network = await self.client.get(
-                NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=NETAWARE_NAMESPACE
-            )
+            network = await get_network_topology(self.client)
             newest, measured_before = await self._read_newest_samples(network), len(medians)
             for pair, samples in newest.items():
                 seen_samples[pair] |= {(s.origin.node, s.destination.node, s.sequence) for s in samples}
@@ -141,7 +176,7 @@ class Demo:
                     samples[frozenset(sample.zones)].append(sample)
         return samples
 
-    async def deploy_and_measure(
+    async def _deploy_and_measure(
         self, scheduler: str, namespace: str, labels: Mapping[str, str] | None = None
     ) -> tuple[dict[str, str], report.RequestLatency | None]:
         """Deploy the application in a namespace with these labels, wait until every pod is bound, and delete it.
@@ -195,12 +230,33 @@ class Demo:
         output = await run_command(command, "requests to the frontend", _LOAD_TIMEOUT_S)
         return msgspec.json.decode(output, type=report.RequestLatency)
 
-    async def measure_dependencies(self, *placements: Mapping[str, str]) -> dict[tuple[str, str], float]:
-        """Measure all dependencies: pair of nodes, which may be one node twice -> median round trip, µs."""
-        dependencies = boutique.load_application(scheduler="", cpu=POD_CPU).dependencies
-        pairs = {(p[d.origin], p[d.destination]) for p in placements for d in dependencies}
+    async def _measure_dependencies(self, placements: report.Placements, costs: CostTable) -> list[report.Edge]:
+        """Measure the round trip of each dependency between the nodes of its pods, which may be one node."""
+        locations = _locations_by_node(self.lab)
+        node_maps = (placements.default, placements.network_aware)
+        node_pairs_by_dependency = {
+            d: [(nodes[d.origin], nodes[d.destination]) for nodes in node_maps]
+            for d in boutique.load_application(scheduler="", cpu=POD_CPU).dependencies
+        }
+        pairs = {pair for node_pairs in node_pairs_by_dependency.values() for pair in node_pairs}
         self.print_progress(f"measuring dependency latency between {len(pairs)} pairs of nodes")
-        return await measure_node_pairs(self.installation, pairs)
+        medians_us = await measure_node_pairs(self.installation, pairs)
+        edges = []
+        for dependency, node_pairs in node_pairs_by_dependency.items():
+            limit = dependency.max_network_cost
+            violated = [_violates_limit(costs, locations[a], locations[b], limit) for a, b in node_pairs]
+            edges.append(
+                report.Edge(
+                    origin=dependency.origin,
+                    destination=dependency.destination,
+                    max_network_cost=limit,
+                    default_p50_us=medians_us[node_pairs[0]],
+                    network_aware_p50_us=medians_us[node_pairs[1]],
+                    default_violated=violated[0],
+                    network_aware_violated=violated[1],
+                )
+            )
+        return edges
 
     async def _wait_until(
         self, check: Callable[[], object], description: str | Callable[[], str], timeout_s: float = _PLACE_TIMEOUT_S
@@ -266,7 +322,7 @@ async def run_demo(
         name: name of the lab.
         placement: a key of `OVERLAY_BY_PLACEMENT`.
         print_progress: prints a line of progress.
-        images: image name -> OCI layout, if the topology's nodes are real.
+        images: image name with tag -> OCI layout, if the topology's nodes are real.
         seed: see `Demo`.
 
     Raises:
@@ -275,7 +331,8 @@ async def run_demo(
     started = time.monotonic()
     async with Lab.start(topology, name=name, components=ALL_COMPONENTS if images else COMPONENTS) as lab:
         print_progress(
-            f"control plane {lab.control_plane.version} and {len(lab.networks)} nodes up after {lab.boot_s:.1f} s"
+            f"control plane {lab.control_plane.binaries.version} and {len(lab.networks)} nodes up"
+            f" after {lab.boot_s:.1f} s"
         )
         if images:
             installation = Installation(lab, await asyncio.to_thread(find_netperf_if_available), secrets.token_hex(16))
@@ -285,64 +342,10 @@ async def run_demo(
             installation = await install(lab)
             print_progress(f"agents, controller and extender are ready; a round of probes takes {ROUND_S:.0f} s")
         async with Client(lab.client_config) as client:
-            demo = Demo(lab, installation, client, topology, print_progress, seed)
-            medians = await demo.wait_until_measured()
-            print_progress("deploying the Online Boutique with the default scheduler")
-            default, default_latency = await demo.deploy_and_measure("default-scheduler", "boutique-default")
-            print_progress("deploying it again, network-aware")
-            scheduler, labels = OUR_SCHEDULER, {}
-            if placement == "affinity":
-                scheduler, labels = "default-scheduler", {PLACEMENT_LABEL: placement}
-            network_aware, network_aware_latency = await demo.deploy_and_measure(
-                scheduler, "boutique-network-aware", labels
-            )
-            latencies_us = await demo.measure_dependencies(default, network_aware)
-            network = await client.get(NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=NETAWARE_NAMESPACE)
-        elapsed_s = time.monotonic() - started
-        placements = report.Placements(default, network_aware)
-        result = _build_report(
-            demo, network, medians, placements, latencies_us, placement=placement, elapsed_s=elapsed_s
-        )
-        if images and default_latency and network_aware_latency:
-            # A layout is named netaware-PROGRAM-TAG-FINGERPRINT.
-            image_by_program = {layout.name.split("-")[1]: image for image, layout in images.items()}
-            application = report.ApplicationReport(default_latency, network_aware_latency)
-            result = msgspec.structs.replace(result, images=image_by_program, application=application)
-        return result
-
-
-def _build_report(
-    demo: Demo,
-    network: NetworkTopology,
-    medians: Mapping[tuple[str, str], Measurement],
-    placements: report.Placements,
-    latencies_us: Mapping[tuple[str, str], float],
-    *,
-    placement: str,
-    elapsed_s: float,
-) -> report.DemoReport:
-    locations, costs = _locations_by_node(demo.lab), CostTable(network.weight(NETPERF_COSTS))
-    zones = list(demo.topology.zones)
-    edges = [
-        _build_edge(costs, locations, dependency, placements, latencies_us)
-        for dependency in boutique.load_application(scheduler="", cpu=POD_CPU).dependencies
-    ]
-    return report.DemoReport(
-        control_plane=report.ControlPlaneInfo(demo.lab.control_plane.version),
-        nodes=list(locations),
-        zones=zones,
-        prober=demo.installation.prober,
-        placement=placement,
-        pairs_planned=len(zones) * (len(zones) - 1) // 2,
-        pairs_probed=len({tuple(sorted(pair)) for pair in medians}),
-        matrix=_build_matrix(demo.topology, zone_costs_of(network.weight(NETPERF_COSTS)), medians),
-        placements=placements,
-        edges=edges,
-        summary=report.summarize(edges),
-        elapsed_s=round(elapsed_s, 1),
-        nodes_kind=REAL if demo.has_real_nodes else "namespace",
-        seed=demo.seed,
-    )
+            result = await Demo(lab, installation, client, topology, placement, print_progress, seed).run()
+        image_by_program = {image.partition(":")[0].removeprefix("netaware-"): image for image in images or ()}
+        elapsed_s = round(time.monotonic() - started, 1)
+        return msgspec.structs.replace(result, elapsed_s=elapsed_s, images=image_by_program or None)
 
 
 def _build_matrix(
@@ -362,27 +365,3 @@ def _build_matrix(
         for b in topology.zones
         if a != b
     ]
-
-
-def _build_edge(
-    costs: CostTable,
-    locations: Mapping[str, NodeLocation],
-    dependency: boutique.Dependency,
-    placements: report.Placements,
-    latencies_us: Mapping[tuple[str, str], float],
-) -> report.Edge:
-    node_pairs = [
-        (node_by_workload[dependency.origin], node_by_workload[dependency.destination])
-        for node_by_workload in (placements.default, placements.network_aware)
-    ]
-    limit = dependency.max_network_cost
-    violated = [_violates_limit(costs, locations[a], locations[b], limit) for a, b in node_pairs]
-    return report.Edge(
-        origin=dependency.origin,
-        destination=dependency.destination,
-        max_network_cost=limit,
-        default_p50_us=latencies_us[node_pairs[0]],
-        network_aware_p50_us=latencies_us[node_pairs[1]],
-        default_violated=violated[0],
-        network_aware_violated=violated[1],
-    )

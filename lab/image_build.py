@@ -126,7 +126,7 @@ class _Builder:
     def __init__(self, cache: Path, progress: Progress) -> None:
         self._cache, self._progress = cache, progress
         self._log = cache / "build.log"
-        self._tools: UnpackedPackages = find_or_unpack_packages("images", _BUILD_TOOLS, progress=progress)
+        self._tools: UnpackedPackages = find_or_unpack_packages("images", _BUILD_TOOLS)
         settings = cache / "settings"
         settings.mkdir(exist_ok=True)
         (settings / "policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from controller.cluster.crds import NETWORK_TOPOLOGIES
+from controller.cluster.crds import NETWORK_TOPOLOGIES, NetworkTopology
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod
@@ -249,6 +249,11 @@ async def write_bound_kubeconfig(
     return await control_plane.write_token_kubeconfig(
         NETAWARE_NAMESPACE, account, file_name=file_name, bound_pod=(pod.name, pod.uid)
     )
+
+
+async def get_network_topology(client: Client) -> NetworkTopology:
+    """Return the NetworkTopology `TOPOLOGY_NAME`. Raises as `Client.get`."""
+    return await client.get(NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=NETAWARE_NAMESPACE)
 
 
 async def list_result_configmaps(client: Client, base: str) -> list[ConfigMap]:

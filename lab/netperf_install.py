@@ -43,9 +43,7 @@ def find_or_fetch_netperf() -> Netperf:
     if client and server:
         return Netperf(Path(client), Path(server))
     programs = ("usr/bin/netperf", "usr/bin/netserver")
-    unpacked = find_or_unpack_packages(
-        "netperf", ["netperf"], programs=programs, components=_COMPONENTS, progress=Progress()
-    )
+    unpacked = find_or_unpack_packages("netperf", ["netperf"], programs=programs, components=_COMPONENTS)
     return Netperf(unpacked.root / programs[0], unpacked.root / programs[1], unpacked.library_environment)
 
 

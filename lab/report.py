@@ -47,12 +47,6 @@ class Summary(msgspec.Struct, frozen=True):
     network_aware_violations: int
 
 
-class ControlPlaneInfo(msgspec.Struct, frozen=True):
-    """The control plane that the demo ran on."""
-
-    version: str
-
-
 class Placements(msgspec.Struct, frozen=True):
     """For each scheduler: workload -> node."""
 
@@ -80,6 +74,7 @@ class DemoReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """The result of the demo.
 
     Attributes:
+        control_plane: ``version`` -> version of Kubernetes, such as ``v1.37.2``.
         nodes, zones: names.
         prober: ``netperf``, or ``datagrams`` if netperf is not available.
         placement: ``extender`` or ``affinity``.
@@ -92,7 +87,7 @@ class DemoReport(msgspec.Struct, frozen=True, omit_defaults=True):
         application: latency of requests to the running application.
     """
 
-    control_plane: ControlPlaneInfo
+    control_plane: dict[str, str]
     nodes: list[str]
     zones: list[str]
     prober: str
@@ -185,7 +180,7 @@ def print_summary(console: Console, report: DemoReport) -> None:
     )
     console.print(
         f"{report.pairs_probed} of {report.pairs_planned} zone pairs measured with {report.prober} on Kubernetes "
-        f"{report.control_plane.version}, {len(report.nodes)} nodes in {len(report.zones)} zones; "
+        f"{report.control_plane['version']}, {len(report.nodes)} nodes in {len(report.zones)} zones; "
         f"{report.elapsed_s:.0f} s in all.",
         highlight=False,
     )

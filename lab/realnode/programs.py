@@ -12,7 +12,6 @@ from pathlib import Path
 from lab.build import Module, UpstreamModule, build_kubernetes_link_flags, find_or_build_programs
 from lab.debian import UnpackedPackages, find_or_unpack_packages
 from lab.errors import UnsupportedError
-from lab.progress import Progress
 
 NODE = Module(
     name="node",
@@ -93,7 +92,7 @@ def find_or_build_node_binaries() -> NodeBinaries:
         BuildError: a build failed.
         UnsupportedError: the distribution's packages cannot be downloaded, or do not contain runc or nft.
     """
-    debian = find_or_unpack_packages("node", _PACKAGES, progress=Progress())
+    debian = find_or_unpack_packages("node", _PACKAGES)
     for name in ("runc", "nft"):
         if debian.find_program(name) is None:
             raise UnsupportedError(f"{name} is not in {', '.join(_PACKAGES)} of this distribution")

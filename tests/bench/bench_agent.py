@@ -9,19 +9,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import tempfile
 import time
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from pathlib import Path
 
 import psutil
 
 from agent.bandwidth.manager import FULL_CHECK_INTERVAL_S
 from kubekit.client import Client
-from kubekit.wire import NAMESPACES, NODES, SERVICE_ACCOUNTS, Node, Object
+from kubekit.wire import NODES, SERVICE_ACCOUNTS, Node, Object
 from lab.controlplane import ControlPlane, find_free_ports
 from lab.credentials import credentials_dir
 from lab.netperf_install import find_netperf_if_available
+from lab.polling import poll_until
+from netperf.contract import NETAWARE_NAMESPACE
+from tests.bench.control_plane import control_plane
 from tests.bench.figures import Figures, figure
 from tests.integration.agent.agents import Agent, create_pod, report_pod_address, running_agent
 from tests.integration.agent.pods_on_node import NETWORK, NodePod, node_pod, run, run_bench
@@ -48,14 +49,10 @@ def measure() -> Figures:
 
 async def _start_enforcing_agent(stack: AsyncExitStack) -> tuple[Agent, list[NodePod]]:
     """Start an agent, and wait until it has enforced the limits of all pods."""
-    directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="netaware-bench-")))
-    plane = await stack.enter_async_context(
-        ControlPlane.start("bench-agent", state_dir=directory / "plane", components=())
-    )
-    client = await stack.enter_async_context(Client(plane.client_config))
+    plane, client = await stack.enter_async_context(control_plane(NETAWARE_NAMESPACE, components=()))
     pods = [stack.enter_context(node_pod(number, adopt_uid=True)) for number in range(PODS_ON_NODE)]
     await _populate(client, pods)
-    agent = await stack.enter_async_context(_running_agent(directory, plane))
+    agent = await stack.enter_async_context(_running_agent(plane))
     await _wait_until_enforced(agent)
     await asyncio.sleep(WARM_UP_S)
     return agent, pods
@@ -78,11 +75,11 @@ async def _measure_idle() -> Figures:
     }
 
 
-def _running_agent(directory: Path, plane: ControlPlane) -> AbstractAsyncContextManager[Agent]:
+def _running_agent(plane: ControlPlane) -> AbstractAsyncContextManager[Agent]:
     netperf = find_netperf_if_available()
     netperf_env = {"NETAWARE_NETPERF": str(netperf.netperf), **netperf.env} if netperf else {}
     return running_agent(
-        directory,
+        plane.state_dir,
         find_free_ports(1)[0],
         f"--node-name={NODE}",
         f"--credentials={credentials_dir(plane.kubeconfig)}",
@@ -94,7 +91,6 @@ def _running_agent(directory: Path, plane: ControlPlane) -> AbstractAsyncContext
 
 
 async def _populate(client: Client, pods: list[NodePod]) -> None:
-    await client.create(NAMESPACES, {"metadata": {"name": "netaware-system"}}, Object)
     await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default"}}, Object, namespace="default")
     addresses = [{"type": "InternalIP", "address": "127.78.0.1"}]
     labels = {"topology.kubernetes.io/zone": "z1"}
@@ -109,12 +105,11 @@ async def _populate(client: Client, pods: list[NodePod]) -> None:
 
 
 async def _wait_until_enforced(agent: Agent) -> None:
-    async with asyncio.timeout(120):
-        while True:
-            verdicts = await agent.metrics("netaware_pod_bandwidth_verdict")
-            if sum('verdict="enforced"' in series for series in verdicts) == 2 * PODS_ON_NODE:
-                return
-            await asyncio.sleep(1.0)
+    async def are_enforced() -> bool:
+        verdicts = await agent.metrics("netaware_pod_bandwidth_verdict")
+        return sum('verdict="enforced"' in series for series in verdicts) == 2 * PODS_ON_NODE
+
+    await poll_until(are_enforced, every_s=1.0)
 
 
 async def _full_check_cpu_s(agent: Agent, pod: NodePod) -> float:

@@ -15,6 +15,7 @@ from pathlib import Path
 from controller.scheduler.placement.planner import Plan
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.placement.worker import PlanningProcess
+from lab.polling import poll_until
 from tests.bench.figures import Figures, figure
 from tests.unit.controller.leader import LeaderCluster
 
@@ -43,15 +44,7 @@ class LoopTurnTimer:
 
 
 async def _measure() -> Figures:
-    cluster = LeaderCluster(HOSTS, CPU)
-    cluster.put_group(GROUP, _make_calls(), 5000)
-    for number in range(WORKLOADS):
-        for replica in range(REPLICAS):
-            cluster.add_pod(GROUP, f"w{number}-{replica}", f"w{number}", 1)
-    cluster.declared.by_workload = {"P1": OVERSIZED_REPLICAS}
-    cluster.add_group(OVERSIZED_GROUP, OVERSIZED_REPLICAS)
-    cluster.add_pod(OVERSIZED_GROUP, "a", "P1", 1)
-
+    cluster = _build_cluster()
     process = PlanningProcess(cluster.node_cache, deadline_s=60.0)
     await _warm_up(process, cluster)
     before_s = _processor_s(process)
@@ -67,8 +60,7 @@ async def _measure() -> Figures:
     start_s = time.monotonic()
     for group in (OVERSIZED_GROUP, GROUP):
         cluster.plans.get_or_request(group, cluster.pods_of(group))
-    while len(cluster.enqueued) < 2:
-        await asyncio.sleep(0.005)
+    await poll_until(lambda: len(cluster.enqueued) == 2, every_s=0.005)
     duration_s = time.monotonic() - start_s
     pods = cluster.pods_of(GROUP)
     await asyncio.sleep(0)  # The timer's turn ends here, so that the next one measures only this call.
@@ -88,6 +80,19 @@ async def _measure() -> Figures:
         "planning_5000_stall": figure(stall_ms, "ms", 50, "leader's loop, while 50 million replicas are refused"),
         "planning_oversized_group_refused": figure(int(reason == "TooManyPods"), "", 1, reason, at_least=True),
     }
+
+
+def _build_cluster() -> LeaderCluster:
+    """A cluster with both groups, without plans."""
+    cluster = LeaderCluster(HOSTS, CPU)
+    cluster.put_group(GROUP, _make_calls(), WORKLOADS * REPLICAS)
+    for number in range(WORKLOADS):
+        for replica in range(REPLICAS):
+            cluster.add_pod(GROUP, f"w{number}-{replica}", f"w{number}", 1)
+    cluster.declared.by_workload = {"P1": OVERSIZED_REPLICAS}
+    cluster.add_group(OVERSIZED_GROUP, OVERSIZED_REPLICAS)
+    cluster.add_pod(OVERSIZED_GROUP, "a", "P1", 1)
+    return cluster
 
 
 def _make_calls() -> dict[str, dict[str, int]]:

@@ -28,6 +28,7 @@ from kubekit.client import Client
 from kubekit.reflector import Reflector
 from kubekit.wire import NAMESPACES, PODS, SERVICE_ACCOUNTS, Object, Wire
 from lab.controlplane import ControlPlane
+from lab.polling import poll_until
 from lab.scheduler_config import build_scheduler_config
 from netperf.contract import NETAWARE_NAMESPACE
 from tests.bench.control_plane import control_plane, create_ready_node, delete_pods_and_groups, gather_in_batches
@@ -155,9 +156,9 @@ async def run_mode(
         try:
             if mode == "gated":
                 await stack.enter_async_context(running_program(plane, "manager", "affinity", "--no-leader-elect"))
-            async with asyncio.timeout(TIMEOUT_S):
-                while sum(bool(p.spec.node_name) for p in store) < pods:
-                    await asyncio.sleep(0.1)
+            await poll_until(
+                lambda: sum(bool(p.spec.node_name) for p in store) == pods, timeout_s=TIMEOUT_S, every_s=0.1
+            )
             if mode == "gated":
                 for p in store:
                     handover_by_pod[p.metadata.name] = Handover(

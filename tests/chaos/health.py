@@ -14,13 +14,13 @@ from datetime import datetime
 
 import aiohttp
 
-from controller.cluster.crds import NETPERF_COSTS, NETWORK_TOPOLOGIES, NetworkTopology
+from controller.cluster.crds import NETPERF_COSTS
 from controller.topology.weights import zone_costs_of
 from kubekit.client import Client
 from kubekit.errors import KubekitError
 from kubekit.lease import Lease
 from kubekit.wire import LEASES
-from lab.installation import TOPOLOGY_NAME
+from lab.installation import get_network_topology
 from netperf.contract import CONTROLLER, NETAWARE_NAMESPACE
 from tests.chaos.faults import Fault
 
@@ -126,7 +126,4 @@ class HealthMonitor:
 
     async def read_costs(self) -> dict[tuple[str, str], int]:
         """Costs between zones."""
-        topology = await self._client.get(
-            NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=NETAWARE_NAMESPACE
-        )
-        return zone_costs_of(topology.weight(NETPERF_COSTS))
+        return zone_costs_of((await get_network_topology(self._client)).weight(NETPERF_COSTS))

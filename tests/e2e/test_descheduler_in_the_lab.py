@@ -13,24 +13,17 @@ from functools import partial
 import aiohttp
 import pytest
 
-from controller.cluster.crds import (
-    APPGROUP_LABEL,
-    APPGROUPS,
-    NETPERF_COSTS,
-    NETWORK_TOPOLOGIES,
-    WORKLOAD_LABEL,
-    NetworkTopology,
-)
+from controller.cluster.crds import APPGROUP_LABEL, NETPERF_COSTS, WORKLOAD_LABEL
 from controller.topology.weights import zone_costs_of
 from kubekit.client import Client
 from kubekit.wire import EVENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, Object, Pod
 from lab.controlplane import object_exists
-from lab.installation import MANIFESTS
+from lab.installation import MANIFESTS, get_network_topology
 from lab.polling import poll_until
 from lab.topology import load_topology
-from netperf.contract import NETAWARE_NAMESPACE
 from tests.e2e.labs import installed_lab
 from tests.integration.descheduler.harness import Event, create_bound_replica_set
+from tests.integration.scheduler.conftest import create_group
 
 POLICY = {"percentile": "p50", "hysteresis": 0.4}
 HOLD_S = 6.0
@@ -41,8 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 async def read_cost(client: Client) -> int:
-    topology = await client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=NETAWARE_NAMESPACE)
-    return zone_costs_of(topology.weight(NETPERF_COSTS)).get(PAIR, -1)
+    return zone_costs_of((await get_network_topology(client)).weight(NETPERF_COSTS)).get(PAIR, -1)
 
 
 async def find_node(client: Client, app: str) -> str:
@@ -68,15 +60,7 @@ async def deploy(client: Client) -> None:
     """Create an AppGroup: web in z2 depends on db, which must be in z1."""
     await client.create(NAMESPACES, {"metadata": {"name": SHOP}}, Object)
     await poll_until(partial(object_exists, client, SERVICE_ACCOUNTS, "default", SHOP), "its service account", 30)
-    web = {"kind": "ReplicaSet", "name": "web", "selector": "web", "apiVersion": "apps/v1", "namespace": SHOP}
-    db = {**web, "name": "db", "selector": "db"}
-    spec = {
-        "numMembers": 2,
-        "topologySortingAlgorithm": "KahnSort",
-        "workloads": [{"workload": web, "dependencies": [{"workload": db, "maxNetworkCost": 15}]}, {"workload": db}],
-    }
-    group = {"apiVersion": APPGROUPS.api_version, "kind": "AppGroup", "metadata": {"name": "shop"}, "spec": spec}
-    await client.create(APPGROUPS, group, Object, namespace=SHOP)
+    await create_group(client, SHOP, {"web": {"db": 15}, "db": {}}, name="shop")
     profile = {"schedulerName": "network-aware-scheduler"}
     in_zone = {**profile, "nodeSelector": {"topology.kubernetes.io/zone": PAIR[0]}}
     await create_bound_replica_set(client, SHOP, "db", 0.2, ["n1"], labels=build_labels("db"), **in_zone)

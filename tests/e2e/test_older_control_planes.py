@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
+from controller.cluster.crds import APPGROUPS, AppGroup
 from controller.cluster.pods import TARGET_ANNOTATION, PlacementMode
 from kubekit import conditions
 from kubekit.client import Client
@@ -24,9 +24,9 @@ from lab.cluster import Lab
 from lab.controlplane import object_exists
 from lab.demo import COMPONENTS
 from lab.errors import BootError
-from lab.installation import install
+from lab.installation import get_network_topology, install
 from lab.topology import load_topology
-from netperf.contract import NETAWARE_NAMESPACE, ZONE_LABEL
+from netperf.contract import ZONE_LABEL
 from tests.integration.manifests.kubectl import write_kustomization
 from tests.support.tools.builds import OLDEST_CONTROL_PLANE
 from tests.support.webhook_program import start_webhook
@@ -178,8 +178,7 @@ class Steps:
         return len(pods) == 11 and all(node for node, _ in placed) and as_planned and len(groups) == 1
 
     async def _is_measured(self) -> bool:
-        name, namespace = "nt-default", NETAWARE_NAMESPACE
-        topology = await self._client.get(NETWORK_TOPOLOGIES, name, NetworkTopology, namespace=namespace)
+        topology = await get_network_topology(self._client)
         measured = conditions.find_condition(topology.status.conditions, "Measured")
         return measured is not None and measured.status == "True"
 

@@ -15,9 +15,8 @@ from controller.scheduler.gating.controller import GatingController
 from kubekit.client import Client
 from kubekit.events import EventRecorder
 from kubekit.runtime import supervise
+from lab.polling import poll_until
 from netperf.contract import NETAWARE_NAMESPACE
-
-READY_S = 150.0
 
 
 @asynccontextmanager
@@ -29,9 +28,7 @@ async def serve_extender(
     registry = CollectorRegistry()
     service = ExtenderService(client, config, listen="127.0.0.1:0", netaware_namespace=namespace, registry=registry)
     async with service.server.running() as address, running(service.store_tasks()):
-        async with asyncio.timeout(READY_S):
-            while service.describe_unlisted_stores():
-                await asyncio.sleep(0.02)
+        await poll_until(lambda: not service.describe_unlisted_stores())
         yield f"http://{address}"
 
 
