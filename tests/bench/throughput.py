@@ -32,7 +32,7 @@ from lab.polling import poll_until
 from lab.scheduler_config import build_scheduler_config
 from netperf.contract import NETAWARE_NAMESPACE
 from tests.bench.control_plane import control_plane, create_ready_node, delete_pods_and_groups, gather_in_batches
-from tests.support.bodies import appgroup_spec, random_weight
+from tests.support.bodies import appgroup_body, random_weight
 from tests.support.controller_program import controller_program
 from tests.support.scheduling import running
 
@@ -94,8 +94,7 @@ async def make_costs(client: Client) -> None:
 async def make_group(client: Client, number: int, mode: str, handover_by_pod: dict[str, Handover]) -> None:
     rng = random.Random(number)
     calls = {f"w{i}": {f"w{j}": 20 for j in range(i + 1, GROUP_SIZE) if rng.random() < 0.3} for i in range(GROUP_SIZE)}
-    spec = appgroup_spec(calls, members=GROUP_SIZE, algorithm="ReverseKahn")
-    body = {**APPGROUPS.type_meta, "metadata": {"name": f"g{number}"}, "spec": spec}
+    body = appgroup_body(f"g{number}", calls, members=GROUP_SIZE, algorithm="ReverseKahn")
     await client.create(APPGROUPS, body, Object, namespace=NAMESPACE)
     for i in range(GROUP_SIZE):
         await client.create(PODS, pod_body(number, i, mode, handover_by_pod), Object, namespace=NAMESPACE)

@@ -60,14 +60,12 @@ class Terminal:
             time.sleep(1)
         return time.monotonic() - started, findings
 
-    def paste_fix_commands(
-        self, lines: Sequence[str], placeholder_values: Mapping[str, str], timeout_s: float = PASTE_TIMEOUT_S
-    ) -> list[str]:
+    def paste_fix_commands(self, lines: Sequence[str], placeholder_values: Mapping[str, str]) -> list[str]:
         """Paste the commands among a finding's lines, first to last; return the failures as text."""
         failures = []
         for line in lines:
             if command := self.command_in(line, placeholder_values):
-                code, output = self.paste(command, timeout_s=timeout_s)
+                code, output = self.paste(command)
                 if code != 0:
                     failures.append(f"{command}: {code} {output[-300:]}")
         return failures

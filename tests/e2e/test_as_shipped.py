@@ -19,6 +19,7 @@ from tests.e2e.labs import LabCommand
 from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, TIMEOUT_S, Cluster, start_shipped_lab, wait_until
 from tests.e2e.terminal import Terminal
 from tests.integration.manifests.kubectl import write_kustomization
+from tests.support.bodies import appgroup_body
 from tests.support.documents import shell_blocks
 from tests.support.tools.builds import find_or_fetch_operator_definitions
 from tests.support.webhook_program import generate_manifests
@@ -56,20 +57,7 @@ links:
   - {between: [z3, z4], rtt: 3ms}
 nodeDefaults: {kubelet: real, cpu: 2, memory: 4Gi}
 """
-APP_GROUP = """\
-apiVersion: appgroup.diktyo.x-k8s.io/v1alpha1
-kind: AppGroup
-metadata: {name: shop}
-spec:
-  numMembers: 2
-  topologySortingAlgorithm: ReverseKahn
-  workloads:
-    - workload: {kind: Deployment, apiVersion: apps/v1, name: web, selector: web}
-      dependencies:
-        - workload: {kind: Deployment, apiVersion: apps/v1, name: store, selector: store}
-          maxNetworkCost: 10
-    - workload: {kind: Deployment, apiVersion: apps/v1, name: store, selector: store}
-"""
+APP_GROUP = json.dumps(appgroup_body("shop", {"web": {"store": 10}, "store": {}}, members=2, algorithm="ReverseKahn"))
 
 
 def deployment(name: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from lab.cluster import Lab
 from netperf.contract import ZONE_LABEL
 from tests.e2e.labs import installed_lab
 from tests.e2e.terminal import Terminal, summarize
+from tests.support.bodies import appgroup_body
 from tests.unit.controller.situations import SITUATIONS
 
 DEADLINE_S = 420.0
@@ -54,27 +55,8 @@ class Case:
     teardown: Sequence[str] = ()
 
 
-def build_workload(name: str, *calls: str, limit: int = 100, **more: Any) -> Json:
-    dependencies = [
-        {"workload": {"kind": "Deployment", "name": c, "selector": c}, "maxNetworkCost": limit} for c in calls
-    ]
-    return {"workload": {"kind": "Deployment", "name": name, "selector": name, **more}, "dependencies": dependencies}
-
-
-def build_group(*workloads: Json, members: int = 1) -> Json:
-    spec = {"numMembers": members, "topologySortingAlgorithm": "ReverseKahn", "workloads": list(workloads)}
-    return {
-        "apiVersion": "appgroup.diktyo.x-k8s.io/v1alpha1",
-        "kind": "AppGroup",
-        "metadata": {"name": "shop"},
-        "spec": spec,
-    }
-
-
-def build_deployment(
-    name: str, *, replicas: int = 1, app_group: str = "shop", selector: str = "", request: str = "", **spec: Any
-) -> Json:
-    labels = {"app": name, APPGROUP_LABEL: app_group, WORKLOAD_LABEL: selector or name}
+def build_deployment(name: str, *, replicas: int = 1, request: str = "", **spec: Any) -> Json:
+    labels = {"app": name, APPGROUP_LABEL: "shop", WORKLOAD_LABEL: name}
     container: Json = {"name": "main", "image": "none"}
     if request:
         resource, _, amount = request.partition("=")
@@ -119,7 +101,8 @@ CLAIM = {
     "spec": {"storageClassName": "", "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
 }
 WITH_CLAIM: Json = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]}
-FRONT = build_group(build_workload("front"))
+FRONT = appgroup_body("shop", {"front": {}})
+FRONT_OF_NINE = appgroup_body("shop", {"front": {}}, members=9)
 ANTI_AFFINITY: Json = {
     "podAntiAffinity": {
         "requiredDuringSchedulingIgnoredDuringExecution": [
@@ -183,13 +166,13 @@ PARALLEL_CASES: tuple[Case, ...] = (
     ),
     Case(
         "host ports in use",
-        [build_group(build_workload("front"), members=9), build_deployment("front", replicas=9, host_port=31999)],
+        [FRONT_OF_NINE, build_deployment("front", replicas=9, host_port=31999)],
         manual_fix=SCALE_TO_EIGHT,
     ),
     Case(
         "anti-affinity with more replicas than nodes",
         [
-            build_group(build_workload("front"), members=9),
+            FRONT_OF_NINE,
             build_deployment("front", replicas=9, affinity=ANTI_AFFINITY),
         ],
         manual_fix=SCALE_TO_EIGHT,
@@ -198,7 +181,7 @@ PARALLEL_CASES: tuple[Case, ...] = (
         "a namespace without consent",
         [
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "NS-other"}},
-            build_group(build_workload("front"), build_workload("cart", namespace="NS-other"), members=2),
+            appgroup_body("shop", {"front": {}, "cart": {}}, members=2, namespaces={"cart": "NS-other"}),
             build_deployment("front"),
             {**build_deployment("cart"), "metadata": {"name": "cart", "namespace": "NS-other"}},
         ],

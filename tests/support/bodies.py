@@ -6,6 +6,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from controller.cluster.crds import APPGROUPS
+
 REGION, ZONE = "topology.kubernetes.io/region", "topology.kubernetes.io/zone"
 
 
@@ -33,6 +35,11 @@ def appgroup_spec(
         for caller, callees in calls.items()
     ]
     return {"numMembers": members, "topologySortingAlgorithm": algorithm, "workloads": workloads}
+
+
+def appgroup_body(name: str, calls: Mapping[str, Mapping[str, Any]], **options: Any) -> dict[str, Any]:
+    """An AppGroup; the other arguments are those of `appgroup_spec`."""
+    return {**APPGROUPS.type_meta, "metadata": {"name": name}, "spec": appgroup_spec(calls, **options)}
 
 
 def weight_body(

@@ -257,21 +257,8 @@ def moved_pods(decision: DescheduleDecision) -> list[str]:
     return [move.pod.partition("/")[2] for move in decision.plan.moves]
 
 
-def decide_unconfirmed(
-    view: DeschedulerSnapshot,
-    history: History,
-    durations: ReasonDurations,
-    config: ResolvedConfig,
-    now: float,
-    *,
-    assume_lasting: bool = False,
-) -> DescheduleDecision:
-    """The decision of `decide`, without the planner's confirmation."""
-    return decide(view, history, durations, config, now, assume_lasting=assume_lasting).decision
-
-
 def decide_once(
     view: DeschedulerSnapshot, config: ResolvedConfig, *, history: History | None = None, now: float = NOW_S
 ) -> DescheduleDecision:
     """The decision of one round, by default without earlier moves."""
-    return decide_unconfirmed(view, history or History(), ReasonDurations(), config, now)
+    return decide(view, history or History(), ReasonDurations(), config, now).decision

@@ -24,7 +24,7 @@ from lab.polling import poll_until
 from lab.programs import Program
 from tests.integration.conftest import MakeNode, crd_bodies, remove_crds
 from tests.integration.controller.harness import Replica, SimulatedAgents, StartReplica, announce_agent
-from tests.support.bodies import appgroup_spec, weight_body
+from tests.support.bodies import appgroup_body, weight_body
 from tests.unit.controller.test_appgroup_order import BOUTIQUE, BOUTIQUE_CALLS, ROWS
 from tests.unit.controller.test_convert_field_spellings import PROPOSAL_GROUP, PROPOSAL_TOPOLOGY, SLIDES_GROUP
 
@@ -33,8 +33,7 @@ def group(needs: dict[str, str], *, members: int = 1, algorithm: str = "KahnSort
     """An AppGroup; ``needs`` has the dependencies of each workload, separated by spaces."""
     limits = {"maxNetworkCost": cost, "minBandwidth": "10M"}
     calls = {name: dict.fromkeys(below.split(), limits) for name, below in needs.items()}
-    spec = appgroup_spec(calls, members=members, algorithm=algorithm)
-    return {**APPGROUPS.type_meta, "metadata": {"name": "g"}, "spec": spec}
+    return appgroup_body("g", calls, members=members, algorithm=algorithm)
 
 
 BOUTIQUE_GROUP = {name: BOUTIQUE_CALLS.get(name, "") for name in BOUTIQUE}

@@ -31,7 +31,7 @@ from lab.nodes import is_usable
 from lab.polling import poll_until
 from lab.programs import Program
 from tests.integration.conftest import MakeNode, StartScheduler
-from tests.support.bodies import appgroup_spec, weight_body
+from tests.support.bodies import appgroup_body, weight_body
 from tests.support.scheduling import run_leader, serve_extender
 
 POLICY = Path(__file__).parents[3] / "manifests" / "policies" / "appgroup-gate.yaml"
@@ -172,8 +172,7 @@ async def create_group(
     namespaces: dict[str, str] | None = None,
 ) -> AppGroup:
     """Create an AppGroup with maxNetworkCost by caller and callee; ``namespaces`` are those of workloads elsewhere, by selector."""
-    spec = appgroup_spec(calls, members=members or len(calls), algorithm=algorithm, namespaces=namespaces)
-    body = {**APPGROUPS.type_meta, "metadata": {"name": name}, "spec": spec}
+    body = appgroup_body(name, calls, members=members or len(calls), algorithm=algorithm, namespaces=namespaces)
     return await client.create(APPGROUPS, body, AppGroup, namespace=namespace)
 
 

@@ -23,8 +23,8 @@ from tests.support.descheduler_builders import (
     ReasonDurations,
     add_moves,
     amounts,
+    decide,
     decide_once,
-    decide_unconfirmed,
     evaluate_moves,
     make_config,
     moved_pods,
@@ -277,7 +277,7 @@ def test_the_breaker_stops_a_strategy_if_too_few_moves_helped(
     (hot,) = (state for state in decision.plan.nodes if state.node == "hot")
     assert hot.is_stuck is not moves
     assert hot.reason == "" if moves else "moves in 24 h helped" in hot.reason
-    outside = decide_unconfirmed(snapshot(*HOT), history, ReasonDurations(), config, NOW_S, assume_lasting=True)
+    outside = decide(snapshot(*HOT), history, ReasonDurations(), config, NOW_S, assume_lasting=True).decision
     assert outside.plan == decision.plan, "a dry run decides the same"
 
 
@@ -309,7 +309,7 @@ def test_a_pod_that_always_returns_is_evicted_at_most_four_times_in_a_day(*, res
         one = pod(name, "hot", owner="ReplicaSet/web-5d4f", labels=labels, uid=name, created_s=born_s)
         usage = {"hot": amounts(3.8, 1), "idle": amounts(0.2, 1)}
         view = snapshot(NODES, [one], usage, {name: amounts(1.6, 0.5)})
-        decision = decide_unconfirmed(view, history, state, config, now)
+        decision = decide(view, history, state, config, now).decision
         outcomes |= {end.outcome for end in decision.evaluated_moves}
         history, state = add_moves(decision.history, decision.pending_moves), decision.durations
         for _ in decision.pending_moves:

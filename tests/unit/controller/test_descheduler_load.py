@@ -27,7 +27,6 @@ from tests.support.descheduler_builders import (
     amounts,
     decide,
     decide_once,
-    decide_unconfirmed,
     make_config,
     moved_pods,
     node,
@@ -285,7 +284,7 @@ def test_consecutive_rounds_begin_and_end_an_anomaly_and_the_timeout_ends_it(
     for i, sign in enumerate(usage):
         known = {} if sign == " " else {"n": amounts(3 if sign == "^" else 1, 1)}
         config = make_config({"anomalyCondition": anomaly}, intervalS=10)
-        state = decide_unconfirmed(snapshot([node("n")], [], known), History(), state, config, NOW_S + 10 * i).durations
+        state = decide(snapshot([node("n")], [], known), History(), state, config, NOW_S + 10 * i).decision.durations
         detector = state.detectors["n"]
         signs += "A" if detector.is_anomalous else "v" if detector.is_avoided else "-"
     assert signs == found
@@ -294,12 +293,12 @@ def test_consecutive_rounds_begin_and_end_an_anomaly_and_the_timeout_ends_it(
 def test_pods_of_an_overutilized_node_move_once_it_is_anomalous() -> None:
     config, state, found = make_config({"anomalyCondition": condition("1m", 3, 1)}), ReasonDurations(), []
     for i in range(4):
-        decision = decide_unconfirmed(ONE, History(), state, config, NOW_S + 10 * i)
+        decision = decide(ONE, History(), state, config, NOW_S + 10 * i).decision
         state = decision.durations
         found.append((moved_pods(decision), next(s.reason for s in decision.plan.nodes if s.node == "hot")))
     assert found[:2] == [([], f"overutilized for {i} of 3 consecutive rounds") for i in (1, 2)]
     assert found[2][0] == ["p"]
-    dry_run = decide_unconfirmed(ONE, History(), ReasonDurations(), config, NOW_S, assume_lasting=True)
+    dry_run = decide(ONE, History(), ReasonDurations(), config, NOW_S, assume_lasting=True).decision
     assert moved_pods(dry_run) == ["p"]
 
 
@@ -313,12 +312,12 @@ def test_a_detector_expires_after_the_cache_timeout_but_not_between_two_rounds()
     no_usage = snapshot(ONE.nodes.values(), [], {"idle": amounts(0.2, 1)})
     for timeout, left in (("30s", set()), ("20m", {"hot"})):
         config = make_config({"detectorCacheTimeout": timeout})
-        state = decide_unconfirmed(ONE, History(), ReasonDurations(), config, NOW_S).durations
-        state = decide_unconfirmed(no_usage, History(), state, config, NOW_S + 600).durations
+        state = decide(ONE, History(), ReasonDurations(), config, NOW_S).decision.durations
+        state = decide(no_usage, History(), state, config, NOW_S + 600).decision.durations
         assert state.detectors.keys() & {"hot"} == left
     config, state = make_config({"anomalyCondition": {"consecutiveAbnormalities": 5}}, intervalS=300), ReasonDurations()
     for i in range(5):
-        state = decide_unconfirmed(ONE, History(), state, config, NOW_S + 301 * i).durations
+        state = decide(ONE, History(), state, config, NOW_S + 301 * i).decision.durations
     assert state.detectors["hot"].is_anomalous, "five rounds of five minutes count"
 
 

@@ -28,7 +28,6 @@ from tests.support.descheduler_builders import (
     add_moves,
     amounts,
     decide,
-    decide_unconfirmed,
     evaluate_moves,
     make_config,
     moved_pods,
@@ -319,7 +318,7 @@ def test_network_misplacement_does_not_undo_zone_survival() -> None:
     for minute in range(0, 2 * 1440, 5):
         now = NOW_S + 60 * minute
         view = world.snapshot()
-        decision = decide_unconfirmed(view, history, durations, config, now)
+        decision = decide(view, history, durations, config, now).decision
         durations, history = decision.durations, add_moves(decision.history, decision.pending_moves)
         for move in decision.plan.moves:
             moves.append((move.strategy, move.target))

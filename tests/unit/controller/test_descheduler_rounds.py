@@ -32,7 +32,7 @@ from tests.support.descheduler_builders import (
     UsageView,
     Volumes,
     budget,
-    decide_unconfirmed,
+    decide,
     node,
     pending_move,
     pod,
@@ -272,7 +272,7 @@ def check_round(seed: int) -> int:
 
 def decide_round(world: World, **more: Any) -> DescheduleDecision:
     config = msgspec.convert({**world.config, **more}, DeschedulerConfig).resolve()
-    return decide_unconfirmed(world.view, world.history, ReasonDurations(), config, NOW_S, assume_lasting=True)
+    return decide(world.view, world.history, ReasonDurations(), config, NOW_S, assume_lasting=True).decision
 
 
 def check_limits(world: World, decision: DescheduleDecision) -> None:
