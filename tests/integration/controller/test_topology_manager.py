@@ -20,6 +20,7 @@ from lab.controlplane import ControlPlane
 from lab.polling import poll_until
 from lab.programs import Program
 from netperf.latencies import ZonePair
+from netperf.plans import plan_object_name
 from tests.integration.conftest import CRDS, MakeNode
 from tests.integration.controller.harness import SimulatedAgents, StartReplica, announce_agent, read_plans
 from tests.integration.controller.test_appgroup_manager import group, pod
@@ -49,14 +50,14 @@ class MeasuredTopology:
         body = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": name}, "spec": spec}
         await self.client.create(NETWORK_TOPOLOGIES, body, Object, namespace=namespace or self.namespace)
 
-    async def read_topology(self) -> NetworkTopology:
-        return await self.client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=self.namespace)
+    async def read_topology(self, name: str = "nt-default", namespace: str = "") -> NetworkTopology:
+        return await self.client.get(NETWORK_TOPOLOGIES, name, NetworkTopology, namespace=namespace or self.namespace)
 
     async def read_raw_topology(self) -> dict[str, Any]:
         return await self.client.get(NETWORK_TOPOLOGIES, "nt-default", dict, namespace=self.namespace)
 
-    async def read_costs(self) -> dict[ZonePair, int]:
-        return zone_costs_of((await self.read_topology()).weight(NETPERF_COSTS))
+    async def read_costs(self, name: str = "nt-default", namespace: str = "") -> dict[ZonePair, int]:
+        return zone_costs_of((await self.read_topology(name, namespace)).weight(NETPERF_COSTS))
 
     async def patch_node(self, name: str, body: dict[str, Any]) -> None:
         """Patch the node of this name, without the namespace that it begins with."""
@@ -66,25 +67,29 @@ class MeasuredTopology:
         """Write these keys into the results ConfigMap."""
         await self.client.patch(CONFIGMAPS, "netperf-metrics", {"data": data}, Object, namespace=self.namespace)
 
+    async def read_results(self) -> dict[str, str]:
+        """Data of the results ConfigMap; empty if it does not exist."""
+        objects = await self.client.list(CONFIGMAPS, ConfigMap, namespace=self.namespace)
+        return next((item.data or {} for item in objects if item.metadata.name == "netperf-metrics"), {})
+
+    async def list_events(self) -> list[dict[str, Any]]:
+        return await self.client.list(EVENTS, dict, namespace=self.namespace)
+
     async def has_costs(self, count: int) -> bool:
         return len(await self.read_costs()) == count
 
-    async def condition_status(self, type_: str) -> str:
+    async def condition(self, type_: str) -> tuple[str, str]:
+        """Status and reason of a condition; both empty if there is none."""
         condition = find_condition((await self.read_topology()).status.conditions, type_)
-        return condition.status if condition else ""
-
-    async def measured_reason(self) -> str:
-        """Reason of the condition Measured."""
-        condition = find_condition((await self.read_topology()).status.conditions, "Measured")
-        return condition.reason if condition else ""
+        return (condition.status, condition.reason) if condition else ("", "")
 
     async def measure_until_priced(self, count: int = 6) -> None:
         """Write results until this number of costs is measured; the first may be computed from a part of the results."""
 
         async def are_priced() -> bool:
             await self.agents.measure()
-            reasons = {"AllPairsMeasured", "MeasurementsOld"}
-            return await self.has_costs(count) and await self.measured_reason() in reasons
+            _, reason = await self.condition("Measured")
+            return await self.has_costs(count) and reason in {"AllPairsMeasured", "MeasurementsOld"}
 
         await poll_until(are_priced)
 
@@ -128,7 +133,7 @@ async def test_measured_costs_are_written_beside_the_users_weights_under_our_fie
     assert await topology.read_costs() == {
         ("z1", "z2"): 5, ("z2", "z1"): 5, ("z1", "z3"): 20, ("z3", "z1"): 20, ("z2", "z3"): 22, ("z3", "z2"): 22,
     }  # fmt: skip
-    await poll_until(lambda: _equals(topology.condition_status("Measured"), "True"))
+    await poll_until(lambda: _equals(topology.condition("Measured"), ("True", "AllPairsMeasured")))
     read_topology = await topology.read_topology()
     assert read_topology.status.node_count >= 6
     assert read_topology.status.weight_calculation_time is not None
@@ -169,16 +174,15 @@ async def test_costs_without_new_results_become_stale_and_are_then_removed_but_n
     await topology.measure_until_priced()
     good = await topology.read_costs()
     assert good["z1", "z3"] == 180
-    await poll_until(lambda: _equals(topology.measured_reason(), "MeasurementsOld"))
+    await poll_until(lambda: _equals(topology.condition("Measured"), ("False", "MeasurementsOld")))
     assert await topology.read_costs() == good
-    assert await topology.condition_status("Measured") == "False"
     await poll_until(lambda: topology.has_costs(0))
-    await poll_until(lambda: _equals(topology.measured_reason(), "PairsAbsent"))
+    await poll_until(lambda: _equals(topology.condition("Measured"), ("False", "PairsAbsent")))
     await topology.measure_until_priced()
     assert await topology.read_costs() == good
-    notes = [e["reason"] for e in await topology.client.list(EVENTS, dict, namespace=topology.namespace)]
-    assert "PairsAbsent" in notes
-    assert notes.count("MeasurementsOld") == 1, "only transitions have events"
+    reasons = [event["reason"] for event in await topology.list_events()]
+    assert "PairsAbsent" in reasons
+    assert reasons.count("MeasurementsOld") == 1, "only transitions have events"
 
 
 async def test_deleted_malformed_partial_or_too_large_results_are_reported_and_change_no_cost(
@@ -189,20 +193,15 @@ async def test_deleted_malformed_partial_or_too_large_results_are_reported_and_c
     await topology.measure_until_priced()
     good = await topology.read_costs()
 
-    async def stored() -> dict[str, str]:
-        objects = await topology.client.list(CONFIGMAPS, ConfigMap, namespace=topology.namespace)
-        return next((found.data or {} for found in objects if found.metadata.name == "netperf-metrics"), {})
-
-    key = next(key for key in await stored() if key.startswith("netaware.v1."))
+    key = next(key for key in await topology.read_results() if key.startswith("netaware.v1."))
     origin = key.removeprefix("netaware.v1.").split("_")[0]
 
     async def is_named() -> bool:
         await topology.patch_results({key: "{half"})
-        notes = await topology.client.list(EVENTS, dict, namespace=topology.namespace)
-        return any(f"bad-json of {origin}" in note.get("note", "") for note in notes)
+        return any(f"bad-json of {origin}" in event.get("note", "") for event in await topology.list_events())
 
     async def is_gone() -> bool:
-        return key not in await stored()
+        return key not in await topology.read_results()
 
     await poll_until(is_named)
     await poll_until(is_gone)
@@ -213,21 +212,16 @@ async def test_deleted_malformed_partial_or_too_large_results_are_reported_and_c
         return (await replica.metrics()).get(refused) == 1
 
     await poll_until(is_counted)
-    assert await topology.condition_status("InputValid") == "False"
+    assert (await topology.condition("InputValid"))[0] == "False"
     assert await topology.read_costs() == good
     # A mebibyte is what the API server stores; with the other keys beside it no more than this fits.
     filler = {f"theirs-{i}": "x" * 100_000 for i in range(9)}
     await topology.patch_results(filler)
-
-    async def input_is_too_large() -> bool:
-        found = find_condition((await topology.read_topology()).status.conditions, "InputValid")
-        return found is not None and (found.status, found.reason) == ("False", "ResultsTooLarge")
-
-    await poll_until(input_is_too_large)
+    await poll_until(lambda: _equals(topology.condition("InputValid"), ("False", "ResultsTooLarge")))
     assert await topology.read_costs() == good
     await topology.client.delete(CONFIGMAPS, "netperf-metrics", namespace=topology.namespace)
     # The planner makes what agents are to write into.
-    await poll_until(lambda: _equals(topology.condition_status("InputValid"), "True"))
+    await poll_until(lambda: _equals(topology.condition("InputValid"), ("True", "AllRead")))
     await topology.agents.measure()
     assert await topology.read_costs() == good
 
@@ -250,23 +244,27 @@ async def test_planned_pairs_follow_nodes_and_their_zones(topology: MeasuredTopo
     topology.agents.set_latency("z1", "z9", 50)
     topology.agents.set_latency("z2", "z9", 52)
 
-    async def moved() -> bool:
+    async def is_measured() -> bool:
         await topology.agents.measure()
         return (await topology.read_costs()).get(("z1", "z9")) == 50
 
-    await poll_until(moved)
+    await poll_until(is_measured)
     assert all("z3" not in pair for pair in await topology.read_costs())
     for copy in "ab":
         await topology.client.delete(NODES, f"{topology.namespace}-z3{copy}")
 
     async def are_removed() -> bool:
-        found = await topology.client.get(CONFIGMAPS, "netperf-metrics", ConfigMap, namespace=topology.namespace)
-        return "mine" in (found.data or {}) and not any("-z3" in key for key in found.data or {})
+        keys = await topology.read_results()
+        return "mine" in keys and not any("-z3" in key for key in keys)
 
     await poll_until(are_removed)
     await poll_until(lambda: _equals(topology.read_costs(), {("z1", "z2"): 5, ("z2", "z1"): 5}))
     await topology.patch_node("z1b", {"metadata": {"labels": {"topology.kubernetes.io/zone": None}}})
-    await poll_until(lambda: _equals(topology.condition_status("InputValid"), "False"))
+
+    async def input_is_invalid() -> bool:
+        return (await topology.condition("InputValid"))[0] == "False"
+
+    await poll_until(input_is_invalid)
 
 
 @pytest.mark.slow
@@ -277,9 +275,9 @@ async def test_a_new_leader_reports_no_results_of_the_previous_plan_as_unplanned
     before = start()
     await topology.measure_until_priced()
     await before.stop()
-    written = await topology.client.get(CONFIGMAPS, "netperf-metrics", ConfigMap, namespace=topology.namespace)
+    results = await topology.read_results()
     node = f"{topology.namespace}-z3b"
-    assert any(node in value for value in (written.data or {}).values())
+    assert any(node in value for value in results.values())
     await topology.patch_node("z3b", {"spec": {"unschedulable": True}})
     start()
 
@@ -290,8 +288,8 @@ async def test_a_new_leader_reports_no_results_of_the_previous_plan_as_unplanned
     for _ in range(20):
         await asyncio.sleep(0.2)
         # Agents that have not read the new plan yet go on with the one before.
-        await topology.patch_results(written.data)
-        assert await topology.condition_status("OutlierNodes") == "False"
+        await topology.patch_results(results)
+        assert await topology.condition("OutlierNodes") == ("False", "AllAgree")
 
 
 @pytest.mark.slow
@@ -305,10 +303,8 @@ async def test_corrupted_plans_and_recreated_topologies_recover_and_external_res
     await topology.create()
     await topology.measure_until_priced()
     assert await replica.leads()
-    objects = await topology.client.list(
-        CONFIGMAPS, ConfigMap, namespace=topology.namespace, label_selector="netaware.io/plan=true"
-    )
-    first, second, _ = (found.metadata.name for found in objects)
+    plans = await read_plans(topology.client, topology.namespace)
+    first, second, _ = (plan_object_name(plan.zone) for plan in plans)
     await topology.client.delete(CONFIGMAPS, first, namespace=topology.namespace)
     corruption = [{"op": "replace", "path": "/data/plan.json", "value": "{"}]
     await topology.client.patch(
@@ -328,9 +324,8 @@ async def test_corrupted_plans_and_recreated_topologies_recover_and_external_res
     await topology.client.create(CONFIGMAPS, body, Object, namespace="default")
 
     async def are_priced() -> bool:
-        found = await topology.client.get(NETWORK_TOPOLOGIES, foreign, NetworkTopology, namespace="default")
-        read_costs = zone_costs_of(found.weight(NETPERF_COSTS))
-        return {("z7", "z8"): 33, ("z8", "z7"): 32}.items() <= read_costs.items()
+        costs = await topology.read_costs(foreign, "default")
+        return {("z7", "z8"): 33, ("z8", "z7"): 32}.items() <= costs.items()
 
     try:
         await poll_until(are_priced)
@@ -373,15 +368,13 @@ async def test_topologies_of_other_namespaces_get_costs_under_the_shipped_rights
     user, name = f"restricted-{topology.namespace}", f"nt-{topology.namespace}"
     await grant_shipped_rights(topology.client, topology.namespace, user)
     kubeconfig = control_plane.write_kubeconfig(user, user)
-    spec = {"configmapName": "mine"}
-    body = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": name}, "spec": spec}
-    await topology.client.create(NETWORK_TOPOLOGIES, body, Object, namespace="default")
+    await topology.create(name, "default", configmapName="mine")
     replica = start(kubeconfig, topology={"namespaces": ["default"]})
 
     async def are_priced() -> bool:
         await topology.agents.measure()
-        found = await topology.client.get(NETWORK_TOPOLOGIES, name, NetworkTopology, namespace="default")
-        return len(zone_costs_of(found.weight(NETPERF_COSTS))) == 6 and bool(found.status.conditions)
+        has_conditions = bool((await topology.read_topology(name, "default")).status.conditions)
+        return has_conditions and len(await topology.read_costs(name, "default")) == 6
 
     try:
         await poll_until(are_priced)

@@ -19,8 +19,11 @@ from controller.cluster.volumes import PersistentVolumeClaim
 from controller.descheduler.evict import EvictionResult, ResultKind, evict, outdated_reason
 from controller.descheduler.history import BackoffEntry, History, HistoryStore
 from controller.descheduler.low_node_load import LowNodeLoadStrategy
+from controller.descheduler.node_load import LoadClass
+from controller.descheduler.plan import NodeState
 from controller.descheduler.program import Descheduler
 from controller.descheduler.reporting import DeschedulerReporter
+from controller.descheduler.taints import taint_patches
 from kubekit.errors import ApiError, KubekitError, UnreachableError
 from kubekit.wire import ConfigMap, Node, ObjectMeta
 from netperf.contract import HOT_TAINT
@@ -28,6 +31,7 @@ from tests.support.descheduler_builders import (
     CALM,
     GI,
     NOW_S,
+    AnomalyDetector,
     DeschedulerConfig,
     Move,
     PersistentVolume,
@@ -40,6 +44,7 @@ from tests.support.descheduler_builders import (
     moved_pods,
     node,
     node_object,
+    nodes_to_taint,
     pod,
 )
 from tests.unit.controller.test_descheduler_misplacement import cluster, plan
@@ -137,6 +142,42 @@ def make_descheduler(
         wall=lambda: NOW_S,
     )
     return descheduler, world
+
+
+# The taint
+
+
+def test_nodes_are_tainted_above_the_midpoint_of_their_thresholds_until_they_are_underutilized() -> None:
+    """The midpoint of 20 and 50 % is 35 %."""
+    nodes = {n.name: n for n in (node("plain"), node("tainted", taints=[HOT]))}
+
+    def tainted(cpu: float, *, kind: LoadClass = "normal", anomalous: bool = False) -> set[str]:
+        states = [NodeState(name, "default", kind, {"cpu": cpu}, {"cpu": 20.0}, {"cpu": 50.0}) for name in nodes]
+        return set(nodes_to_taint(states, dict.fromkeys(nodes, AnomalyDetector(is_anomalous=anomalous)), nodes))
+
+    assert tainted(36) == {"plain", "tainted"}
+    assert tainted(30) == {"tainted"}
+    assert tainted(20) == set()
+    assert tainted(20, anomalous=True) == {"plain", "tainted"}
+    assert tainted(0, kind="unknown") == {"tainted"}
+
+
+def test_the_taint_is_added_and_removed_beside_other_taints() -> None:
+    other, users = {**HOT, "key": "x"}, {**HOT, "effect": "NoSchedule"}
+    taints_by_node = {"a": [], "b": [other], "c": [other, HOT], "d": [HOT], "e": [users]}
+    nodes = {name: node_object(name, taints=taints) for name, taints in taints_by_node.items()}
+    assert taint_patches(nodes, frozenset({"a", "b", "d"})) == {
+        "a": [
+            {"op": "test", "path": "/metadata/resourceVersion", "value": ""},
+            {"op": "add", "path": "/spec/taints", "value": [HOT]},
+        ],
+        "b": [{"op": "add", "path": "/spec/taints/-", "value": HOT}],
+        "c": [
+            {"op": "test", "path": "/spec/taints/1/key", "value": HOT_TAINT},
+            {"op": "test", "path": "/spec/taints/1/effect", "value": "PreferNoSchedule"},
+            {"op": "remove", "path": "/spec/taints/1"},
+        ],
+    }
 
 
 NO_STRATEGY = {"apiVersion": "descheduler/v1alpha2", "kind": "DeschedulerConfiguration"}

@@ -1,12 +1,10 @@
-"""From series, as the projects document them, to flows, dependencies, AppGroups, drift and prices."""
+"""From flows to dependencies, AppGroups, drift, weights and prices."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,17 +18,16 @@ from controller.cluster.costs import CostTable, Location
 from controller.cluster.crds import AppGroup, AppGroupStatus, WeightInfo
 from controller.cluster.dependency_graph import build_graph
 from controller.cluster.membership import Membership
-from controller.cluster.pod_info import PodReader
+from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import Pod
 from controller.diagnosis.snapshot import ClusterSnapshot
-from controller.prometheus import PrometheusClient, PrometheusError, VectorSample
+from controller.prometheus import PrometheusError
 from controller.traffic.config import TrafficConfig
 from controller.traffic.drift import Comparison, compare_groups
 from controller.traffic.graph import Flow, WorkloadId, build_traffic_graph
 from controller.traffic.prices import PriceTable
 from controller.traffic.proposals import Proposal, propose
 from controller.traffic.reconciler import AS_DESCRIBED, TrafficController, describe_drifts, must_write_weights
-from controller.traffic.sources import read_flows
 from controller.traffic.workloads import Workloads
 from kubekit.client import Client
 from kubekit.conditions import make_condition
@@ -39,7 +36,7 @@ from kubekit.wire import Object, ObjectMeta
 from tests.support.bodies import weight_body
 from tests.unit.controller import scheduling
 
-A, B = Location("r1", "z1"), Location("r1", "z2")
+A, B, FAR = Location("r1", "z1"), Location("r1", "z2"), Location("r2", "z9")
 COSTS = CostTable(msgspec.convert(weight_body({("z1", "z2"): 7}), WeightInfo))
 SHOP = [("frontend", "cart", 5000.0), ("cart", "redis", 4000.0), ("frontend", "catalog", 3000.0)]
 MONTH_S = 730 * 3600
@@ -54,38 +51,27 @@ def flow(client: str, server: str, rate: float, **fields: Any) -> Flow:
     return Flow(workload(client), workload(server), rate, fields.pop("peak", rate), **fields)
 
 
-def workloads_of(names: Iterable[str]) -> Workloads:
-    """Workloads with one replica each, in zone z1."""
-    workloads = Workloads()
-    for name in names:
-        workloads.replica_counts[workload(name)] = 1
-        workloads.location_counts[workload(name)] = Counter({A: 1})
-        workloads.labels_by_workload[workload(name)] = {"app": name}
-    return workloads
+def workloads_of(flows: Iterable[Flow], *locations: Location) -> Workloads:
+    """The workloads of flows, with a replica at each location."""
+    ends = {end for f in flows for end in (f.client, f.server)}
+    location_counts = {end: Counter(locations) for end in ends}
+    return Workloads(Counter(dict.fromkeys(ends, len(locations))), location_counts, {}, {"z1": "r1", "z2": "r1"})
 
 
 def proposals_of(flows: Iterable[Flow], *groups: AppGroup) -> list[Proposal]:
-    """AppGroups for the namespace shop, with the workloads of the flows."""
+    """AppGroups for the namespace shop; each workload of the flows has a replica in zone z1."""
     flows = list(flows)
-    names = {end.name for f in flows for end in (f.client, f.server) if end.kind == "Deployment"}
-    return propose(build_traffic_graph(flows, "netaware-system"), workloads_of(names), groups, "shop", COSTS)
+    return propose(build_traffic_graph(flows, "netaware-system"), workloads_of(flows, A), groups, "shop", COSTS)
 
 
 def compare(
-    flows: Iterable[Flow],
+    flows: Sequence[Flow],
     *groups: AppGroup,
     prices: PriceTable | None = None,
-    workloads: Workloads | None = None,
     admitted: dict[str, str] | None = None,
 ) -> Comparison:
-    """Flows between workloads with two replicas in two zones; ``admitted`` is namespace -> namespaces whose groups may have its pods."""
-    flows = list(flows)
-    ends = {end for f in flows for end in (f.client, f.server)}
-    if workloads is None:
-        workloads = workloads_of(end.name for end in ends)
-        workloads.replica_counts.update(ends)
-        workloads.location_counts.update({end: Counter({A: 1, B: 1}) for end in ends})
-        workloads.region_by_zone.update({"z1": "r1", "z2": "r1"})
+    """Flows between workloads with a replica in each zone; ``admitted`` is namespace -> namespaces whose groups may have its pods."""
+    workloads = workloads_of(flows, A, B)
     labels = {name: {"netaware.io/appgroups-from": others} for name, others in (admitted or {}).items()}
     namespaces = tuple(Object(ObjectMeta(name=name, labels=labels.get(name))) for name in ("shop", "other"))
     membership = ClusterSnapshot(now_s=0, groups=groups, namespaces=namespaces).build_membership()
@@ -96,112 +82,12 @@ def app_group(spec: dict[str, Any], name: str = "boutique", namespace: str = "sh
     return msgspec.convert({"metadata": {"name": name, "namespace": namespace}, "spec": spec}, AppGroup)
 
 
-def pod_info(name: str, owner: str = "", on: str = "n1") -> Any:
+def pod_info(name: str, owner: str = "", on: str = "n1") -> PodInfo:
     kind, _, owner_name = owner.partition("/")
     owners = [{"kind": kind, "name": owner_name, "controller": True}] if owner else []
     meta = {"name": name, "namespace": "shop", "labels": {"pod-template-hash": "5d"}, "ownerReferences": owners}
     body = {"metadata": meta, "spec": {"nodeName": on}, "status": {"phase": "Running"}}
     return PodReader().read(msgspec.convert(body, Pod))
-
-
-class FakePrometheus(PrometheusClient):
-    """Stands in for a Prometheus with these series: metric name -> instant vector."""
-
-    def __init__(self, series: dict[str, list[tuple[dict[str, str], float]]], *, refused_text: str = "\0") -> None:
-        super().__init__("http://prometheus.invalid")
-        self._series, self._refused_text = series, refused_text
-        self.age_s = 1e9
-        self.expressions: list[str] = []
-
-    async def query(
-        self, expression: str, *, at_s: float | None = None, finite_only: bool = True
-    ) -> list[VectorSample]:
-        if self._refused_text in expression:
-            raise PrometheusError("query processing would load too many samples into memory")
-        if expression.startswith("time()"):
-            return [VectorSample({}, self.age_s)]
-        factor = 2.0 if expression.startswith("quantile_over_time") else 1.0
-        self.expressions.append(expression)
-        grouping = expression.partition("by (")[2].partition(")")[0].split(", ")
-        return [
-            VectorSample({k: v for k, v in labels.items() if k in grouping}, value * factor)
-            for name, vector in self._series.items()
-            if re.search(rf"\b{name}\b", expression)
-            for labels, value in vector
-        ]
-
-
-def istio_labels(source: str, destination: str, namespace: str = "shop") -> dict[str, str]:
-    ends = {"source_workload_namespace": "shop", "source_workload": source}
-    return ends | {"destination_workload_namespace": namespace, "destination_workload": destination}
-
-
-def agent_labels(server: str, **more: str) -> dict[str, str]:
-    client = {"client_namespace": "shop", "client_workload": "web", "client_kind": "Deployment", "client_zone": "z1"}
-    return {**client, "server": server, **more}
-
-
-async def read_from(prometheus: FakePrometheus) -> list[Flow]:
-    """Flows of the last hour, from the first source with data."""
-    return (await read_flows(prometheus, "", 3600)).flows
-
-
-async def test_counters_of_istio_add_up_and_unknown_ends_are_external() -> None:
-    ends = istio_labels("frontend", "redis")
-    series = {
-        "istio_request_bytes_sum": [(ends, 10.0)],
-        "istio_response_bytes_sum": [(ends, 20.0), (istio_labels("frontend", "unknown", "unknown"), 7.0)],
-        "istio_tcp_received_bytes_total": [(ends, 1.0)],
-        "istio_tcp_sent_bytes_total": [(ends, 3.0)],
-    }
-    known, unknown = sorted(await read_from(FakePrometheus(series)), key=lambda f: not f.server.is_known)
-    assert (known.client.name, known.server.name) == ("frontend", "redis")
-    assert (known.bytes_per_s, known.peak_bytes_per_s) == (34, 68)
-    assert build_traffic_graph([known, unknown], "netaware-system").omitted[0].reason == "external"
-    assert (await read_flows(FakePrometheus(series), "", 3600)).remarks == ()
-    without_peaks = await read_flows(FakePrometheus(series, refused_text="quantile_over_time"), "", 3600)
-    assert {f.peak_bytes_per_s for f in without_peaks.flows if f.server.is_known} == {34}
-    assert ["means are used" in remark for remark in without_peaks.remarks] == [True]
-    (remark,) = (await read_flows(FakePrometheus(series, refused_text="min_over_time"), "", 3600)).remarks
-    assert "how old" in remark
-
-
-@pytest.mark.parametrize("port", ["9" * 5000, "70000", "\u0667\u0660", "1_0", "-1", ""])
-async def test_an_invalid_port_is_omitted(port: str) -> None:
-    series = {"netaware_traffic_bytes_total": [(agent_labels("10.1.0.1", port=port), 100.0)]}
-    assert [f.port for f in await read_from(FakePrometheus(series))] == [0]
-
-
-async def test_server_addresses_become_workloads_and_traffic_of_a_reused_address_is_divided_by_time() -> None:
-    def owner_labels(address: str, name: str, zone: str) -> dict[str, str]:
-        end = {"server_namespace": "shop", "server_workload": name, "server_kind": "Deployment"}
-        return end | {"server": address, "server_zone": zone}
-
-    series = {
-        "netaware_traffic_bytes_total": [
-            (agent_labels("10.1.0.1", port="7070"), 100.0),
-            (agent_labels("10.1.0.2", port="7070"), 40.0),
-            (agent_labels("outside", port="7070"), 7.0),
-        ],
-        "netaware_traffic_server_info": [
-            (owner_labels("10.1.0.1", "cart", "z2"), 60.0),
-            (owner_labels("10.1.0.2", "cart", "z1"), 45.0),
-            (owner_labels("10.1.0.2", "ads", "z1"), 15.0),
-        ],
-    }
-    flows = await read_from(FakePrometheus(series))
-    assert {(f.client, f.client_zone, f.port) for f in flows} == {(workload("web"), "z1", 7070)}
-    assert {(f.server.name, f.server_zone): (f.bytes_per_s, f.peak_bytes_per_s) for f in flows} == {
-        ("cart", "z2"): (100, 200),
-        ("cart", "z1"): (30, 60),
-        ("ads", "z1"): (10, 20),
-        ("", ""): (7, 14),
-    }
-
-
-async def test_without_a_source_the_error_names_the_metrics() -> None:
-    with pytest.raises(ConfigError, match=r"istio_request_bytes_sum.*install one of the projects"):
-        await read_flows(FakePrometheus({"up": []}), "", 3600)
 
 
 def test_dns_probes_scrapes_self_calls_and_external_ends_are_no_dependency() -> None:
@@ -220,14 +106,16 @@ def test_dns_probes_scrapes_self_calls_and_external_ends_are_no_dependency() -> 
     assert {(d.client.name, d.server.name) for d in graph.dependencies} == {(a, b) for a, b, _ in SHOP}
     reasons = {item.reason for item in graph.omitted}
     assert reasons == {"self", "dns", "scrape", "external", "system", "negligible"}
+    omitted_bytes_per_s = sum(item.bytes_per_s for item in graph.omitted)
+    assert graph.bytes_per_s + omitted_bytes_per_s == pytest.approx(sum(f.bytes_per_s for f in flows))
 
 
 def test_a_proposal_is_an_appgroup_that_the_controller_reads_without_faults() -> None:
     (proposal,) = proposals_of(flow(*edge, peak=edge[2] * 1.1, **ACROSS) for edge in SHOP)
     spec = app_group(proposal.manifest["spec"]).spec
-    read = build_graph(spec)
-    assert read.faults == ()
-    edges = {(read.selectors[e.caller], read.selectors[e.callee]): e for e in read.edges}
+    graph = build_graph(spec)
+    assert graph.faults == ()
+    edges = {(graph.selectors[e.caller], graph.selectors[e.callee]): e for e in graph.edges}
     assert set(edges) == {(a, b) for a, b, _ in SHOP}
     assert edges["frontend", "cart"].min_bandwidth_bps == 44_000
     assert edges["frontend", "cart"].max_network_cost == 7
@@ -335,7 +223,8 @@ def test_cycles_external_ends_and_daemonsets_are_no_errors() -> None:
 
 def test_pods_resolve_to_workloads_and_missing_ends_are_reported() -> None:
     pods = [pod_info("web-5d-x", "ReplicaSet/web-5d"), pod_info("db-0", "StatefulSet/db", "n2"), pod_info("lone")]
-    workloads = Workloads.from_objects(pods, {"n1": A, "n2": B})
+    workloads = Workloads.from_objects(pods, {"n1": A, "n2": B, "n3": FAR})
+    assert workloads.location_of("z9") == FAR, "a zone without pods keeps its region"
     assert {w.kind for w in workloads.replica_counts} == {"Deployment", "StatefulSet", "Pod"}
     workloads.replica_counts[workload("db", kind="Job")] = 1
     calls = [Flow(WorkloadId("shop", "web"), workload("db", kind="StatefulSet"), 2), flow("gone", "web", 7)]
@@ -359,27 +248,10 @@ def test_a_bill_is_bytes_times_price_by_distance() -> None:
     assert not spread.dependencies[0].has_all_zones
 
 
-def test_a_zone_without_pods_keeps_its_region() -> None:
-    pods = [pod_info(f"{name}-5d-x", f"ReplicaSet/{name}-5d") for name in "ab"]
-    calls = flow("a", "b", 1000, **ACROSS)
-    bill = compare([calls], workloads=Workloads.from_objects(pods, {"n1": A, "n2": B})).bill
-    assert [pair.distance for pair in bill.zone_pairs] == ["zones"]
-
-
 def test_a_missing_price_is_that_of_the_next_shorter_distance() -> None:
-    far = Location("r2", "z9")
-    assert PriceTable(between_zones=0.02).price_per_gb(A, far) == 0.02
+    assert PriceTable(between_zones=0.02).price_per_gb(A, FAR) == 0.02
     assert PriceTable(same_zone=0.01).price_per_gb(A, B) == 0.01
-    assert PriceTable(between_zones=0.02, between_regions=0.0).price_per_gb(A, far) == 0
-
-
-def test_ten_thousand_edges_between_a_thousand_services_are_covered() -> None:
-    flows = [flow(f"s{i % 1_000}", f"s{(i * 7 + i // 1_000 + 1) % 1_000}", 1000.0 + i % 97) for i in range(10_000)]
-    graph = build_traffic_graph(flows, "netaware-system")
-    assert math.isclose(
-        graph.bytes_per_s + sum(o.bytes_per_s for o in graph.omitted), sum(f.bytes_per_s for f in flows)
-    )
-    assert sum(d.bytes_per_s for p in proposals_of(flows) for d in p.dependencies) >= 0.95 * graph.bytes_per_s
+    assert PriceTable(between_zones=0.02, between_regions=0.0).price_per_gb(A, FAR) == 0
 
 
 def test_weights_are_written_after_traffic_shifts_or_doubles() -> None:
@@ -448,32 +320,6 @@ def test_prices_belong_to_groups_that_may_have_the_workloads_pods() -> None:
     assert billed_group(foreign, mine) == billed_group(mine, foreign) == "other/mine"
     assert billed_group(foreign) == ""
     assert billed_group(foreign, admitted={"other": "shop"}) == "shop/boutique"
-
-
-async def test_the_window_is_limited_to_the_age_of_the_source() -> None:
-    prometheus = FakePrometheus({"istio_request_bytes_sum": [(istio_labels("a", "b"), 100.0)]})
-    for age_s, window_s in ((1e9, 3600), (3590.0, 3600), (1800.0, 1830), (0.0, 60)):
-        prometheus.age_s = age_s
-        assert (await read_flows(prometheus, "istio", 3600)).window_s == window_s
-    prometheus.age_s = 300.0
-    assert (await read_flows(prometheus, "istio", 90 * 86400)).window_s == pytest.approx(300, abs=15)
-
-
-@pytest.mark.parametrize(("round_s", "min_range_s"), [(0.0, 100), (0.15, 100), (0.6, 280), (1e9, 1240)])
-async def test_ranges_contain_two_readings_of_the_slowest_agent(round_s: float, min_range_s: int) -> None:
-    """An agent reads every 120 s if a reading takes 0.6 s: a range of 100 s would show no traffic of its node."""
-    prometheus = FakePrometheus(
-        {
-            "netaware_traffic_bytes_total": [(agent_labels("10.1.0.1"), 100.0)],
-            "netaware_traffic_round_seconds": [({}, round_s)],
-        }
-    )
-    assert (await read_flows(prometheus, "", 60)).window_s == min_range_s
-    prometheus.expressions.clear()
-    await read_flows(prometheus, "conntrack", 3600)
-    peaks = [expression for expression in prometheus.expressions if expression.startswith("quantile_over_time")]
-    assert peaks
-    assert all(f"[{max(min_range_s, 120)}s]" in expression for expression in peaks)
 
 
 def test_drift_messages_have_no_rates_and_a_limited_length() -> None:

@@ -47,13 +47,13 @@ def node(
 
 
 def test_zones_get_the_region_of_most_of_their_nodes_and_conflicts_are_reported() -> None:
-    found = build_zone_map(
+    zone_map = build_zone_map(
         [node("a", "z1", "r1"), node("b", "z1", "r2"), node("c", "z1", "r2"), node("d", "z2", ""), node("e", "")]
     )
-    assert found.region_by_zone == {"z1": "r2", "z2": ""}
-    assert found.zones_with_conflicting_regions == ("z1",)
-    assert found.unzoned_nodes == ("e",)
-    assert found.location_by_node["b"] == NodeLocation("b", "z1", "r2")
+    assert zone_map.region_by_zone == {"z1": "r2", "z2": ""}
+    assert zone_map.zones_with_conflicting_regions == ("z1",)
+    assert zone_map.unzoned_nodes == ("e",)
+    assert zone_map.location_by_node["b"] == NodeLocation("b", "z1", "r2")
     nodes = [node("a", "z", "r2"), node("b", "z", "r1"), node("c", "z", "")]
     for in_any_order in (nodes, nodes[::-1]):
         assert build_zone_map(in_any_order).region_by_zone == {"z": "r1"}
@@ -73,9 +73,8 @@ def test_a_node_is_probed_at_an_announced_address_only_if_it_is_its_own(
     announced: str, pod_ips: tuple[str, ...], is_own: bool
 ) -> None:
     """Other agents authenticate there with the passphrase, so it must be an address of the node or of the agent's pod."""
-    found = node("a", agent=json.dumps({"address": announced}))
-    agents = agent_pods_by_node([agent_pod("a", pod_ips)]) if pod_ips else {}
-    probe_node = to_probe_node(found, agents)
+    agent_pods = agent_pods_by_node([agent_pod("a", pod_ips)]) if pod_ips else {}
+    probe_node = to_probe_node(node("a", agent=json.dumps({"address": announced})), agent_pods)
     assert probe_node.address == str(parse_address(announced or "10.0.0.1"))
     usable, left_out = select_probe_nodes([probe_node])
     assert bool(usable) == is_own
@@ -83,17 +82,16 @@ def test_a_node_is_probed_at_an_announced_address_only_if_it_is_its_own(
 
 
 def test_an_address_that_two_nodes_spell_differently_is_one_address() -> None:
-    probe_node = [
-        to_probe_node(node(name, zone, agent='{"address":"fd00::1"}'), {}) for name, zone in (("a", "z1"), ("b", "z2"))
-    ]
-    other = to_probe_node(node("b", "z2", agent='{"address":"fd00:0::0001"}'), {})
-    assert {r.reason for r in select_probe_nodes(probe_node)[1] if r.key in "ab"} == {"shared-address"}
-    assert {r.reason for r in select_probe_nodes([probe_node[0], other])[1] if r.key in "ab"} == {"shared-address"}
+    first = to_probe_node(node("a", "z1", agent='{"address":"fd00::1"}'), {})
+    for spelling in ("fd00::1", "fd00:0::0001"):
+        second = to_probe_node(node("b", "z2", agent=json.dumps({"address": spelling})), {})
+        left_out = select_probe_nodes([first, second])[1]
+        assert {refusal.reason for refusal in left_out if refusal.key in "ab"} == {"shared-address"}
     assert to_probe_node(node("a", agent='{"address":"::ffff:10.0.0.1"}'), {}).address == "10.0.0.1"
 
 
 @pytest.mark.parametrize(
-    ("found", "pods", "expected"),
+    ("candidate", "agent_pods", "expected"),
     [
         (node("a"), {}, (True, True, True)),
         (node("a", agent=None), {}, (True, True, False)),
@@ -104,10 +102,10 @@ def test_an_address_that_two_nodes_spell_differently_is_one_address() -> None:
         (node("a", cordoned=True), {}, (True, False, True)),
     ],
 )
-def test_what_makes_a_node_fit_for_probing(
-    found: Node, pods: dict[str, AgentPods], expected: tuple[bool, bool, bool]
+def test_readiness_cordons_and_agents_decide_whether_a_node_is_probed(
+    candidate: Node, agent_pods: dict[str, AgentPods], expected: tuple[bool, bool, bool]
 ) -> None:
-    probe_node = to_probe_node(found, pods)
+    probe_node = to_probe_node(candidate, agent_pods)
     assert (probe_node.is_ready, probe_node.is_schedulable, probe_node.has_ready_agent) == expected
 
 

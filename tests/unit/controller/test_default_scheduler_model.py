@@ -1,4 +1,7 @@
-"""Requests on nodes stay valid for any pod: a user may bind a pod to a node, and request eight exabytes for each container."""
+"""The model of the default scheduler scores and fills hosts as kube-scheduler does; impossible requests break neither it nor a plan.
+
+A user may bind a pod to a node, and request eight exabytes for each container.
+"""
 
 from __future__ import annotations
 
