@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter
 
 from agent.capacity.links import LinkSnapshot
 from agent.capacity.node_bandwidth import HardwareCapacity, NodeBandwidth, choose_bandwidth, raise_peak_bps
@@ -113,11 +113,6 @@ class Publisher:
             registry=registry,
         )
         self._disputes = DisputeDetector()
-        self._disputed_gauge = Gauge(
-            "netaware_node_bandwidth_disputed",
-            "1 while another writer keeps replacing the published capacity, else 0.",
-            registry=registry,
-        )
         node_watch.subscribe(self._wake.set)
 
     def on_link_change(self) -> None:
@@ -180,7 +175,6 @@ class Publisher:
             self._planned_version = ""  # The watch lags behind our write; if it still does next time, write again.
             return False
         dispute = self._disputes.find_dispute(node, node_bandwidth, asyncio.get_running_loop().time())
-        self._disputed_gauge.set(bool(dispute))
         writes = plan_writes(node, node_bandwidth, time.time(), dispute=dispute)
         if not writes:
             return False
