@@ -64,38 +64,29 @@ class NetDirectory:
 
 def read_machine(sys: Path, proc: Path) -> Machine:
     """Read the machine's identity from firmware and processor."""
-    directory = sys / "class" / "dmi" / "id"
-
-    def read_dmi(name: str) -> str:
-        try:
-            return (directory / name).read_text().strip()
-        except OSError:
-            return ""
-
-    vendor, product = read_dmi("sys_vendor"), read_dmi("product_name")
-    return Machine(
-        vendor=vendor,
-        product=product,
-        asset_tag=read_dmi("chassis_asset_tag"),
-        hypervisor_evidence=_find_hypervisor_evidence(sys, proc, vendor, product),
-    )
+    names = ("sys_vendor", "product_name", "chassis_asset_tag")
+    vendor, product, asset_tag = (_read_start(sys / "class" / "dmi" / "id" / name).strip() for name in names)
+    evidence = _find_hypervisor_evidence(sys, proc, vendor, product)
+    return Machine(vendor=vendor, product=product, asset_tag=asset_tag, hypervisor_evidence=evidence)
 
 
 def _find_hypervisor_evidence(sys: Path, proc: Path, vendor: str, product: str) -> str:
-    try:
-        with (proc / "cpuinfo").open() as file:
-            for line in file:
-                if line.startswith("flags") and " hypervisor" in line:
-                    return f"the processor says so, firmware {vendor} {product}".strip()
-                if not line.strip():
-                    break  # The first processor's section is enough.
-    except OSError:
-        pass
+    if re.search(r"^flags.* hypervisor", _read_start(proc / "cpuinfo"), re.MULTILINE):
+        return f"the processor says so, firmware {vendor} {product}".strip()
     if (sys / "hypervisor" / "type").exists():
         return "Xen"
     if ".metal" not in product and (_VIRTUAL_VENDOR.match(vendor) or "Virtual Machine" in product):
         return f"firmware says {vendor} {product}".strip()
     return ""
+
+
+def _read_start(path: Path) -> str:
+    """Read the first 8 KiB of a file, which have the first processor of cpuinfo; empty if the file cannot be read."""
+    try:
+        with path.open() as file:
+            return file.read(8192)
+    except OSError:
+        return ""
 
 
 def read_psutil_mbps(name: str) -> int | None:

@@ -75,12 +75,12 @@ class ProbeMetrics:
         self._state_by_pair = {pair: self._state_by_pair.get(pair) or _ZonePairState() for pair in pairs}
 
     def add_outcome(self, outcome: ProbeOutcome) -> None:
-        """Add an outcome, unless it is ``waiting`` or its zone pair has left the plan.
+        """Add an outcome, unless its zone pair has left the plan.
 
         Series describe a zone pair by its first node pair, so outcomes of additional node pairs are ignored.
         """
         state = self._state_by_pair.get(_zone_pair_of(outcome.probe))
-        if state is None or outcome.result == "waiting" or outcome.probe.pair_index:
+        if state is None or outcome.probe.pair_index:
             return
         state.outcome_counts[outcome.test, outcome.result] += 1
         sample = outcome.sample

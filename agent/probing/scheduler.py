@@ -51,7 +51,7 @@ AFTER_START_S = 1e-3
 MAX_SLEEP_S = 30.0
 """Longest sleep before the next run is computed again, because the wall clock may be set."""
 
-ProbeResult = Literal["ok", "over-budget", "waiting"] | FailureReason
+ProbeResult = Literal["ok", "over-budget"] | FailureReason
 
 
 class ProbeOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,8 +60,7 @@ class ProbeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         probe: the pair of nodes.
         test: the test that was run.
-        result: ``ok``, ``over-budget``, ``waiting`` (no run is planned and no datagram came back yet), or the failure
-            of the run, also if datagrams came back.
+        result: ``ok``, ``over-budget``, or the failure of the run, also if datagrams came back.
         sample: after a run that succeeded, else if enough datagrams came back, else None.
         failure: if neither the run nor the datagrams succeeded, else None.
         detail: description of the failure or of the skipped run, for the log; may be empty.
@@ -241,7 +240,7 @@ class ProbeScheduler:
     def _make_datagram_outcome(
         self, probe: Probe, test: Test, run_error: ProbeFailedError | None, window: WindowResult
     ) -> ProbeOutcome:
-        """Make the outcome by datagrams, after a failed run or if no run is planned.
+        """Make the outcome by datagrams: after a failed run, or without ``run_error`` if no run is planned and some datagrams came back.
 
         A failed run is not a failure of the pair if datagrams come back. If neither succeeded, a failure is reported, because a missing
         result could also mean "not probed yet".
@@ -260,10 +259,8 @@ class ProbeScheduler:
                 failed_runs=self._failed_runs_in_a_row[probe.nodes],
                 **self._make_common_fields(probe),
             )
-        if sample is not None or window.answer_count:
+        if sample is not None or window.answer_count or run_error is None:
             return msgspec.structs.replace(outcome, sample=sample, has_round_trip=True)
-        if run_error is None:
-            return msgspec.structs.replace(outcome, result="waiting")
         self._failures_in_a_row[probe.nodes] += 1
         count, fields = self._failures_in_a_row[probe.nodes], self._make_common_fields(probe)
         failure = Failure(
@@ -288,6 +285,6 @@ def _log_change(outcome: ProbeOutcome) -> None:
     topic = f"{destination}/{test}"
     if result == "ok":
         log.log_change(topic, "", "probes succeed again", destination=destination, test=test)
-    elif result != "waiting":
+    else:
         message = "probe skipped" if result == "over-budget" else "probe failed"
         log.log_change(topic, result, message, destination=destination, test=test, why=result, detail=outcome.detail)
