@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 from kubekit.errors import ConfigError
@@ -28,15 +27,6 @@ def parse_duration(value: str | float, field: str, *, minimum_s: float = 0.0, ma
             field, f"{value!r} is not a duration", "write a number and its unit, such as 5ms, 90s, 1h30m or 7d"
         )
     if not minimum_s <= duration_s <= maximum_s or duration_s == float("inf"):
-        at_most = f", at most {_format_duration(maximum_s)}" if maximum_s < float("inf") else ""
-        raise ConfigError(field, f"{value!r} is out of range", f"at least {_format_duration(minimum_s)}{at_most}")
+        at_most = f", at most {maximum_s:g} s" if maximum_s < float("inf") else ""
+        raise ConfigError(field, f"{value!r} is out of range", f"at least {minimum_s:g} s{at_most}")
     return duration_s
-
-
-def _format_duration(duration_s: float) -> str:
-    """The duration in the largest unit of which it is a multiple, else in seconds."""
-    for unit, unit_s in reversed(_SECONDS_BY_UNIT.items()):
-        count = round(duration_s / unit_s)
-        if count and math.isclose(duration_s, count * unit_s):  # In floats 0.1 is no multiple of 0.001.
-            return f"{count}{unit}"
-    return f"{duration_s:g}s"

@@ -6,41 +6,33 @@ import asyncio
 import itertools
 import time
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from kubekit.health import EventLoopMonitor
 from kubekit.waiting import CooperativeYield
 
 
-class IterationCounter:
-    """Counts the iterations of the event loop."""
+# The clock advances by this time per reading. A call that yields reads the clock again, so with 3 ms every second call yields.
+@pytest.mark.parametrize(("reading_takes_s", "yield_count"), [(0.003, 50), (0.0, 0)])
+async def test_long_work_yields_after_each_time_slice_and_short_work_never(
+    reading_takes_s: float, yield_count: int
+) -> None:
+    iterations = 0
 
-    def __init__(self) -> None:
-        self.count = 0
-
-    async def run(self) -> None:
+    async def count_iterations() -> None:
+        nonlocal iterations
         while True:
-            self.count += 1
+            iterations += 1
             await asyncio.sleep(0)
 
-
-async def test_long_work_yields_after_each_time_slice_and_short_work_never() -> None:
-    counter = IterationCounter()
-    task = asyncio.create_task(counter.run())
-    await asyncio.sleep(0)
-    seconds = itertools.count(0, 0.003)
+    task = asyncio.create_task(count_iterations())
+    seconds = itertools.count(0, reading_takes_s)
     maybe_yield = CooperativeYield(clock=lambda: next(seconds))
-    count_before = counter.count
     for _ in range(100):
         await maybe_yield()
-    # The clock advances 3 ms per reading, so every second call yields, and reads the clock again.
-    assert counter.count - count_before == 50
-    quick_yield = CooperativeYield(clock=lambda: 1.0)
-    count_before = counter.count
-    for _ in range(100):
-        await quick_yield()
-    assert counter.count == count_before
     task.cancel()
+    assert iterations == yield_count
 
 
 async def test_a_callback_that_blocks_the_event_loop_is_measured() -> None:

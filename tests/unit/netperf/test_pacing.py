@@ -42,7 +42,7 @@ def test_probes_that_touch_the_same_node_never_overlap(round_number: int) -> Non
     for plan in PLAN.plan_by_zone.values():
         for probe in plan.probes:
             begin = probe_start_s(plan, probe, round_number)
-            for node in (probe.origin.node, probe.destination.node):
+            for node in probe.nodes:
                 spans_by_node.setdefault(node, []).append((begin, begin + plan.settings.duration_s))
     for spans in spans_by_node.values():
         spans.sort()

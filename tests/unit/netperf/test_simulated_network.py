@@ -23,7 +23,7 @@ def test_a_quiet_network_with_spikes_and_rotations_writes_at_most_twice_an_hour(
 
 def planned_pairs(network: SimulatedNetwork) -> set[tuple[str, str]]:
     """Origin and destination nodes of all planned probes."""
-    return {(p.origin.node, p.destination.node) for plan in network.plans.values() for p in plan.probes}
+    return {p.nodes for plan in network.plans.values() for p in plan.probes}
 
 
 @pytest.mark.parametrize(("factor", "rounds"), [(1.3, 2), (0.7, 2), (1.05, 10), (0.95, 10)])
@@ -73,9 +73,7 @@ def test_a_cut_path_is_unreachable_within_three_rounds_and_back_within_one(nodes
 def test_a_slow_node_is_reported_and_does_not_change_costs_of_its_zone() -> None:
     network = make_converged_network(6, 6, noise=0.002)
     before = dict(network.costs)
-    measured_nodes = [
-        n for plan in network.plans.values() for p in plan.probes for n in (p.origin.node, p.destination.node)
-    ]
+    measured_nodes = [node for plan in network.plans.values() for probe in plan.probes for node in probe.nodes]
     victim = max(sorted(set(measured_nodes)), key=measured_nodes.count)
     network.offset_us[victim] = 8000.0
     network.run_rounds(6)
@@ -124,11 +122,7 @@ def test_unplanned_results_are_refused_with_their_writer() -> None:
     before = dict(network.costs)
     liar = network.locations[f"{A}-n0"]
     planned = planned_pairs(network)
-    others = [
-        location
-        for location in network.locations.values()
-        if location.zone != A and (liar.node, location.node) not in planned
-    ]
+    others = [at for at in network.locations.values() if at.zone != A and (liar.node, at.node) not in planned]
     network.foreign_results = forge_results([(liar, place, 100.0) for place in others], 10**9, network.now_s)
     network.run_rounds(3)
     assert network.refusal_counts == {"unplanned": len(others)}
