@@ -76,36 +76,27 @@ def serve(size: int, pipe: Connection) -> None:
 
 
 class KeepAliveConnection:
-    """A keep-alive connection that posts JSON as Go's client does."""
+    """A keep-alive connection that posts JSON as Go's client does; http.client would add half a millisecond."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=30)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._buffer = bytearray(8 << 20)
-        self._view = memoryview(self._buffer)
+        self._stream = self._socket.makefile("rb", buffering=1 << 20)
 
-    def post(self, path: str, body: bytes) -> memoryview:
-        """Body of the response, valid until the next call."""
+    def post(self, path: str, body: bytes) -> bytes:
+        """Body of the response; raises RuntimeError unless its status is 200."""
         head = (
             f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         self._socket.sendall(head.encode() + body)
-        received = 0
-        while (end := self._buffer.find(b"\r\n\r\n", 0, received)) < 0:
-            received += self._receive(received)
-        headers = self._buffer[:end].decode().lower()
-        if not headers.startswith("http/1.1 200"):
-            raise RuntimeError(headers)
-        message_end = end + 4 + int(headers.split("content-length:")[1].split("\r\n")[0])
-        while received < message_end:
-            received += self._receive(received)
-        return self._view[end + 4 : message_end]
-
-    def _receive(self, received: int) -> int:
-        count = self._socket.recv_into(self._view[received:])
-        if not count:
-            raise ConnectionError("the service closed the connection")
-        return count
+        if not (status := self._stream.readline()).startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"{path}: {status!r}")
+        length = 0
+        while header := self._stream.readline().strip().lower():
+            if header.startswith(b"content-length:"):
+                length = int(header.split(b":")[1])
+        response: bytes = self._stream.read(length)
+        return response
 
     def close(self) -> None:
         self._socket.close()
@@ -189,17 +180,16 @@ def measure(size: int = NODES) -> Figures:
             pod, names = next_request()
             request = json.dumps({"Pod": pod, "Nodes": None, "NodeNames": names}, separators=(",", ":")).encode()
             started = time.perf_counter()
-            response = connection.post("/filter", request)
+            result = connection.post("/filter", request)
             filter_s = time.perf_counter() - started
-            result = bytes(response)
             passed = msgspec.json.decode(result, type=_FilterResult).nodenames
             second = json.dumps({"Pod": pod, "Nodes": None, "NodeNames": passed}, separators=(",", ":")).encode()
             started = time.perf_counter()
-            response = connection.post("/prioritize", second)
+            priorities = connection.post("/prioritize", second)
             duration_s = filter_s + time.perf_counter() - started
             if round_number >= WARM_UP_ROUNDS:
                 durations_s.append(duration_s)
-                floors_s.append(decode_and_encode_s([request, second], result, bytes(response)))
+                floors_s.append(decode_and_encode_s([request, second], result, priorities))
             refused_share = 1 - len(passed) / size
         connection.close()
     finally:

@@ -20,9 +20,9 @@ from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, TIMEOUT_S, Cluster, sta
 from tests.e2e.terminal import Terminal
 from tests.integration.manifests.kubectl import write_kustomization
 from tests.support.bodies import appgroup_body
+from tests.support.controller_program import generate_manifests
 from tests.support.documents import shell_blocks
 from tests.support.tools.builds import find_or_fetch_operator_definitions
-from tests.support.webhook_program import generate_manifests
 
 pytestmark = pytest.mark.real_nodes
 

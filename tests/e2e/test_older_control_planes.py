@@ -28,8 +28,8 @@ from lab.installation import get_network_topology, install
 from lab.topology import load_topology
 from netperf.contract import ZONE_LABEL
 from tests.integration.manifests.kubectl import write_kustomization
+from tests.support.controller_program import start_webhook
 from tests.support.tools.builds import OLDEST_CONTROL_PLANE
-from tests.support.webhook_program import start_webhook
 
 DEADLINE_S = 360.0
 BOUTIQUE = "boutique"

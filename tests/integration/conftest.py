@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -167,6 +168,12 @@ def node_body(
         status["addresses"] = [{"type": "InternalIP", "address": address}]
     metadata = {"name": name, "labels": all_labels, "annotations": dict([KWOK_NODE_ANNOTATION])}
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status}
+
+
+def read_audit_events(log: Path) -> list[dict[str, Any]]:
+    """The events of all complete lines of a running API server's audit log; raises ValueError for a line that is not JSON."""
+    complete, _, _ = log.read_bytes().rpartition(b"\n")
+    return [json.loads(line) for line in complete.splitlines()]
 
 
 async def request_token(client: Client, namespace: str, account: str = "default", *audiences: str) -> str:

@@ -47,7 +47,7 @@ class Sizes(msgspec.Struct, frozen=True):
     @property
     def rolled_out_groups(self) -> int:
         """Number of AppGroups whose Deployments are rolled out."""
-        return min(self.groups, max(1, round(self.groups * ROLLED_OUT_SHARE))) if self.groups else 0
+        return min(self.groups, max(1, round(self.groups * ROLLED_OUT_SHARE)))
 
 
 async def install_rules(lab: Lab) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 
 import aiohttp
@@ -33,6 +32,7 @@ from tests.scale.figures import ControllerUsage, MetricsSnapshot, ScaleReport
 from tests.scale.objects import zone_name
 from tests.scale.populate import Sizes
 from tests.support.etcd import create_client_context
+from tests.support.scheduling import running
 
 # There are no kubelets that renew Leases, so the node controller must not notice; and the ttl controller would write to every node.
 _MANAGER = ("--node-monitor-grace-period=600m", "--node-monitor-period=10s", "--controllers=*,-ttl-controller")
@@ -56,9 +56,9 @@ async def run_scale(sizes: Sizes, *, name: str, print_progress: ProgressPrinter)
         await plane.start_controller_manager(_MANAGER)
         controller_url = await _start_programs(lab)
         print_progress("controller and extender are ready")
-        changes, background = ClusterChanges(admin, nodes), await stack.enter_async_context(background_tasks())
+        changes = ClusterChanges(admin, nodes)
         changes.deployments = await populate.create_groups(admin, sizes)
-        zones = await _start_agents(lab, sizes, changes, background, stack)
+        zones = await _start_agents(lab, sizes, changes, stack)
         print_progress(
             f"the cluster is complete after {time.monotonic() - started:.0f} s, and every zone pair has a first sample"
         )
@@ -67,8 +67,9 @@ async def run_scale(sizes: Sizes, *, name: str, print_progress: ProgressPrinter)
         before = await _take_metrics_snapshot(lab, admin, controller_url)
         for zone in zones:
             zone.plan_bytes = 0
-            background.create_task(zone.probe())
-        background.create_task(changes.roll_out())
+        await stack.enter_async_context(running({zone.zone: zone.probe() for zone in zones}))
+        if changes.deployments:
+            await stack.enter_async_context(running({"rollouts": changes.roll_out()}))
         length_s = sizes.minutes * 60
         # The zone fails early enough to recover within the measurement.
         failing = asyncio.create_task(changes.fail_zone(sizes.zones // 2, length_s / 3, min(length_s / 5, 300.0)))
@@ -79,22 +80,6 @@ async def run_scale(sizes: Sizes, *, name: str, print_progress: ProgressPrinter)
         return figures.compute_report(
             sizes, before, after, usages=usages, plan_bytes=plan_bytes, changes=changes.counts
         )
-
-
-class _EndedError(Exception):
-    """Cancels the background tasks at the end of the block."""
-
-
-@asynccontextmanager
-async def background_tasks() -> AsyncIterator[asyncio.TaskGroup]:
-    """A group of tasks that run until the end of the block; a failing task ends the block."""
-    with suppress(_EndedError):
-        try:
-            async with asyncio.TaskGroup() as group:
-                yield group
-                raise _EndedError
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
 
 
 async def _start_programs(lab: Lab) -> str:
@@ -113,16 +98,13 @@ async def _start_programs(lab: Lab) -> str:
     return urls[0]
 
 
-async def _start_agents(
-    lab: Lab, sizes: Sizes, changes: ClusterChanges, background: asyncio.TaskGroup, stack: AsyncExitStack
-) -> list[ZoneAgents]:
+async def _start_agents(lab: Lab, sizes: Sizes, changes: ClusterChanges, stack: AsyncExitStack) -> list[ZoneAgents]:
     """Start the simulated agents of all zones, with a first round of results."""
     kubeconfig = await lab.control_plane.write_token_kubeconfig(NETAWARE_NAMESPACE, AGENT)
     client = await stack.enter_async_context(Client(load_cluster_config(credentials_dir(kubeconfig)), timeout_s=60.0))
     names = map(zone_name, range(sizes.zones))
     zones = [ZoneAgents(client, name, sizes.nodes_per_zone, changes.unreachable_zones.__contains__) for name in names]
-    for zone in zones:
-        background.create_task(zone.watch_plan())
+    await stack.enter_async_context(running({zone.zone: zone.watch_plan() for zone in zones}))
     async with asyncio.timeout(_DEADLINE_S):
         await asyncio.gather(*(zone.write_first_results() for zone in zones))
     return zones

@@ -1,17 +1,25 @@
-"""Runs a command of the controller as a program beside a control plane."""
+"""Runs commands of the controller as programs beside a control plane, which calls the webhook by URL because there is no Service."""
 
 from __future__ import annotations
 
+import base64
+import datetime
+import subprocess
 import sys
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
+from typing import Any
 
+import yaml
+
+from controller.webhook.certificate import issue_certificate
 from lab.controlplane import ControlPlane, find_free_ports
 from lab.credentials import credentials_dir
 from lab.polling import poll_until
-from lab.programs import Program, answers_ok
+from lab.programs import Program, Programs, answers_ok
 
 
 @asynccontextmanager
@@ -26,3 +34,26 @@ async def controller_program(plane: ControlPlane, verb: str, *flags: str) -> Asy
         yield started, url
     finally:
         await plane.programs.stop(started)
+
+
+def generate_manifests() -> list[dict[str, Any]]:
+    """The Secret and the webhook configuration that ``controller webhook-certificate`` prints."""
+    command = [sys.executable, "-m", "controller", "webhook-certificate"]
+    result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    return list(yaml.safe_load_all(result.stdout))
+
+
+def start_webhook(programs: Programs, folder: Path) -> tuple[Program, dict[str, Any]]:
+    """Start the webhook; returns the program and a webhook configuration for an API server on this machine."""
+    _, configuration = generate_manifests()
+    (port,) = find_free_ports(1)
+    certificate, key = issue_certificate("localhost", 2, datetime.datetime.now(datetime.UTC))
+    (folder / "tls.crt").write_bytes(certificate)
+    (folder / "tls.key").write_bytes(key)
+    for hook in configuration["webhooks"]:
+        bundle = base64.b64encode(certificate).decode()
+        hook["clientConfig"] = {"url": f"https://localhost:{port}/gate", "caBundle": bundle}
+        # After a timeout a pod is created without a gate; a busy machine needs a longer one.
+        hook["timeoutSeconds"] = 30
+    argv = [sys.executable, "-m", "controller", "webhook", f"--certificate-dir={folder}", f"--listen=127.0.0.1:{port}"]
+    return programs.start("webhook", argv), configuration

@@ -21,9 +21,8 @@ from kubekit.wire import Object
 from lab.controlplane import ControlPlane
 from lab.polling import poll_until
 from lab.programs import Program
-from tests.integration.conftest import MakeNode
+from tests.integration.conftest import MakeNode, read_audit_events
 from tests.integration.controller.harness import FAST_ELECTION, Replica, SimulatedAgents, announce_agent
-from tests.support.audit_log import read_audit_events
 
 LONG_ELECTION = {"leaseDurationS": 600.0}
 

@@ -23,9 +23,8 @@ from lab.credentials import credentials_dir
 from lab.installation import start_central_program, write_bound_kubeconfig
 from lab.polling import poll_until
 from lab.programs import Program, run_command
-from tests.integration.conftest import node_body
+from tests.integration.conftest import node_body, read_audit_events
 from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl, delete_pods, installed_overlay
-from tests.support.audit_log import read_audit_events
 
 CENTRAL_ACCOUNTS = ("netaware-controller", "netaware-scheduler", "netaware-gate-opener")
 CENTRAL_PROGRAMS = {"manager", "extender", "gate-opener", "netaware-scheduler"}

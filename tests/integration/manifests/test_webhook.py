@@ -16,7 +16,7 @@ from lab.controlplane import ControlPlane
 from lab.polling import poll_until
 from tests.integration.manifests.attacks import dry_run_pod
 from tests.integration.manifests.kubectl import MANIFESTS, Kubectl
-from tests.support.webhook_program import generate_manifests, start_webhook
+from tests.support.controller_program import generate_manifests, start_webhook
 
 GATE = {"name": "netaware.io/topological-order"}
 GROUP = {"appgroup.diktyo.x-k8s.io": "shop"}
