@@ -32,11 +32,9 @@ class WorkloadOrder(msgspec.Struct, frozen=True):
 
 
 def sort_workloads(callees: Adjacency, algorithm: str) -> WorkloadOrder:
-    """Sort the workloads of a dependency graph.
+    """Sort workloads, given for each the positions of its dependencies, in spec order.
 
-    Args:
-        callees: for each workload the positions of its dependencies, in spec order.
-        algorithm: one of `ALGORITHMS`; any other counts as `FALLBACK_ALGORITHM`.
+    An ``algorithm`` that is none of `ALGORITHMS` counts as `FALLBACK_ALGORITHM`.
     """
     depth_first, cycle = _sort_depth_first(callees)
     sequence = depth_first if "Tarjan" in algorithm else _sort_by_kahn(callees)

@@ -47,10 +47,7 @@ ALL = "*"
 class GroupIndexes(NamedTuple):
     """Indexes that are updated before the handlers of `AppGroupController` run.
 
-    Attributes:
-        membership: the AppGroup of each pod.
-        cost_index: costs between locations.
-        services: routing of calls; None in upstream parity, where every replica may answer.
+    ``services`` is None in upstream parity, where every replica may answer.
     """
 
     membership: Membership
@@ -62,7 +59,6 @@ class AppGroupController:
     """Reconciles every AppGroup in the watched namespaces.
 
     Args:
-        indexes: read when a group is reconciled.
         pods_of: returns the pods of a group by its key.
         extra_conditions: returns the conditions that other controllers compute for a group, by its key.
     """

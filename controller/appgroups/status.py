@@ -50,8 +50,6 @@ class GroupState(msgspec.Struct, frozen=True):
     """The state of a group.
 
     Attributes:
-        graph: its dependencies.
-        order: of its workloads.
         spec_faults: see `spec_faults_of`.
         pods_by_node: for each workload of the graph, node -> number of placed pods.
         checks: one for each edge of the graph.
@@ -77,15 +75,10 @@ def compute_group_state(
     *,
     services: ServiceIndex | None = None,
 ) -> GroupState:
-    """Compute the state of a group.
+    """Compute the state of a group from its pods; ``pods`` of other groups, by ``membership``, do not count.
 
-    Args:
-        group: the AppGroup.
-        pods: all pods with the AppGroup label.
-        locations: node name -> location; pods on other nodes, which are deleted, do not count.
-        costs: the costs that dependencies are checked against.
-        membership: which pods belong to the group.
-        services: routing of calls to replicas; None if every replica may answer, as in upstream parity.
+    ``locations`` are by node name; pods on other nodes, which are deleted, are not placed. Without ``services``, every replica may
+    answer, as in upstream parity.
     """
     graph, key = build_graph(group.spec), group.metadata.key
     positions = {selector: i for i, selector in enumerate(graph.selectors)}
@@ -150,13 +143,9 @@ def _severity(check: DependencyCheck) -> tuple[int, int]:
 def build_status(
     group: AppGroup, state: GroupState, now: float, *, extra_conditions: Sequence[Condition] = ()
 ) -> AppGroupStatus:
-    """The status to write; equal to the current one if nothing changed.
+    """The status to write at ``now``, unix seconds; equal to the group's current status if nothing changed.
 
-    Args:
-        group: the AppGroup, whose status is the old one.
-        state: from `compute_group_state`.
-        now: wall clock, seconds since 1970.
-        extra_conditions: `consent_condition`, and the scheduler's.
+    ``extra_conditions`` are `consent_condition` and the scheduler's.
     """
     before, generation = group.status, group.metadata.generation
     rank_by_position = {position: rank for rank, position in enumerate(state.order.sequence, start=1)}
@@ -181,13 +170,9 @@ def consent_command(namespace: str, group_namespace: str) -> str:
 
 
 def consent_condition(group: AppGroup, without_consent: Sequence[str]) -> Condition | None:
-    """The condition Admitted: whether all other namespaces that a group names consent to it.
+    """The condition Admitted: whether all other namespaces that a group names consent to it; ``without_consent`` are those that do not.
 
     None if the group names none and never had the condition.
-
-    Args:
-        group: the AppGroup.
-        without_consent: those of these namespaces that do not consent.
     """
     group_namespace, generation = group.metadata.namespace, group.metadata.generation
     other_namespaces = {w.workload.namespace for w in group.spec.workloads or ()} - {"", group_namespace}

@@ -34,19 +34,15 @@ def call_unless(is_unchanged: Callable[[T | None, T | None], bool], action: Call
 
 
 class ClusterCache:
-    """One store for each kind, and two for ConfigMaps; group_pods and agent_pods are subsets of pods.
+    """One store for each kind, with all objects, and two for ConfigMaps; group_pods and agent_pods are subsets of pods.
 
     Attributes:
-        netaware_namespace: where netaware is installed.
-        nodes: all nodes.
-        pods: all pods, in compact form.
+        pods: in compact form.
         group_pods: pods with an AppGroup label, as the API server sent them.
         agent_pods: pods of the agent's DaemonSet in netaware's namespace.
-        app_groups: all AppGroups.
-        topologies: all NetworkTopologies.
-        namespaces: all namespaces, whose labels give consent to AppGroups of other namespaces.
-        services: all Services, which decide the routing of calls.
-        volumes, claims, storage_classes: all PersistentVolumes, PersistentVolumeClaims and StorageClasses, which decide the nodes of a volume.
+        namespaces: their labels give consent to AppGroups of other namespaces.
+        services: they decide the routing of calls.
+        volumes, claims, storage_classes: PersistentVolumes, PersistentVolumeClaims and StorageClasses, which decide the nodes of a volume.
         plans: the ConfigMaps of netaware's namespace with probe plans.
         results: the other ConfigMaps of that namespace, among them those into which agents write results.
     """

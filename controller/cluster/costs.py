@@ -71,7 +71,6 @@ class CostTable:
     """Look-up of costs in one weight of a NetworkTopology; without a weight, no cost is known.
 
     Args:
-        weight: the weight.
         latencies: round trips from which the costs were computed; None for a weight that netaware did not write.
         is_one_zone: nodes without zone labels are in one zone, see `has_no_zone_labels`; if false, they violate every limit.
     """
@@ -116,12 +115,9 @@ class CostTable:
     def total_cost(
         self, callers: Mapping[str, int], callees: Mapping[str, int], locations: Mapping[str, Location]
     ) -> int:
-        """Sum of the costs of all pairs of a caller and a callee.
+        """Sum of the costs of all pairs of a caller and a callee, given as node -> number of pods on it.
 
-        Args:
-            callers: node -> number of callers on it.
-            callees: node -> number of callees on it.
-            locations: node -> location; pods on other nodes, which are deleted, do not count.
+        Pods on nodes without a location, which are deleted, do not count.
         """
         callees_by_location = count_by_location(callees, locations)
         total = 0
@@ -144,11 +140,8 @@ def choose_topology(
 ) -> NetworkTopology | None:
     """The NetworkTopology whose costs the groups of a namespace use; None if there is none.
 
-    Args:
-        topologies: all NetworkTopologies, by ``namespace/name``.
-        args: `namespaces`, `search_everywhere` and `network_topology_name` decide where it is searched.
-        netaware_namespace: where netaware is installed.
-        namespace: namespace of the groups; empty for the cluster as a whole.
+    All ``topologies`` are given by ``namespace/name``. `namespaces`, `search_everywhere` and `network_topology_name` of ``args`` decide
+    where it is searched. ``namespace`` is empty for the cluster as a whole.
     """
     namespaces = args.namespaces
     if args.search_everywhere:
@@ -173,7 +166,6 @@ class Costs(msgspec.Struct, frozen=True):
     """The costs that a namespace's groups use.
 
     Attributes:
-        table: the costs.
         topology_key: ``namespace/name`` of the NetworkTopology; empty without one.
         weight_name: name of the weight; empty if the NetworkTopology has none of the requested names.
         version: UID and resourceVersion of the NetworkTopology; empty without one.
@@ -190,10 +182,7 @@ class Costs(msgspec.Struct, frozen=True):
 class CostIndex(Index):
     """The costs for the groups of each namespace, updated by watch events.
 
-    Args:
-        args: decide which NetworkTopology and weight are used.
-        netaware_namespace: where netaware is installed.
-        is_one_zone: see `has_no_zone_labels`.
+    ``args`` decide which NetworkTopology and weight are used; for ``is_one_zone`` see `has_no_zone_labels`.
     """
 
     def __init__(self, args: NetworkOverheadArgs, netaware_namespace: str, *, is_one_zone: bool = False) -> None:

@@ -59,13 +59,13 @@ def limit_replicas(
 ) -> tuple[dict[str, int], int]:
     """Limit the replicas that are planned before they exist, because users can declare any number.
 
-    Returns:
-        Replicas to plan, by workload, and the number of declared replicas that are left out.
-
     Args:
         declared: replicas by workload, in order of preference.
         existing: replicas that have not finished, by workload.
         max_missing: how many replicas to plan that do not exist yet, of all workloads together.
+
+    Returns:
+        Replicas to plan, by workload, and the number of declared replicas that are left out.
     """
     limited_replicas: dict[str, int] = {}
     left_out_count = 0

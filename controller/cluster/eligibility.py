@@ -133,13 +133,8 @@ class Constraints:
         """The first constraint that a node does not meet, such as "taint KEY"; empty if it meets all.
 
         kube-scheduler checks no more than this, apart from resources and other pods. Plans also check whether the node is Ready
-        (`Host.unschedulable_reason`).
-
-        Args:
-            node_name: name of the node.
-            labels: labels of the node.
-            taints: taints of the node, NoSchedule and NoExecute.
-            volume_selectors: node selectors of the pod's volumes, all of which must match.
+        (`Host.unschedulable_reason`). ``taints`` are NoSchedule and NoExecute ones; ``volume_selectors`` are the node selectors of the
+        pod's volumes, all of which must match.
         """
         for key, value in self._node_selector.items():
             if labels.get(key) != value:

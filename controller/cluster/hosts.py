@@ -21,15 +21,11 @@ class Host(msgspec.Struct, frozen=True, gc=False):
     """A node, reduced to the fields that placement reads.
 
     Attributes:
-        name: of the node.
-        location: its region and zone.
-        labels: its labels.
         taints: NoSchedule and NoExecute taints, with one for a cordoned node.
         allocatable: by resource; cpu in millicores.
         is_schedulable: it is not cordoned.
         is_ready: its condition Ready is True, or it has no conditions, as in hand-written files.
         is_being_removed: an autoscaler is about to remove it.
-        prefer_no_schedule_taints: PreferNoSchedule taints.
     """
 
     name: str

@@ -53,11 +53,8 @@ def requests_of(spec: PodSpec, status: PodStatus | None = None) -> Amounts:
     """A pod's requests by kube-scheduler's rule (component-helpers/resource, PodRequests, Kubernetes 1.36).
 
     The maximum of two sums: all containers and sidecars; an init container and the sidecars that started before it. Pod-level
-    requests replace the maximum, and the overhead is added. Each pod also requests 1 of `PODS_RESOURCE`.
-
-    Args:
-        spec: spec of the pod.
-        status: status of the pod, if it is on a node, for pending resizes in place.
+    requests replace the maximum, and the overhead is added. Each pod also requests 1 of `PODS_RESOURCE`. The ``status`` of a pod on a
+    node has its pending resizes in place.
     """
     statuses = (*(status.container_statuses or ()), *(status.init_container_statuses or ())) if status else ()
     status_by_name = {container.name: container for container in statuses}

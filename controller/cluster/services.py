@@ -48,7 +48,6 @@ class Endpoints(Generic[NodeId, ZoneId]):
     The compiled search implements the same rule (`cost_from_zone` in placement/native/calls.c).
 
     Args:
-        routing: routing of the Service.
         zone_by_node: node of a replica -> zone of the node.
         has_zone_label: whether the nodes of a zone have a zone label.
     """

@@ -42,8 +42,6 @@ class StatusWriter:
 
     Args:
         client: client with the leader's write fence.
-        recorder: sends the events.
-        resource: kind of the objects.
         count_field: a counter that the CRD requires; it is written even if it is 0, which the encoder omits.
         action: field ``action`` of the events: the controller's work, such as "Order".
         is_bad: whether a condition reports a problem. Its event is a warning, and only then a new condition has an event.
@@ -65,9 +63,7 @@ class StatusWriter:
     async def write(self, current: StatusResource, desired: AppGroupStatus | NetworkTopologyStatus) -> bool:
         """Write a status if it differs from the current one; returns whether it was written.
 
-        Args:
-            current: the object as it was read; the API server answers with a conflict if there is a newer version.
-            desired: the new status.
+        ``current`` is the object as it was read; the API server answers with a conflict if there is a newer version.
 
         Raises:
             KubekitError: the status was not written.

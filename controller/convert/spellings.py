@@ -31,7 +31,6 @@ class Change(msgspec.Struct, frozen=True):
     Attributes:
         object: kind and name, for example ``AppGroup a1``; ``document 1`` for an item that was left out.
         field: path in the converted object; ``items`` for an item that was left out.
-        description: the change in words.
     """
 
     object: str

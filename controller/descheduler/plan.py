@@ -62,9 +62,7 @@ class NodeState(DescheduleOutput, frozen=True):
     """The load of a node.
 
     Attributes:
-        pool: name of its pool.
-        usage_percent: percent of allocatable by resource.
-        low_thresholds, high_thresholds: percent of allocatable by resource.
+        usage_percent, low_thresholds, high_thresholds: percent of allocatable by resource.
         is_stuck: the conditions allow too few moves to bring the node within its thresholds; not so while moves wait for usage.
         reason: why the node is not relieved although it is overutilized, or why its load is unknown; empty otherwise.
     """

@@ -47,7 +47,6 @@ class DeschedulerSnapshot:
         network: the scheduler's view of AppGroups and costs.
         volumes: claims and volumes, which restrict the nodes of pods that mount them.
         budgets: all PodDisruptionBudgets.
-        netaware_namespace: where netaware is installed.
         usage: unexpired usage.
     """
 

@@ -25,7 +25,6 @@ class TopologySnapshot(msgspec.Struct, frozen=True):
     """All inputs of a decision about a NetworkTopology.
 
     Attributes:
-        topology: the NetworkTopology.
         zone_map: zones and nodes of the cluster.
         data_by_configmap: ``namespace/name`` of a results ConfigMap that could be read -> its data; of a key in several the last counts.
         allocated_bps: zone pair -> bits per second that placed pods of AppGroups need.
@@ -46,7 +45,6 @@ class TopologyDecision(msgspec.Struct, frozen=True):
 
     Attributes:
         latencies: the latencies behind the costs, for the annotation.
-        costs: costs between zones and between regions.
         pairs_by_basis: zone pairs by the basis of their cost, see `PairsByBasis`.
         state: input of the next decision.
         policy: the cost policy that was applied.

@@ -30,11 +30,9 @@ def agent_pods_by_node(pods: Iterable[PodInfo]) -> dict[str, AgentPods]:
 
 
 def to_probe_node(node: Node, agent_pods: Mapping[str, AgentPods]) -> ProbeNode:
-    """Convert a node.
+    """Convert a node; ``agent_pods`` are by node name.
 
-    Args:
-        node: the node.
-        agent_pods: by node name. A node without an entry has a ready agent if one announces itself: it may run outside of a pod.
+    A node without agent pods has a ready agent if one announces itself: it may run outside of a pod.
     """
     announcement = decode_announcement(node.metadata.annotation(AGENT_ANNOTATION))
     pods = agent_pods.get(node.metadata.name, AgentPods(is_ready=True))

@@ -173,14 +173,14 @@ class TopologyController:
             return None
 
     async def _compute_zone_map(self) -> ZoneMap:
-        """Zones and locations of nodes; computed in a thread if nodes have changed, else cached."""
+        """Zones and locations of nodes, computed in a thread; cached until they change."""
         cached = self._cached_zone_maps
         if not cached:
             cached.append(await asyncio.to_thread(build_zone_map, tuple(self._cache.nodes)))
         return cached[0]
 
     async def _compute_allocations(self, locations: Mapping[str, NodeLocation]) -> Mapping[ZonePair, int]:
-        """Allocated bits per second by zone pair; computed in a thread if pods, nodes, AppGroups or namespaces have changed, else cached."""
+        """Allocated bits per second by zone pair, computed in a thread; cached until pods, nodes, AppGroups or namespaces change."""
         cached, maybe_yield = self._cached_allocations, CooperativeYield()
         if cached:
             return cached[0]

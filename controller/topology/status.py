@@ -188,15 +188,10 @@ def build_status(
     is_weight_new: bool,
     now: float,
 ) -> NetworkTopologyStatus:
-    """The new status; equal to ``before`` if nothing changed.
+    """The new status; equal to the current status ``before`` if nothing changed.
 
-    Args:
-        before: the current status.
-        conditions: from `build_conditions`.
-        node_count: number of nodes in the cluster.
-        generation: generation of the spec that was read.
-        is_weight_new: NetperfCosts or its latencies were written, so weightCalculationTime is set.
-        now: wall clock, seconds since 1970.
+    ``generation`` is that of the spec that was read. After NetperfCosts or its latencies were written, ``is_weight_new`` sets
+    weightCalculationTime to ``now``, unix seconds.
     """
     return NetworkTopologyStatus(
         node_count=node_count,

@@ -176,12 +176,7 @@ async def _choose_source(prometheus: PrometheusClient, source_name: str) -> Sour
 
 
 class _SourceReader:
-    """Reads the flows of one source.
-
-    Attributes:
-        source: the source.
-        remarks: on incomplete data, for users.
-    """
+    """Reads the flows of one source; ``remarks`` on incomplete data are for users."""
 
     def __init__(self, prometheus: PrometheusClient, source: Source) -> None:
         self._prometheus, self.source = prometheus, source
