@@ -24,18 +24,9 @@ _OUTWARD_KINDS = _KINDS_ON_PARENT | {"", "bond"}
 """Kinds of bridge ports that lead out of the machine."""
 _SHAPERS = frozenset({"htb", "hfsc", "cake", "cbq", "tbf"})
 """Queueing disciplines that limit what a device sends."""
-_UNRELIABLE_KINDS = {
-    "veth": "a veth pair reports 10 Gbit/s and has no speed of its own",
-    "tun": "a TUN or TAP device has no speed of its own",
-    "tap": "a TUN or TAP device has no speed of its own",
-    "dummy": "a dummy device carries nothing",
-    "ifb": "an ifb has no speed of its own",
-}
 _UNRELIABLE_DRIVERS = {
     "hv_netvsc": "Hyper-V reports the speed of the host's port, not what the instance may use",
     "vmxnet3": "vmxnet3 reports 10 Gbit/s on any port",
-    "veth": _UNRELIABLE_KINDS["veth"],
-    "tun": _UNRELIABLE_KINDS["tun"],
 }
 AZURE_ASSET_TAG = "7783-7084-3265-9085-8269-3286-77"
 """Chassis asset tag of Azure's machines, which share vendor and product with any Hyper-V."""
@@ -222,13 +213,13 @@ class _LinkResolver:
         """Return the speed of a device that has none below it, if the speed is reliable."""
         if link.is_loopback:
             raise _UnknownSpeedError(f"{link.name} is the loopback")
-        if link.kind and link.kind not in _UNRELIABLE_KINDS:
+        if link.kind:  # A veth pair, for example, reports 10 Gbit/s.
             raise _UnknownSpeedError(
                 f"{link.name}: the speed of a device of kind {link.kind} is not known; set --capacity"
             )
         if link.is_virtual_function:
             raise _UnknownSpeedError(f"{link.name} is a virtual function, which shares its port; set --capacity")
-        unreliable_reason = _UNRELIABLE_KINDS.get(link.kind) or _UNRELIABLE_DRIVERS.get(link.driver)
+        unreliable_reason = _UNRELIABLE_DRIVERS.get(link.driver)
         evidence = self._machine.hypervisor_evidence
         if unreliable_reason is None and self._machine.asset_tag == AZURE_ASSET_TAG:
             unreliable_reason = "Azure's ports are faster than what the instance may use"
@@ -240,13 +231,10 @@ class _LinkResolver:
             )
         if not link.is_up:
             raise _UnknownSpeedError(f"{link.name} is down")
-        implausible_speeds: list[str] = []
-        for source, mbps in (("sysfs", link.sysfs_mbps), ("psutil", link.psutil_mbps)):
-            if mbps is not None and 0 < mbps <= _MAX_MBPS:
-                shown = f"{mbps / 1000:g}G" if mbps >= 1000 else f"{mbps}M"
-                return _LinkSpeed(mbps, f"{link.name} {shown} by {source}", frozenset({link.name}))
-            if mbps is not None:
-                implausible_speeds.append(f"{source} reports {mbps}")
-        driver = f" ({link.driver})" if link.driver else ""
-        reason = f" ({', '.join(implausible_speeds)})" if implausible_speeds else ""
-        raise _UnknownSpeedError(f"{link.name}{driver}: its speed is unknown{reason}")
+        source, mbps = ("psutil", link.psutil_mbps) if link.sysfs_mbps is None else ("sysfs", link.sysfs_mbps)
+        if mbps is None or not 0 < mbps <= _MAX_MBPS:
+            driver = f" ({link.driver})" if link.driver else ""
+            reason = f" ({source} reports {mbps})" if mbps is not None else ""
+            raise _UnknownSpeedError(f"{link.name}{driver}: its speed is unknown{reason}")
+        shown = f"{mbps / 1000:g}G" if mbps >= 1000 else f"{mbps}M"
+        return _LinkSpeed(mbps, f"{link.name} {shown} by {source}", frozenset({link.name}))

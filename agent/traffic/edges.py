@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -123,7 +124,6 @@ class EdgeTotals:
         self._state_by_edge: dict[TrafficEdge, _EdgeState] = {}
         # Request and response bytes of the connections that ended since the round began.
         self._ended_bytes: dict[TrafficEdge, tuple[int, int]] = {}
-        self._server_name_by_address: dict[bytes, str] = {}
         self._must_reset_new_edges = True  # in the first round
         self._now_s = self._read_at_s = 0.0
         self._uncounted_in_round = 0
@@ -232,14 +232,11 @@ class EdgeTotals:
         client = self.workload_by_address.get(connection.client)
         if client is None:
             return None
-        server = self._server_name_by_address.get(connection.server)
-        if server is None:
-            if len(self._server_name_by_address) > 4 * MAX_EDGES:
-                self._server_name_by_address.clear()
-            server = self._server_name_by_address[connection.server] = _format_server(connection.server)
+        server = _format_server(connection.server)
         return TrafficEdge(client, server, connection.port if server != OUTSIDE else 0)
 
 
+@lru_cache(maxsize=4 * MAX_EDGES)
 def _format_server(address: bytes) -> str:
     """Format the address, or return `OUTSIDE` for public addresses."""
     parsed = ipaddress.ip_address(address)
