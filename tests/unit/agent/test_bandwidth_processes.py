@@ -16,34 +16,33 @@ CONTAINER = "c0ffee" + "0" * 58
 POD_SLICE = f"kubepods-burstable-pod{UNDERSCORED_UID}.slice"
 
 
+CONTAINER_CGROUPS = (
+    f"0::/kubepods.slice/kubepods-burstable.slice/{POD_SLICE}/cri-containerd-{CONTAINER}.scope",
+    f"0::/kubepods.slice/kubepods-pod{UNDERSCORED_UID}.slice/crio-{CONTAINER}.scope",
+    f"0::/kubepods/besteffort/pod{UID}/{CONTAINER}",
+    f"0::/../../{POD_SLICE}/cri-containerd-{CONTAINER}.scope",
+    f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-{POD_SLICE}/cri-containerd-{CONTAINER}.scope",
+    f"12:pids:/kubepods/burstable/pod{UID}/{CONTAINER}\n3:cpu:/kubepods/burstable/pod{UID}/{CONTAINER}\n0::/",
+    f"9:memory:/kubepods.slice/{POD_SLICE}/docker-{CONTAINER}.scope\n1:name=systemd:/x",
+    f"0::/system.slice/containerd.service/{POD_SLICE}:cri-containerd:{CONTAINER}",
+    f"0::/kubepods.slice/kubepods-pod{PLAIN_UID}.slice/cri-containerd-{CONTAINER}.scope",
+)
+OTHER_CGROUPS = (
+    "0::/",
+    "0::/system.slice/kubelet.service",
+    "12:pids:/user.slice\n0::/user.slice/user-0.slice",
+    f"0::/kubepods.slice/{POD_SLICE}/crio-conmon-{CONTAINER}.scope",
+    "0::/podman/libpod-0123",
+    "",
+)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (
-            f"0::/kubepods.slice/kubepods-burstable.slice/{POD_SLICE}/cri-containerd-{CONTAINER}.scope",
-            (PLAIN_UID, CONTAINER),
-        ),
-        (f"0::/kubepods.slice/kubepods-pod{UNDERSCORED_UID}.slice/crio-{CONTAINER}.scope", (PLAIN_UID, CONTAINER)),
-        (f"0::/kubepods/besteffort/pod{UID}/{CONTAINER}", (PLAIN_UID, CONTAINER)),
-        (f"0::/../../{POD_SLICE}/cri-containerd-{CONTAINER}.scope", (PLAIN_UID, CONTAINER)),
-        (
-            f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-{POD_SLICE}/cri-containerd-{CONTAINER}.scope",
-            (PLAIN_UID, CONTAINER),
-        ),
-        (
-            f"12:pids:/kubepods/burstable/pod{UID}/{CONTAINER}\n3:cpu:/kubepods/burstable/pod{UID}/{CONTAINER}\n0::/",
-            (PLAIN_UID, CONTAINER),
-        ),
-        (f"9:memory:/kubepods.slice/{POD_SLICE}/docker-{CONTAINER}.scope\n1:name=systemd:/x", (PLAIN_UID, CONTAINER)),
-        (f"0::/system.slice/containerd.service/{POD_SLICE}:cri-containerd:{CONTAINER}", (PLAIN_UID, CONTAINER)),
-        (f"0::/kubepods.slice/kubepods-pod{PLAIN_UID}.slice/cri-containerd-{CONTAINER}.scope", (PLAIN_UID, CONTAINER)),
+        *((text, (PLAIN_UID, CONTAINER)) for text in CONTAINER_CGROUPS),
         (f"0::/kubepods/pod{UID}/init", (PLAIN_UID, "")),
-        ("0::/", None),
-        ("0::/system.slice/kubelet.service", None),
-        ("12:pids:/user.slice\n0::/user.slice/user-0.slice", None),
-        (f"0::/kubepods.slice/{POD_SLICE}/crio-conmon-{CONTAINER}.scope", None),
-        ("0::/podman/libpod-0123", None),
-        ("", None),
+        *((text, None) for text in OTHER_CGROUPS),
     ],
 )
 def test_a_cgroup_names_pod_and_container_in_every_layout(text: str, expected: tuple[str, str] | None) -> None:
