@@ -90,7 +90,7 @@ class Reflector(Store[T]):
 
     async def run(self) -> None:
         """List and watch until cancelled."""
-        backoff = Backoff()
+        backoff, self._resource_version = Backoff(), ""
         while True:
             started_at = time.monotonic()
             try:

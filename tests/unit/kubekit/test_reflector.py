@@ -196,6 +196,20 @@ async def test_a_broken_watch_continues_from_the_last_event(api: SimulatedApi) -
         assert api.count("limit=") == 1, "no second list"
 
 
+async def test_each_run_begins_with_a_list(api: SimulatedApi) -> None:
+    """A replica that leads again waits for a new list."""
+    async with api.running() as config, Client(config) as client:
+        reflector: Reflector[ConfigMap] = Reflector(client, CONFIGMAPS, ConfigMap, namespace="ns")
+        for version in ("1", "2"):
+            api.put("a", event=False, data={"v": version})
+            reflector.synced.clear()
+            run = asyncio.create_task(reflector.run())
+            await poll_until(reflector.synced.is_set, timeout_s=5)
+            run.cancel()
+            await asyncio.gather(run, return_exceptions=True)
+            assert reflector.items["a"].data == {"v": version}
+
+
 async def test_failed_lists_back_off(api: SimulatedApi) -> None:
     api.fail_lists += [403] * 50
     async with running_reflector(api) as store:
