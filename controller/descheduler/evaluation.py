@@ -184,7 +184,7 @@ def _find_load_outcome(pending: PendingMove, snapshot: DeschedulerSnapshot, *, m
     node_names = [name for name in (pending.move.node, pending.replacement_node) if name in snapshot.nodes]
     usages = [snapshot.usage.by_node.get(name, {}) for name in node_names]
     is_missing = any(resource not in usage for usage in usages for resource in pending.usage_percent_before)
-    if is_missing or snapshot.has_pod(pending.move.pod, pending.move.uid):
+    if is_missing or snapshot.has_unfinished_pod(pending.move.pod, pending.move.uid):
         return None if may_wait else "unknown"
     if not _is_relieved(pending, snapshot):
         return "node-still-overutilized"

@@ -109,7 +109,7 @@ class PlanBuilder:
         self.departures_by_node = Counter(
             p.move.node
             for p in pending_moves
-            if now - p.planned_at_s < usage_lag_s or snapshot.has_pod(p.move.pod, p.move.uid)
+            if now - p.planned_at_s < usage_lag_s or snapshot.has_unfinished_pod(p.move.pod, p.move.uid)
         )
         self.arriving_usage_by_node: dict[str, dict[str, float]] = defaultdict(dict)
         for pending in pending_moves:

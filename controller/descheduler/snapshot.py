@@ -58,10 +58,10 @@ class DeschedulerSnapshot:
     netaware_namespace: str
     usage: UsageView = NO_USAGE
 
-    def has_pod(self, key: str, uid: str) -> bool:
-        """Whether the pod with this key and uid exists, perhaps terminating."""
+    def has_unfinished_pod(self, key: str, uid: str) -> bool:
+        """Whether the pod with this key and uid exists, perhaps terminating. A finished pod loads no node; a finalizer may keep it."""
         pod = self.pods.by_key.get(key)
-        return pod is not None and pod.uid == uid
+        return pod is not None and pod.uid == uid and not pod.is_finished
 
     def group_key_of(self, pod: PodInfo) -> str:
         """Key of the AppGroup that the pod's label names, even if it does not exist; empty without a label."""

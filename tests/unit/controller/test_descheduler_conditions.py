@@ -325,11 +325,12 @@ def test_earlier_moves_take_capacity_before_usage_shows_them() -> None:
 
 
 def test_a_moved_pod_that_still_terminates_is_a_recent_move() -> None:
-    """Its grace period may be longer than `limits.usageLagS`, and until its end the node is as loaded as before."""
+    """Its grace period may be longer than `limits.usageLagS`, and until its containers end the node is as loaded as before."""
     nodes, usage = [node("hot"), node("idle")], {"hot": amounts(3, 1), "idle": amounts(0.1, 1)}
     bound: dict[str, Any] = {"replacement_node": "idle", "replacement_bound_at_s": NOW_S - 250}
     history = History(pending_moves=(pending_move("default/old", "old", planned_at_s=NOW_S - 250, **bound),))
-    for pods, moves in (([], ["p"]), ([single_pod("old", uid="old", deleting=True)], [])):
+    old = [single_pod("old", uid="old", deleting=True, phase=phase) for phase in ("Running", "Failed")]
+    for pods, moves in (([], ["p"]), (old[:1], []), (old[1:], ["p"])):
         view = snapshot(nodes, [single_pod("p"), *pods], usage, {"p": amounts(1, 0.1)})
         assert moved_pods(decide_once(view, make_config(), history=history)) == moves
 
