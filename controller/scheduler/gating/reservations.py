@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -13,15 +13,16 @@ from controller.scheduler.gating.refused_nodes import RefusedNodes
 
 
 class _Reservation(msgspec.Struct, frozen=True):
-    """Resources of a node that are reserved for a pod; a gated pod does not use them yet."""
+    """Resources of a node that are reserved for a pod of a group; a gated pod does not use them yet."""
 
     group: str
+    node: str
     amounts: Amounts
     is_gated: bool
 
 
 class ReservationCache:
-    """Reservations by group and node.
+    """Reservations of pods, by group and node.
 
     Attributes:
         node_cache: the nodes, and their usage by bound pods.
@@ -32,11 +33,10 @@ class ReservationCache:
     def __init__(self, node_cache: NodeCache) -> None:
         self.node_cache = node_cache
         self.refused_nodes = RefusedNodes(node_cache, self._usage_beside)
-        self._nodes_by_group: dict[str, dict[str, str]] = {}
-        """Group -> pod key -> reserved node."""
-        self._group_by_key: dict[str, str] = {}
-        self._reservations_by_node: dict[str, dict[str, _Reservation]] = {}
-        """Node -> pod key -> reservation."""
+        self._reservations: dict[str, _Reservation] = {}
+        """Pod key -> reservation."""
+        self._keys_by_group: dict[str, dict[str, None]] = {}
+        self._keys_by_node: dict[str, dict[str, None]] = {}
         self._outgoing_by_group: dict[str, Mapping[str, Amounts]] = {}
         """Group -> node -> requests of pods that a rollout is about to replace there."""
         self._released_keys: set[str] = set()
@@ -54,54 +54,50 @@ class ReservationCache:
             cached = self._requests_by_key[key] = version, requests_with_ports_of(pod.spec, pod.status)
         return cached[1]
 
-    def reserve(self, group: str, pods: Iterable[tuple[Pod, str]], outgoing: Mapping[str, Amounts] = {}) -> None:
+    def reserve(self, group: str, pods: Sequence[tuple[Pod, str]], outgoing: Mapping[str, Amounts] = {}) -> None:
         """Replace a group's reservations by those of ``pods``, which the usage of their nodes does not include yet, each with its node.
 
         ``outgoing`` is node -> requests of the group's pods that a rollout is about to replace there; reservations use these first.
         """
-        old_nodes = self._nodes_by_group.pop(group, {})
-        nodes: dict[str, str] = {}
+        for key in self._keys_by_group.get(group, {}).keys() - {pod.metadata.key for pod, _ in pods}:
+            self._end_reservation(key)
         for pod, node in pods:
             key = pod.metadata.key
-            nodes[key] = node
-            if self._group_by_key.get(key, group) != group:
+            before = self._reservations.get(key)
+            if before is not None and before.group != group:
                 self.forget_pod(key)
-            self._group_by_key[key] = group
-            if old_nodes.get(key) == node:
-                del old_nodes[key]
+            elif before is not None and before.node != node:
+                self._end_reservation(key)
             is_gated = pod.is_gated and key not in self._released_keys
-            reservation = _Reservation(group, self.requests_with_ports_of(pod), is_gated)
-            self._reservations_by_node.setdefault(node, {})[key] = reservation
-        for key, node in old_nodes.items():
-            self._end_reservation(key, node)
-            if key not in nodes:
-                self._group_by_key.pop(key, None)
-        if nodes:
-            self._nodes_by_group[group], self._outgoing_by_group[group] = nodes, outgoing
+            self._reservations[key] = _Reservation(group, node, self.requests_with_ports_of(pod), is_gated)
+            self._keys_by_group.setdefault(group, {})[key] = None
+            self._keys_by_node.setdefault(node, {})[key] = None
+        if pods:
+            self._outgoing_by_group[group] = outgoing
         else:
             self._outgoing_by_group.pop(group, None)
+
+    def _end_reservation(self, key: str) -> None:
+        reservation = self._reservations.pop(key, None)
+        if reservation is None:
+            return
+        self._ended_count += 1
+        for keys, name in ((self._keys_by_group, reservation.group), (self._keys_by_node, reservation.node)):
+            del keys[name][key]
+            if not keys[name]:
+                del keys[name]
 
     def mark_released(self, key: str) -> None:
         """Count a pod's reservation as used when its gate is opened, before the watch shows it."""
         self._released_keys.add(key)
-        node = self._nodes_by_group.get(self._group_by_key.get(key, ""), {}).get(key)
-        if node is not None:
-            self._reservations_by_node[node][key] = msgspec.structs.replace(
-                self._reservations_by_node[node][key], is_gated=False
-            )
+        if (reservation := self._reservations.get(key)) is not None:
+            self._reservations[key] = msgspec.structs.replace(reservation, is_gated=False)
 
     def forget_pod(self, key: str) -> None:
         """Forget a pod that was deleted or belongs to another group now."""
         self._requests_by_key.pop(key, None)
         self._released_keys.discard(key)
-        group = self._group_by_key.pop(key, "")
-        nodes = self._nodes_by_group.get(group, {})
-        node = nodes.pop(key, None)
-        if node is not None:
-            self._end_reservation(key, node)
-            if not nodes:
-                del self._nodes_by_group[group]
-                self._outgoing_by_group.pop(group, None)
+        self._end_reservation(key)
 
     def record_progress(self, group: str, *, has_started: bool, is_complete: bool) -> None:
         """Record whether any pod of a group is bound, and whether its plan has a node for each of its pods.
@@ -117,7 +113,7 @@ class ReservationCache:
 
     def groups(self) -> Iterable[str]:
         """Keys of the groups that have reservations."""
-        return self._nodes_by_group.keys()
+        return self._keys_by_group.keys()
 
     def record_ended(self, count: int) -> None:
         """Count reservations that have ended elsewhere: those of `ExpectedReplacements`."""
@@ -130,9 +126,7 @@ class ReservationCache:
 
     def reserved_by_others(self, group: str) -> dict[str, Amounts]:
         """Node -> sum of the other groups' reservations that its usage does not include yet."""
-        return {
-            node: amounts for node in self._reservations_by_node if (amounts := self.reserved_by_others_on(group, node))
-        }
+        return {node: amounts for node in self._keys_by_node if (amounts := self.reserved_by_others_on(group, node))}
 
     def reserved_by_others_on(self, group: str, node: str, *, released_only: bool = False) -> Amounts:
         """Sum of the other groups' reservations on a node that do not yield to this group, for all pods or only for pods with open gates.
@@ -140,7 +134,8 @@ class ReservationCache:
         Reservations for all pods are reduced by the requests that a rollout of their group is about to free there.
         """
         amounts_by_group: dict[str, Amounts] = {}
-        for key, reservation in self._reservations_by_node.get(node, {}).items():
+        for key in self._keys_by_node.get(node, {}):
+            reservation = self._reservations[key]
             if reservation.group == group or self.node_cache.assigned_node(key) or self._yields_to(reservation, group):
                 continue
             if not (released_only and reservation.is_gated):
@@ -162,17 +157,10 @@ class ReservationCache:
     def _yields_to(self, reservation: _Reservation, group: str) -> bool:
         return reservation.is_gated and group in self._started_groups and reservation.group in self.yielding_groups
 
-    def _end_reservation(self, key: str, node: str) -> None:
-        self._ended_count += 1
-        reservations = self._reservations_by_node.get(node, {})
-        reservations.pop(key, None)
-        if not reservations:
-            self._reservations_by_node.pop(node, None)
-
     def _usage_beside(self, key: str, node: str) -> Amounts:
         """Usage of a node by bound pods, and by reservations for other pods than this one."""
         usage = dict(self.node_cache.requested.get(node, {}))
-        for other, reservation in self._reservations_by_node.get(node, {}).items():
+        for other in self._keys_by_node.get(node, {}):
             if other != key and not self.node_cache.assigned_node(other):
-                add_amounts(usage, reservation.amounts)
+                add_amounts(usage, self._reservations[other].amounts)
         return usage

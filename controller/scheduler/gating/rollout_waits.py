@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -34,13 +33,6 @@ MAX_SLOWDOWN = 1.05
 """A plan in which fewer pods wait is preferred if its calls take at most this many times as long."""
 
 
-class _FailedSearch(NamedTuple):
-    """The input of a search that found no better plan; the search is not repeated while the input is the same."""
-
-    waiting_keys: list[str]
-    full_nodes_by_owner: dict[str, frozenset[str]]
-
-
 class RolloutWaits:
     """Remembers since when pods wait for rollouts, by a monotonic clock, and limits their waits. ``config`` is ``scheduler.gates``."""
 
@@ -48,12 +40,13 @@ class RolloutWaits:
         self._reservations, self._config, self._clock = reservations, config, clock
         self._waiting_since: dict[str, dict[str, float]] = {}
         """Group -> pod key -> start of its wait."""
-        self._failed_search_by_group: dict[str, _FailedSearch] = {}
+        self._failed_searches: dict[str, tuple[list[str], dict[str, frozenset[str]]]] = {}
+        """Group -> waiting pods, and owner -> full nodes, of a search that found no better plan; the same search is not repeated."""
 
     def forget_group(self, group: str) -> None:
         """Forget the waits of a group that has no waiting pods any more."""
         self._waiting_since.pop(group, None)
-        self._failed_search_by_group.pop(group, None)
+        self._failed_searches.pop(group, None)
 
     async def solve_with_fewer_waits(
         self, group: str, snapshot: GroupSnapshot, plan: Plan, outgoing_requests: Mapping[str, Amounts], solve: Solve
@@ -70,9 +63,13 @@ class RolloutWaits:
         waiting = sorted((pod for pod in snapshot.pods if pod.metadata.key in awaiting), key=age_order)
         if not waiting:
             return plan
-        full_nodes = await self._full_nodes_by_owner(group, waiting, outgoing_requests)
-        search = _FailedSearch([pod.metadata.key for pod in waiting], full_nodes)
-        if self._failed_search_by_group.get(group) == search:
+        full_nodes: dict[str, frozenset[str]] = {}
+        for pod in waiting:
+            if owner_key(pod) not in full_nodes:
+                await asyncio.sleep(0)  # The check of thousands of nodes blocks the event loop.
+                full_nodes[owner_key(pod)] = frozenset(self._full_nodes(group, pod, outgoing_requests))
+        search = [pod.metadata.key for pod in waiting], full_nodes
+        if self._failed_searches.get(group) == search:
             return plan
         for moved_pods in [waiting] if len(waiting) == 1 else [waiting, waiting[:1]]:
             refused_nodes = dict(snapshot.refused_nodes)
@@ -86,19 +83,8 @@ class RolloutWaits:
                 return plan  # No failed search is recorded, so the next plan tries again.
             if _is_about_as_good(alternative, plan):
                 return alternative
-        self._failed_search_by_group[group] = search
+        self._failed_searches[group] = search
         return plan
-
-    async def _full_nodes_by_owner(
-        self, group: str, waiting: Iterable[Pod], nodes: Iterable[str]
-    ) -> dict[str, frozenset[str]]:
-        """Owner of pods -> the nodes that are full for a pod of that owner."""
-        full_nodes: dict[str, frozenset[str]] = {}
-        for pod in waiting:
-            if owner_key(pod) not in full_nodes:
-                await asyncio.sleep(0)  # The check of thousands of nodes blocks the event loop.
-                full_nodes[owner_key(pod)] = frozenset(self._full_nodes(group, pod, nodes))
-        return full_nodes
 
     def refuse_nodes_after_overlong_wait(
         self,
