@@ -15,9 +15,10 @@ from controller.scheduler.gating.retries import REPLACE_AFTER_S
 from kubekit.client import Client
 from kubekit.wire import DEPLOYMENTS, NODES, PODS, Object
 from lab.polling import poll_until
-from tests.integration.conftest import MakeNode, StartScheduler
+from tests.integration.conftest import StartScheduler
 from tests.integration.scheduler.conftest import (
     Lead,
+    MakeZones,
     cordon,
     create_group,
     create_pod,
@@ -30,7 +31,6 @@ pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mar
 BOUND_S = REPLACE_AFTER_S + 20.0
 """The wait before a pod is replaced, and what its owner, the plan and two attempts of the scheduler take on a busy machine."""
 OPT_IN = {"netaware.io/placement": "affinity"}
-NEAR_A = {("a", "b"): 40, ("b", "a"): 40}
 
 
 async def delete_node(client: Client, _: str) -> None:
@@ -68,7 +68,7 @@ async def create_pod_without_owner(client: Client, namespace: str) -> None:
 async def test_a_pod_with_stale_node_affinity_is_bound_in_time(
     client: Client,
     namespace: str,
-    ready_node: MakeNode,
+    zones: MakeZones,
     scheduler: StartScheduler,
     lead: Lead,
     record_property: Callable[[str, object], None],
@@ -78,9 +78,7 @@ async def test_a_pod_with_stale_node_affinity_is_bound_in_time(
     replaced: bool,
 ) -> None:
     """A pod with an owner is replaced. A pod without an owner is not, so it gets no required terms."""
-    for zone in ("a", "b"):
-        await ready_node(f"n-{zone}", zone=zone, region="r", capacity={"cpu": "8"})
-    await set_costs(client, namespace, NEAR_A)
+    await zones("a", "b", capacity={"cpu": "8"})
     await create_group(client, namespace, {"A": {"B": 10}, "B": {}})
 
     async def pods() -> list[Pod]:

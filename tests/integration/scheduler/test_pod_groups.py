@@ -17,11 +17,11 @@ from lab.polling import poll_until
 from tests.integration.conftest import MakeNode
 from tests.integration.scheduler.conftest import (
     LONG_WAIT,
+    MakeZones,
     Scheduling,
     create_group,
     create_pod,
     read_pod,
-    set_costs,
     wait_until_bound,
     wait_until_unschedulable,
 )
@@ -29,7 +29,6 @@ from tests.integration.scheduler.conftest import (
 pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(600)]
 
 PODGROUPS = Resource("scheduling.k8s.io", "v1beta1", "podgroups", "PodGroup")
-FAR = {("a", "b"): 40, ("b", "a"): 40}
 
 
 async def create_pod_group(client: Client, namespace: str, name: str, minimum: int) -> None:
@@ -57,12 +56,10 @@ async def find_condition(client: Client, namespace: str) -> Condition | None:
 
 @pytest.mark.parametrize("placement", ["extender", "affinity"])
 async def test_gates_of_one_pod_group_open_together(
-    client: Client, namespace: str, ready_node: MakeNode, placement: PlacementMode, scheduling: Scheduling
+    client: Client, namespace: str, zones: MakeZones, placement: PlacementMode, scheduling: Scheduling
 ) -> None:
     """Otherwise the pods of one workload wait for others to be bound, which wait for the whole PodGroup."""
-    for node, zone in (("n-a", "a"), ("n-b", "b")):
-        await ready_node(node, zone=zone, region="r", capacity={"cpu": "3"})
-    await set_costs(client, namespace, FAR)
+    await zones("a", "b", capacity={"cpu": "3"})
     await create_group(client, namespace, {"A": {"B": 10}, "B": {}}, members=3)
     await create_pod_group(client, namespace, "gang", 3)
     config = SchedulerConfig(gates=LONG_WAIT, placement=placement)
@@ -76,13 +73,11 @@ async def test_gates_of_one_pod_group_open_together(
 
 
 async def test_simulated_placements_of_a_failed_pod_group_reserve_nothing(
-    client: Client, namespace: str, ready_node: MakeNode, scheduling: Scheduling
+    client: Client, namespace: str, ready_node: MakeNode, zones: MakeZones, scheduling: Scheduling
 ) -> None:
     """A PodGroup fails because of a pod outside the AppGroup; the nodes of its other pods stay free."""
-    nodes = ("n-1", "n-2", "n-3")
-    for node in nodes:
-        await ready_node(node, zone="a", region="r", capacity={"cpu": "2"})
-    await set_costs(client, namespace, FAR)
+    nodes = ["n-1", "n-2", "n-3"]
+    await zones("1", "2", "3", capacity={"cpu": "2"})
     await create_group(client, namespace, {"A": {}}, members=3)
     await create_pod_group(client, namespace, "gang", 4)
     config = SchedulerConfig(gates=LONG_WAIT)
@@ -90,23 +85,21 @@ async def test_simulated_placements_of_a_failed_pod_group_reserve_nothing(
         gang = {"podGroupName": "gang"}
         await create_pod(client, namespace, "large", requests={"cpu": "16"}, schedulingGroup=gang)
         await create_members(client, namespace, ("p1", "p2", "p3"), "A", requests={"cpu": "2"})
-        words = await wait_until_unschedulable(client, namespace, "p1")
+        message = await wait_until_unschedulable(client, namespace, "p1")
         before = {name: target_of(await read_pod(client, namespace, name)) for name in ("p1", "p2", "p3")}
-        assert sorted(t.node for t in before.values() if t is not None) == list(nodes), (before, words)
+        assert sorted(target.node for target in before.values() if target is not None) == nodes, (before, message)
         await ready_node("n-large", zone="a", region="r", capacity={"cpu": "16"})
         placed = await wait_until_bound(client, namespace, "large", "p1", "p2", "p3")
     assert placed.pop("large") == "n-large"
     # Plans are made again when a node comes, so that equal pods may change places.
-    assert sorted(placed.values()) == list(nodes)
+    assert sorted(placed.values()) == nodes
 
 
 async def test_a_pod_group_that_does_not_fit_reserves_nothing(
-    client: Client, namespace: str, ready_node: MakeNode, scheduling: Scheduling
+    client: Client, namespace: str, ready_node: MakeNode, zones: MakeZones, scheduling: Scheduling
 ) -> None:
     """Thirty of fifty pods fit: none is bound or has a target or reservation, and another AppGroup gets all capacity."""
-    for node in ("n-1", "n-2", "n-3"):
-        await ready_node(node, zone="a", region="r", capacity={"cpu": "10"})
-    await set_costs(client, namespace, FAR)
+    await zones("1", "2", "3", capacity={"cpu": "10"})
     await create_group(client, namespace, {"A": {}}, members=50)
     await create_group(client, namespace, {"B": {}}, members=30, name="a2")
     await create_pod_group(client, namespace, "gang", 50)

@@ -18,10 +18,11 @@ from controller.scheduler.config import GatesConfig, SchedulerConfig
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.reflector import Reflector
-from kubekit.wire import NAMESPACES, PODS, Object, Resource
+from kubekit.wire import NAMESPACES, PODS, Object
 from lab.polling import poll_until
 from tests.integration.conftest import MakeNode
 from tests.integration.scheduler.conftest import (
+    ADMISSION,
     LONG_WAIT,
     MakeZones,
     Scheduling,
@@ -209,10 +210,7 @@ async def test_a_gate_opens_if_the_api_server_refuses_the_target_annotation(
 ) -> None:
     """A policy forbids the annotation, so the pod is released without it."""
     name = f"deny-{namespace}"
-    policies = Resource("admissionregistration.k8s.io", "v1", "validatingadmissionpolicies", "", is_namespaced=False)
-    bindings = Resource(
-        "admissionregistration.k8s.io", "v1", "validatingadmissionpolicybindings", "", is_namespaced=False
-    )
+    policies, bindings = ADMISSION["ValidatingAdmissionPolicy"], ADMISSION["ValidatingAdmissionPolicyBinding"]
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"]}
     here = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
     expression = "!has(object.metadata.annotations) || !('netaware.io/target' in object.metadata.annotations)"

@@ -1,6 +1,6 @@
 """kube-scheduler binds every pod to one of the hosts with the best score of our model, in random clusters.
 
-The descheduler and ``simulate`` use the model for the default scheduler.
+``simulate`` uses the model for the default scheduler.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def make_hosts(client: Client, rng: random.Random, prefix: str) -> list[Ho
         amounts = {"cpu": rng.choice(["4", "8", "16"]), "memory": rng.choice(["16Gi", "32Gi", "64Gi"]), "pods": "110"}
         status = {"capacity": amounts, "allocatable": amounts, "conditions": [{"type": "Ready", "status": "True"}]}
         await client.create(NODES, {"metadata": {"name": name, "labels": labels}, "status": status}, Node)
-        # Admission taints every new node as not ready, and nobody takes that back here.
+        # Admission taints every new node as not ready, and no node controller runs here.
         taints = [{"key": "soft", "effect": "PreferNoSchedule"}] if rng.random() < 0.15 else None
         found.append(
             host_of(await client.patch(NODES, name, {"spec": {"taints": taints}}, Node, patch_type=MERGE_PATCH))

@@ -91,6 +91,13 @@ def world_with_one_pod(hosts: int = 3, cpu: int = 1) -> LeaderCluster:
     return world
 
 
+def planned_condition(world: LeaderCluster, group: str) -> tuple[str, str]:
+    """Status and reason of the condition Planned."""
+    condition = world.plans.planned_condition(group)
+    assert condition is not None
+    return condition.status, condition.reason
+
+
 async def test_a_refused_node_is_not_planned_again_until_it_changes() -> None:
     world = world_with_one_pod(cpu=2)
     first = (await world.planned_nodes("d/g1"))["d/a"]
@@ -170,13 +177,11 @@ async def test_replicas_that_do_not_exist_count_up_to_num_members(members: int) 
         world.add_group(group, count)
         world.add_pod(group, name, "P1", 1)
         await world.plans.make_plan(group)
-    report = world.plans.planned_condition("d/g1")
-    assert report is not None
     if members == 3:
-        assert (report.status, report.reason) == ("True", "MoreDeclared")
+        assert planned_condition(world, "d/g1") == ("True", "MoreDeclared")
         assert world.planned_snapshots[0].replicas == {"P1": 3, "P2": 0}
     else:
-        assert (report.status, report.reason) == ("False", "TooManyPods")
+        assert planned_condition(world, "d/g1") == ("False", "TooManyPods")
         assert world.request("d/g1").plan is None
     assert world.request("e/g3").plan is not None
 
@@ -186,9 +191,7 @@ async def test_a_failed_plan_is_reported_and_retried_later() -> None:
     world.failure = PlanningError("DeadlineExceeded", "no plan was found within 30 s")
     assert world.request("d/g1").is_pending
     await world.plans.make_plan("d/g1")
-    report = world.plans.planned_condition("d/g1")
-    assert report is not None
-    assert (report.status, report.reason) == ("False", "DeadlineExceeded")
+    assert planned_condition(world, "d/g1") == ("False", "DeadlineExceeded")
     plan_state = world.request("d/g1")
     assert (plan_state.plan, plan_state.is_pending) == (None, False)
     world.now += MIN_BACKOFF_S
@@ -200,9 +203,7 @@ async def test_a_failed_plan_is_reported_and_retried_later() -> None:
     assert world.request("d/g1").is_pending
     world.failure = None
     await world.plans.make_plan("d/g1")
-    report = world.plans.planned_condition("d/g1")
-    assert report is not None
-    assert report.reason == "Complete"
+    assert planned_condition(world, "d/g1") == ("True", "Complete")
 
 
 async def test_a_group_that_changes_all_the_time_pauses_between_its_plans() -> None:

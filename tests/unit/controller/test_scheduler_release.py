@@ -51,6 +51,14 @@ def terminating(made: Pod) -> Pod:
     return msgspec.structs.replace(made, metadata=meta)
 
 
+def without_times(made: Pod) -> Pod:
+    body = msgspec.to_builtins(made)
+    body["metadata"].pop("creationTimestamp")
+    for condition in body["status"].get("conditions", ()):
+        condition.pop("lastTransitionTime")
+    return msgspec.convert(body, Pod)
+
+
 def with_pod_affinity(made: Pod) -> Pod:
     body = msgspec.to_builtins(made)
     terms = [{"topologyKey": "zone"}]
@@ -82,6 +90,7 @@ SHORT = inputs_of(pod("a1", "A", node="n"), B, declared_replicas={"A": 2, "B": 1
         # kube-scheduler sets this reason if the pod's volume cannot be bound.
         (inputs_of(unschedulable("a", "A", WAIT_S, reason="SchedulerError"), B), 0, "b"),
         (inputs_of(unschedulable("a", "A", WAIT_S, reason="SchedulingGated"), B), 0, ""),
+        (inputs_of(without_times(unschedulable("a", "A", since_s=0)), B), 0, "b"),
         (inputs_of(unschedulable("a", "A", since_s=0), B, unplaced=frozenset({"d/a"})), 0, "b"),
         (inputs_of(with_pod_affinity(unschedulable("a", "A", since_s=0)), B), 0, "b"),
         (inputs_of(with_pod_affinity(UNTRIED), B), 0, ""),
@@ -227,47 +236,26 @@ def test_a_group_is_complete_with_declared_replicas_and_num_members() -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "next_check_s"),
+    ("group", "after_s", "next_check_s"),
     [
-        (inputs_of(pod("a", "A", gated=False), pod("b", "B", age_s=30)), 70),  # only maxWaitS ends the wait
-        (inputs_of(pod("a", "A", gated=False), pod("b", "B", age_s=-5)), 100),  # a clock that is slow
-        (inputs_of(pod("a", "A", node="n"), pod("b", "B", age_s=5), declared_replicas={"A": 2}), 15),
-        (inputs_of(unschedulable("a", "A", since_s=5), pod("b", "B")), 15),
-        (inputs_of(unschedulable("a", "A", since_s=19), pod("b", "B")), 1.0),
-        (
-            inputs_of(unschedulable("a", "A", since_s=20), pod("b", "B"), pod("c", "C")),
-            100,
-        ),  # b is released, c waits for b
-        (inputs_of(pod("a", "A", node="n")), None),
-        (inputs_of(pod("a", "A")), None),
-        (inputs_of(unschedulable("a", "A", since_s=5)), None),  # no pod waits
+        (inputs_of(UNTRIED, pod("b", "B", age_s=30)), 0, 70),  # only maxWaitS ends the wait
+        (inputs_of(UNTRIED, pod("b", "B", age_s=-5)), 0, 100),  # a clock that is slow
+        (inputs_of(UNTRIED, without_times(B)), 0, 100),
+        (inputs_of(UNTRIED, pod("b", "B", age_s=99)), 0.99, 0.05),  # the shortest time between checks
+        (inputs_of(BOUND, pod("b", "B", age_s=5), declared_replicas={"A": 2}), 0, 15),
+        (inputs_of(unschedulable("a", "A", since_s=5), B), 0, 15),
+        (inputs_of(unschedulable("a", "A", since_s=19), B), 0.5, 0.5),
+        (inputs_of(unschedulable("a", "A", since_s=20), B, pod("c", "C")), 0, 100),  # b is released, c waits for b
+        (inputs_of(BOUND), 0, None),
+        (inputs_of(A), 0, None),
+        (inputs_of(unschedulable("a", "A", since_s=5)), 0, None),  # no pod waits
     ],
 )
-def test_the_next_check_is_at_the_end_of_the_first_wait(group: ReleaseInputs, next_check_s: float | None) -> None:
-    found = decide_releases(group, CREATED, CONFIG).next_check_s
+def test_the_next_check_is_at_the_end_of_the_first_wait(
+    group: ReleaseInputs, after_s: float, next_check_s: float | None
+) -> None:
+    found = decide_releases(group, CREATED + after_s, CONFIG).next_check_s
     assert found == (None if next_check_s is None else pytest.approx(next_check_s, abs=1e-6))
-
-
-def test_a_check_just_before_the_end_of_a_wait_is_not_repeated_at_once() -> None:
-    decision = decide_releases(inputs_of(pod("a", "A", gated=False), pod("b", "B", age_s=99)), CREATED + 0.99, CONFIG)
-    assert (decision.releases, decision.next_check_s) == ((), 0.05)
-    decision = decide_releases(inputs_of(unschedulable("a", "A", since_s=19), pod("b", "B")), CREATED + 0.5, CONFIG)
-    assert decision.releases == ()
-    assert decision.next_check_s == pytest.approx(0.5)
-
-
-def test_pods_without_timestamps_count_as_new_and_as_refused_for_long() -> None:
-    def without(made: Pod) -> Pod:
-        body = msgspec.to_builtins(made)
-        body["metadata"].pop("creationTimestamp")
-        for condition in body["status"].get("conditions", ()):
-            condition.pop("lastTransitionTime")
-        return msgspec.convert(body, Pod)
-
-    held = inputs_of(pod("a", "A", gated=False), without(pod("b", "B")))
-    assert decide_releases(held, CREATED, CONFIG).next_check_s == 100
-    passed = inputs_of(without(unschedulable("a", "A", since_s=0)), pod("b", "B"))
-    assert released(decide_releases(passed, CREATED, CONFIG)) == [("b", "turn")]
 
 
 @pytest.mark.parametrize("replicas", [{"A": 3, "C": 1}, {"B": 2, "C": 1}], ids=["too few", "none known"])

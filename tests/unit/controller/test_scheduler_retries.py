@@ -43,9 +43,11 @@ def unschedulable_pod(kind: str = "ReplicaSet", name: str = "p", reason: str = "
     return msgspec.convert(body, Pod)
 
 
-def actions_of(tracker: UnschedulablePods, pod: Pod, now: float, target: Target | None = None) -> list[Action]:
+def actions_of(tracker: UnschedulablePods, pod: Pod, now: float, target: Target | None = None) -> list[type[Action]]:
+    """Types of the actions for a pod whose plan has this target."""
     plan = Plan({pod.metadata.key: target} if target is not None else {})
-    return tracker.choose_actions([pod], plan, State(CONFIG, "netaware-system"), now)[0]
+    actions, _ = tracker.choose_actions([pod], plan, State(CONFIG, "netaware-system"), now)
+    return [type(action) for action in actions]
 
 
 @pytest.mark.parametrize("kind", ["ReplicaSet", "StatefulSet"])
@@ -57,7 +59,7 @@ def test_a_pod_with_unmet_terms_is_replaced_and_its_successor_gets_preferred_ter
     assert actions_of(tracker, pod, 100, target) == []
     assert actions_of(tracker, pod, 100 + REPLACE_AFTER_S - 1, target) == []
     assert tracker.may_require_zones(pod)
-    assert [type(action) for action in actions_of(tracker, pod, 100 + REPLACE_AFTER_S, target)] == [PodReplacement]
+    assert actions_of(tracker, pod, 100 + REPLACE_AFTER_S, target) == [PodReplacement]
     assert not tracker.may_require_zones(pod)
     successor = unschedulable_pod(kind, name="p" if kind == "StatefulSet" else "q")
     assert not tracker.may_require_zones(successor)
@@ -70,9 +72,7 @@ def test_no_zone_is_required_of_a_pod_that_is_not_replaced_without_a_penalty(kin
     tracker = UnschedulablePods(CONFIG)
     assert not tracker.may_require_zones(unschedulable_pod(kind))
     actions_of(tracker, unschedulable_pod(kind), 0, ZONE_B)
-    assert [type(action) for action in actions_of(tracker, unschedulable_pod(kind), REPLACE_AFTER_S, ZONE_B)] == [
-        Report
-    ]
+    assert actions_of(tracker, unschedulable_pod(kind), REPLACE_AFTER_S, ZONE_B) == [Report]
     assert actions_of(tracker, unschedulable_pod(kind), 10 * REPLACE_AFTER_S, ZONE_B) == []
 
 
@@ -82,10 +82,10 @@ def test_without_permission_to_delete_no_zone_is_required_and_unschedulable_pods
     tracker.may_delete = False
     assert not tracker.may_require_zones(pod)
     actions_of(tracker, pod, 0, ZONE_B)
-    assert [type(action) for action in actions_of(tracker, pod, REPLACE_AFTER_S, ZONE_B)] == [Report]
+    assert actions_of(tracker, pod, REPLACE_AFTER_S, ZONE_B) == [Report]
     assert actions_of(tracker, pod, 10 * REPLACE_AFTER_S, ZONE_B) == []
     tracker.may_delete = True
-    assert [type(action) for action in actions_of(tracker, pod, 20 * REPLACE_AFTER_S, ZONE_B)] == [PodReplacement]
+    assert actions_of(tracker, pod, 20 * REPLACE_AFTER_S, ZONE_B) == [PodReplacement]
 
 
 def test_a_pod_without_our_required_terms_is_left_to_the_scheduler() -> None:
@@ -97,8 +97,7 @@ def test_pods_with_a_new_target_are_replaced_with_back_off() -> None:
     tracker, pod = UnschedulablePods(CONFIG), unschedulable_pod()
     actions_of(tracker, pod, 0, ZONE_B)
     for now, is_replaced in ((1, True), (2.9, False), (3, True), (6, False)):
-        actions = actions_of(tracker, pod, now * REPLACE_AFTER_S, ZONE_B)
-        assert [type(action) for action in actions] == [PodReplacement] * is_replaced
+        assert actions_of(tracker, pod, now * REPLACE_AFTER_S, ZONE_B) == [PodReplacement] * is_replaced
         assert tracker.may_require_zones(pod)
     assert all(actions_of(tracker, pod, 3600.0 * n, ZONE_B) for n in range(1, 1100))  # 2.0 ** 1024 overflows.
 
