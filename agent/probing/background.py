@@ -54,14 +54,14 @@ class BackgroundProber:
         window, plan, now_s = self._window_of(probe), self._plan_source.plan, time.monotonic()
         if window is None or self._stream is None or plan is None:
             return WindowResult(None, 0)
-        open_s = now_s - window.opened_at_s
+        open_s, answer_count = now_s - window.opened_at_s, self._count_answers(window)
         if 0 < window.rtt_histogram.count < MIN_DATAGRAMS and open_s < MAX_WINDOW_ROUNDS * plan.interval_s:
-            return WindowResult(None, self._count_answers(window))
+            return WindowResult(None, answer_count)
         target = self._target_of(probe)
         self._stream.close_window(target)
         histograms = self._recent_histograms.setdefault(target, deque(maxlen=MAX_P99_WINDOWS))
         histograms.append(window.rtt_histogram)
-        return WindowResult(window.to_measurement(now_s, histograms), window.answer_count)
+        return WindowResult(window.to_measurement(now_s, histograms) if answer_count else None, answer_count)
 
     async def have_datagrams_returned(self, probe: Probe) -> bool:
         """Whether datagrams of a pair came back in this window; False without a window or plan, or if too few were sent to tell.

@@ -32,6 +32,8 @@ async def test_answers_of_earlier_rounds_do_not_hide_a_failure() -> None:
         with pytest.raises(ProbeFailedError):
             await prober.have_datagrams_returned(probe)
         assert prober.close_window(probe) == WindowResult(None, 0)
+        await asyncio.sleep(4.0)
+        assert prober.close_window(probe) == WindowResult(None, 0), "the window ends after three rounds"
     finally:
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
