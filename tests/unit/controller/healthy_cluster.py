@@ -19,12 +19,13 @@ from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, Ne
 from controller.cluster.membership import Membership
 from controller.cluster.pods import Pod
 from controller.diagnosis.snapshot import ClusterSnapshot
+from controller.topology.probe_nodes import to_probe_node
 from controller.topology.weights import Bandwidths, build_weight
 from kubekit.wire import Node
-from netperf.contract import AGENT_ANNOTATION, REGION_LABEL, ZONE_LABEL
+from netperf.contract import AGENT_ANNOTATION, REGION_LABEL, ZONE_LABEL, Announcement, encode_announcement
 from netperf.cost_state import update_state
 from netperf.costs import compute_costs
-from netperf.pairs import PlanOptions, ProbeNode, plan_probes
+from netperf.pairs import PlanOptions, plan_probes
 from netperf.policy import CostPolicy
 from netperf.results import encode_samples
 from netperf.sample import Measurement, Sample
@@ -43,9 +44,7 @@ def make_node(
 ) -> Node:
     number = zlib.crc32(name.encode())
     address = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
-    announcement = msgspec.json.encode(
-        {"address": address, "port": 12865, "version": "0.1.0", "prober": "netperf"}
-    ).decode()
+    announcement = encode_announcement(Announcement(address, version="0.1.0", prober="netperf"))
     amounts = {BANDWIDTH: capacity} if capacity else {}
     body = {
         "metadata": {
@@ -144,20 +143,11 @@ def make_samples(nodes: Iterable[Node], plans: Iterable[Any]) -> list[Sample]:
 def make_snapshot(zones: int, per_zone: int = 2) -> ClusterSnapshot:
     """A healthy cluster whose plans and costs are computed by the product."""
     nodes = make_nodes(zones, per_zone)
-    probe_nodes = [
-        ProbeNode(
-            name=n.metadata.name,
-            address=n.status.internal_ip,
-            zone=n.metadata.label(ZONE_LABEL),
-            region=n.metadata.label(REGION_LABEL),
-        )
-        for n in nodes
-    ]
+    probe_nodes = [to_probe_node(node, {}) for node in nodes]
     plans = tuple(plan_probes(probe_nodes, PlanOptions(node_pairs=1), {}, NOW_S).plan_by_zone.values())
     samples = make_samples(nodes, plans)
-    regions = {n.metadata.label(ZONE_LABEL): n.metadata.label(REGION_LABEL) for n in nodes}
     state = update_state(samples, {}, CostPolicy(), NOW_S, NOW_S)
-    table, _ = compute_costs(state, regions, CostPolicy(), NOW_S)
+    table, _ = compute_costs(state, {node.zone: node.region for node in probe_nodes}, CostPolicy(), NOW_S)
     body = {
         "metadata": {"name": "nt-default", "namespace": HOME},
         "spec": {
@@ -173,7 +163,7 @@ def make_snapshot(zones: int, per_zone: int = 2) -> ClusterSnapshot:
         nodes=tuple(nodes),
         topologies=(topology,),
         groups=(group,),
-        pods=tuple(make_boutique_pods([n.metadata.name for n in nodes], group)),
+        pods=tuple(make_boutique_pods([node.name for node in probe_nodes], group)),
         results={f"{HOME}/netperf-metrics": data},
         plans=plans,
     )

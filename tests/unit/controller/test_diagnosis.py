@@ -37,6 +37,7 @@ from tests.unit.controller.cluster_facts import (
     no_pods,
     pod,
     status,
+    stuck_facts,
     topology_facts,
     unschedulable,
     with_unready,
@@ -260,8 +261,8 @@ CODES_BY_CASE: dict[str, tuple[Facts, list[str]]] = {
     ),
     "the pod's own selector counts last": (
         unschedulable_facts(
-            "0/8 nodes are available: 2 Node n0 does not meet several network requirements from Workload "
-            "dependencies: Satisfied: 0 Violated: 1, 6 node(s) didn't match Pod's node affinity/selector."
+            "0/8 nodes are available: 2 Node n0 does not meet several network requirements, "
+            "6 node(s) didn't match Pod's node affinity/selector."
         ),
         ["no-node-max-cost"],
     ),
@@ -274,33 +275,21 @@ def test_only_these_findings_follow_from_the_facts(case: str) -> None:
     assert [finding.code for finding in diagnose(cluster)] == codes
 
 
+ALL_CORDONED = "0/4 nodes are available: 4 node(s) were unschedulable."
+LABELLED_CORDONED = {name: NodeFact({"name": name}, node.taints, node.zone) for name, node in CORDONED.items()}
+
+
 @pytest.mark.parametrize(
     ("cluster", "line"),
     [
         (facts(pods=gated_pods(created_s=NOW_S - 700)), """'[{"op":"remove","path":"/spec/schedulingGates"}]'"""),
         (facts(control_plane=no_pods("scheduler"), pods=(pod(),)), "scale deployment/netaware-scheduler --replicas=2"),
         (
-            facts(
-                control_plane=with_unready(
-                    "scheduler", node="", reason="0/4 nodes are available: 4 node(s) were unschedulable."
-                ),
-                nodes=CORDONED,
-            ),
+            facts(control_plane=with_unready("scheduler", node="", reason=ALL_CORDONED), nodes=CORDONED),
             "kubectl uncordon n0 n1 n2 n3",
         ),
         (
-            facts(
-                nodes={name: msgspec.structs.replace(node, labels={"name": name}) for name, node in CORDONED.items()},
-                pods=(
-                    pod(
-                        spec=PodSpec(node_selector={"name": "n2"}),
-                        scheduled=unschedulable(
-                            "0/4 nodes are available: 1 node(s) were unschedulable, "
-                            "3 node(s) didn't match Pod's node affinity/selector."
-                        ),
-                    ),
-                ),
-            ),
+            stuck_facts(ALL_CORDONED, LABELLED_CORDONED, spec=PodSpec(node_selector={"name": "n2"})),
             "kubectl uncordon n2",
         ),
         (

@@ -26,13 +26,10 @@ def select_events(*clusters: Facts) -> list[list[FindingEvent]]:
     return [event_filter.select_events(diagnose(cluster), cluster) for cluster in clusters]
 
 
-def test_a_finding_of_two_diagnoses_has_one_event_until_it_returns() -> None:
-    counts = [len(events) for events in select_events(STUCK, STUCK, STUCK, HEALTHY, STUCK, STUCK)]
-    assert counts == [0, 2, 0, 0, 0, 2], "the pod without a node, and the one that waits behind it"
-
-
-def test_the_event_is_on_the_pod_and_ends_with_the_fix() -> None:
-    event = select_events(STUCK, STUCK)[1][0]
+def test_a_finding_of_two_diagnoses_has_one_event_with_its_fix_until_it_returns() -> None:
+    batches = select_events(STUCK, STUCK, STUCK, HEALTHY, STUCK, STUCK)
+    assert list(map(len, batches)) == [0, 2, 0, 0, 0, 2], "the pod without a node, and the one that waits behind it"
+    event = batches[1][0]
     assert (event.object_key, event.reason) == ((PODS, "web/front-1"), "NoNodeCapacity")
     assert "nodes are full" in event.note
     assert event.note.endswith("Fix: add nodes, or lower the requests in the pod template")

@@ -35,6 +35,7 @@ REFUSED = unschedulable(
     "0/1 nodes are available: 1 Node n0 does not meet several network requirements from Workload dependencies: "
     "Satisfied: 0 Violated: 1."
 )
+ONLY_Z1 = PodSpec(node_selector={"zone": "z1"})
 
 
 @pytest.mark.parametrize(
@@ -44,25 +45,16 @@ REFUSED = unschedulable(
         ({"gates": (GATE,), "nodes": TAINTED, "spec": TOLERANT}, "gated", "waits for the plan of AppGroup shop"),
         ({"scheduler": "default-scheduler", "scheduler_names": ()}, "waiting", "has not tried to place it yet"),
         ({"node": "n1"}, "placed", "it is on n1"),
-        (
-            {"node": "n1", "workload": "wrong"},
-            "placed",
-            "as if it belonged to no AppGroup: AppGroup shop has no workload",
-        ),
+        ({"node": "n1", "workload": "wrong"}, "placed", "no AppGroup: AppGroup shop has no workload"),
         ({"node": "n1", "group": "", "workload": ""}, "placed", "it is on n1"),
         ({"phase": "Failed"}, "finished", "Failed"),
         ({"is_terminating": True, "gates": (GATE,)}, "terminating", "being deleted"),
-        ({"gates": (GATE,)}, "gated", "waits for the plan of AppGroup shop"),
         ({"gates": (GATE,), "target": "n1"}, "planned", "planned onto n1"),
         ({"gates": (GATE,), "workload": "wrong"}, "gated", "no workload with selector wrong; it has cart, front"),
         ({"gates": (GATE,), "group": ""}, "gated", "no AppGroup label"),
         ({"gates": (GATE,), "group": "nope"}, "gated", "there is no AppGroup nope"),
         ({"gates": (OTHER_GATE,)}, "foreign-gate", f"{OTHER_GATE}, which another controller opens"),
-        (
-            {"gates": (GATE,), "target": "n0", "spec": PodSpec(node_selector={"zone": "z1"})},
-            "planned",
-            "nodeSelector zone=z1 allows 2 nodes of z1",
-        ),
+        ({"gates": (GATE,), "target": "n0", "spec": ONLY_Z1}, "planned", "nodeSelector zone=z1 allows 2 nodes of z1"),
         ({"scheduled": UNSCHEDULABLE}, "unschedulable", "the nodes are full (0/4 nodes are available"),
         ({"scheduled": REFUSED}, "refused", "dependencies would be violated"),
         ({"scheduler": "default-scheduler"}, "other-scheduler", "does not call netaware's extender"),
