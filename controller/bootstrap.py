@@ -9,13 +9,16 @@ import asyncio
 import base64
 import secrets
 from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
 
 from controller.cluster.crds import NETWORK_TOPOLOGIES, NetworkTopology
 from kubekit import logs
 from kubekit.client import Client
-from kubekit.errors import ApiError, ConfigError, KubekitError
+from kubekit.errors import ApiError, KubekitError
 from kubekit.reflector import Reflector
-from kubekit.settings import Section, join_path
+from kubekit.settings import Section
 from kubekit.wire import SECRETS, Object, Resource
 from netperf.contract import PART_OF_LABELS, PASSPHRASE_KEY, PROBE_SECRET, RESULTS_NAME
 
@@ -35,15 +38,8 @@ class BootstrapConfig(Section, frozen=True):
         probe_secret: create the Secret netaware-probe with a random passphrase.
     """
 
-    network_topology: str = ""
+    network_topology: Annotated[str, msgspec.Meta(max_length=MAX_NAME_LENGTH)] = ""
     probe_secret: bool = False
-
-    def check_rules(self, field: str) -> None:
-        """Raise ConfigError if networkTopology is too long for an object's name."""
-        if len(self.network_topology) > MAX_NAME_LENGTH:
-            raise ConfigError(
-                join_path(field, "networkTopology"), "is too long for an object's name", "write nt-default"
-            )
 
 
 class Bootstrap:

@@ -68,7 +68,7 @@ async def create_page_token(kubectl: Sequence[str], namespace: str) -> str:
 
 @asynccontextmanager
 async def _run_kubectl(arguments: Sequence[str], *, stderr: int) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Runs kubectl within the block."""
+    """Runs kubectl within the block, and stops it at the end."""
     # In a session of its own, because Ctrl-C must not end kubectl before us.
     process = await asyncio.create_subprocess_exec(
         *arguments,
@@ -80,7 +80,13 @@ async def _run_kubectl(arguments: Sequence[str], *, stderr: int) -> AsyncIterato
     try:
         yield process
     finally:
-        await _stop_process(process)
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
 
 
 async def _read_local_port(output: asyncio.StreamReader) -> int:
@@ -102,13 +108,3 @@ async def _drain_output(output: asyncio.StreamReader) -> None:
     """Read until kubectl ends. It prints a line for each connection, which would fill the pipe."""
     while await output.readline():
         pass
-
-
-async def _stop_process(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-    try:
-        await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
-    except TimeoutError:
-        process.kill()
-        await process.wait()

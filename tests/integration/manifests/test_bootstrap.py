@@ -13,7 +13,7 @@ import pytest_asyncio
 from controller.bootstrap import Bootstrap, BootstrapConfig
 from controller.cluster.crds import NETWORK_TOPOLOGIES, NetworkTopology
 from kubekit.client import MERGE_PATCH, Client
-from kubekit.errors import ApiError, ConfigError
+from kubekit.errors import ApiError
 from kubekit.reflector import Reflector
 from kubekit.wire import NAMESPACES, SECRETS, ConfigMap, Object
 from lab.polling import poll_until
@@ -84,8 +84,3 @@ async def test_leader_creates_missing_objects_if_configured(admin: Client) -> No
         await asyncio.sleep(0.5)
         assert list(store.items) == ["default/theirs"]
         assert await read_passphrase(admin) == "chosen by a person"
-
-
-def test_an_invalid_object_name_is_refused_at_start() -> None:
-    with pytest.raises(ConfigError, match=r"bootstrap.networkTopology"):
-        BootstrapConfig(network_topology="x" * 254).validate("bootstrap")

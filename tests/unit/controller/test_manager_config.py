@@ -45,6 +45,7 @@ def write_config(tmp_path: Path, text: str) -> str:
         (HEAD + "topology: {costPolicy: {units: 1}}", "topology.costPolicy"),
         (HEAD + "topology: {probing: {slotS: soon}}", "topology.probing.slotS"),
         (HEAD + "scheduler: {networkOverhead: {weightsName: ''}}", "scheduler.networkOverhead.weightsName"),
+        (HEAD + f"bootstrap: {{networkTopology: {'x' * 254}}}", "bootstrap.networkTopology"),
     ],
 )
 def test_errors_name_file_and_field(tmp_path: Path, text: str, field: str) -> None:
