@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from itertools import islice
 
 from controller.diagnosis.cluster_views import AgentView
 from controller.diagnosis.facts import Facts
@@ -16,45 +16,38 @@ from netperf.results import refresh_interval_s
 WRITE_DELAY_S = 10.0
 """An agent writes its samples within this time after a probe."""
 MISSED_ROUNDS = 2.0
-"""A sample may be this many rounds older: an agent repeats unchanged samples in one round, and a busy node may miss one."""
+"""Rounds added to the refresh interval of samples: an agent repeats unchanged samples in one, and a busy node may miss one."""
 MAX_SINGLE_RESTARTS = 3
 """A fix restarts at most this many agents one by one, and more by a restart of the DaemonSet."""
 _ALERT = "NetawareAgentDown"
 _RESTART_ALL = f"rollout restart daemonset/{AGENT}"
 _AGENT_POD_ARGUMENTS = f"pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
+_ReasonByNode = dict[str, str]
+"""Node -> why its agent does not work, or the problem that it reports."""
 RESTART_AGENT = f"kubectl -n {{netaware_namespace}} delete {_AGENT_POD_ARGUMENTS}"
 """Command that restarts the agent of a node, with the placeholders ``{netaware_namespace}`` and ``{node}``."""
 
 
-class _AgentFailure(NamedTuple):
-    """A node whose agent does not work, and the reason."""
-
-    node: str
-    reason: str
-
-
 def find_agent_findings(facts: Facts) -> Iterator[Finding]:
     """Findings about agents that do not work (one per zone) or report a problem; a single finding if no agent works."""
-    failures_by_zone: dict[str, list[_AgentFailure]] = defaultdict(list)
-    working_by_zone: dict[str, int] = defaultdict(int)
+    failures_by_zone: dict[str, _ReasonByNode] = defaultdict(dict)
+    working_counts: Counter[str] = Counter()
     for agent in facts.agents:
         reason = _find_failure_reason(agent, facts)
         if reason:
-            failures_by_zone[agent.zone].append(_AgentFailure(agent.node, reason))
+            failures_by_zone[agent.zone][agent.node] = reason
         elif agent.state != "excluded":
-            working_by_zone[agent.zone] += 1
-    if failures_by_zone and not working_by_zone:
+            working_counts[agent.zone] += 1
+    if failures_by_zone and not working_counts:
         yield _build_no_agents_finding(facts, failures_by_zone)
         return
     for zone, failures in sorted(failures_by_zone.items()):
-        yield _build_zone_finding(facts, zone, failures, working_by_zone[zone])
-    impaired = [agent for agent in facts.agents if agent.state == "up" and agent.reason]
-    if impaired:
-        summary = f"agents on {pluralize(len(impaired), 'node')} report a problem"
-        cause = tuple(f"{agent.node}: {agent.reason}" for agent in impaired[:MAX_CAUSES])
-        nodes = tuple(agent.node for agent in impaired)
-        fix = _format_restarts(facts, nodes)
-        yield NodeFinding("agents-impaired", "warning", summary, cause, affects=nodes, fix=fix)
+        yield _build_zone_finding(facts, zone, failures, working_counts[zone])
+    problems = {agent.node: agent.reason for agent in facts.agents if agent.state == "up" and agent.reason}
+    if problems:
+        summary = f"agents on {pluralize(len(problems), 'node')} report a problem"
+        cause, fix = _format_causes(problems), _format_restarts(facts, [*problems])
+        yield NodeFinding("agents-impaired", "warning", summary, cause, affects=tuple(problems), fix=fix)
 
 
 def _find_failure_reason(agent: AgentView, facts: Facts) -> str:
@@ -69,9 +62,9 @@ def _find_failure_reason(agent: AgentView, facts: Facts) -> str:
     return f"its newest sample is {age_s:.0f} s old" if has_sample and age_s > max_age_s else ""
 
 
-def _build_no_agents_finding(facts: Facts, failures_by_zone: Mapping[str, list[_AgentFailure]]) -> Finding:
+def _build_no_agents_finding(facts: Facts, failures_by_zone: Mapping[str, _ReasonByNode]) -> Finding:
     zones = tuple(sorted(failures_by_zone))
-    failures = [failure for zone in zones for failure in failures_by_zone[zone]]
+    failures = {node: reason for zone in zones for node, reason in failures_by_zone[zone].items()}
     summary = f"no agent works on any of {len(failures)} nodes: nothing is measured"
     fix = (
         facts.format_kubectl(f"describe daemonset {AGENT}"),
@@ -82,8 +75,8 @@ def _build_no_agents_finding(facts: Facts, failures_by_zone: Mapping[str, list[_
     return Finding("no-agents", "critical", summary, cause, affects=zones, fix=fix, alert=_ALERT)
 
 
-def _build_zone_finding(facts: Facts, zone: str, failures: Sequence[_AgentFailure], working_count: int) -> Finding:
-    nodes = tuple(failure.node for failure in failures)
+def _build_zone_finding(facts: Facts, zone: str, failures: _ReasonByNode, working_count: int) -> Finding:
+    nodes = tuple(failures)
     cause, fix = _format_causes(failures), _format_restarts(facts, nodes)
     if working_count:
         summary = f"{len(nodes)} of {len(nodes) + working_count} agents of zone {zone} do not work"
@@ -92,8 +85,8 @@ def _build_zone_finding(facts: Facts, zone: str, failures: Sequence[_AgentFailur
     return ZoneFinding("zone-without-agent", "critical", summary, cause, affects=(zone,), fix=fix, alert=_ALERT)
 
 
-def _format_causes(failures: Sequence[_AgentFailure]) -> tuple[str, ...]:
-    return tuple(f"{failure.node}: {failure.reason}" for failure in failures[:MAX_CAUSES])
+def _format_causes(reason_by_node: _ReasonByNode) -> tuple[str, ...]:
+    return tuple(f"{node}: {reason}" for node, reason in islice(reason_by_node.items(), MAX_CAUSES))
 
 
 def _format_restarts(facts: Facts, nodes: Sequence[str]) -> tuple[str, ...]:
