@@ -18,20 +18,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ZoneView(View, frozen=True):
-    """A zone.
-
-    Attributes:
-        name, region: values of its nodes' labels; ``region`` is empty without one.
-        nodes: number of its nodes.
-        ready_nodes: number of its Ready nodes.
-        ready_agents: number of its Ready nodes whose agent is Ready.
-    """
+    """A zone: the values of its nodes' labels; ``region`` is empty without one."""
 
     name: str
     region: str
-    nodes: int
-    ready_nodes: int
-    ready_agents: int
 
 
 class PairView(View, frozen=True):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
+from itertools import permutations
 
 import msgspec
 
@@ -13,7 +13,6 @@ from controller.cluster.zones import ZoneMap, build_zone_map
 from controller.diagnosis.cluster_views import NetworkView, PairBasis, PairView, ZoneView
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.topology.decision import TopologyDecision, TopologySnapshot, decide_topology
-from controller.topology.probe_nodes import agent_pods_by_node, to_probe_node
 from controller.topology.results_names import list_results_names
 from controller.topology.status import group_pairs_by_basis
 from kubekit import quantity
@@ -36,15 +35,18 @@ def build_network(snapshot: ClusterSnapshot) -> NetworkView:
     weights = (topology.spec.weights or ()) if topology is not None else ()
     weight = weight_in_use or next((candidate for candidate in weights if candidate.topology_list), None)
     zone_map = build_zone_map(snapshot.nodes)
+    # Zones without a region are last.
+    zone_regions = sorted(zone_map.region_by_zone.items(), key=lambda item: (not item[1], item[1], item[0]))
+    zones = tuple(ZoneView(name=zone, region=region) for zone, region in zone_regions)
     interval_s = max((plan.interval_s for plan in snapshot.plans), default=None)
     decision = _decide_costs(topology, snapshot, zone_map, interval_s or DEFAULT_INTERVAL_S)
-    pairs = _build_pairs(snapshot, decision, weight, zone_map, interval_s or DEFAULT_INTERVAL_S)
+    pairs = _build_pairs(snapshot, decision, weight, zones, interval_s or DEFAULT_INTERVAL_S)
     return NetworkView(
         topology=topology.metadata.key if topology is not None else None,
         weight_name=weight.name if weight is not None else None,
         unit_us=decision.policy.unit_us,
         percentile=decision.policy.percentile,
-        zones=_build_zones(snapshot, zone_map),
+        zones=zones,
         pairs=pairs,
         interval_s=interval_s,
         measured_at=max((pair.measured_at for pair in pairs if pair.measured_at is not None), default=None),
@@ -82,43 +84,19 @@ def _decide_costs(
     return decide_topology(topology_snapshot, None, snapshot.policy, now_s=snapshot.now_s, wall_s=snapshot.now_s)
 
 
-def _sort_zones(region_by_zone: Mapping[str, str]) -> list[str]:
-    """Zones sorted by region and name; those without a region last."""
-    return sorted(region_by_zone, key=lambda zone: (not region_by_zone[zone], region_by_zone[zone], zone))
-
-
-def _build_zones(snapshot: ClusterSnapshot, zone_map: ZoneMap) -> tuple[ZoneView, ...]:
-    agent_pods = agent_pods_by_node(snapshot.agent_pods)
-    probe_nodes = [to_probe_node(node, agent_pods) for node in snapshot.nodes]
-    node_counts = Counter(node.zone for node in probe_nodes)
-    ready_counts = Counter(node.zone for node in probe_nodes if node.is_ready)
-    agent_counts = Counter(node.zone for node in probe_nodes if node.is_ready and node.has_ready_agent)
-    return tuple(
-        ZoneView(
-            name=zone,
-            region=zone_map.region_by_zone[zone],
-            nodes=node_counts[zone],
-            ready_nodes=ready_counts[zone],
-            ready_agents=agent_counts[zone],
-        )
-        for zone in _sort_zones(zone_map.region_by_zone)
-    )
-
-
 def _build_pairs(
     snapshot: ClusterSnapshot,
     decision: TopologyDecision,
     weight: WeightInfo | None,
-    zone_map: ZoneMap,
+    zones: Sequence[ZoneView],
     interval_s: float,
 ) -> tuple[PairView, ...]:
     """All ordered pairs of zones. The bases of costs follow from the samples, because the NetworkTopology does not have them."""
     written_costs = cost_entries_of(weight, ZONE_LABEL)
     stale_pairs = set(group_pairs_by_basis(decision.costs, decision.policy, interval_s)["stale"])
     samples = _choose_shown_samples(decision.results.samples.values(), decision.state)
-    zones = _sort_zones(zone_map.region_by_zone)
     pairs = []
-    for pair in ((origin, destination) for origin in zones for destination in zones if origin != destination):
+    for pair in permutations([zone.name for zone in zones], 2):
         if pair not in written_costs:
             basis: PairBasis = "absent"
         elif weight is None or weight.name != NETPERF_COSTS:

@@ -37,10 +37,8 @@ function buildGroupBox(group, openKeys) {
       buildDependencyTable(group)));
 }
 
-function countPlaced(group) { return group.dependencies.filter((dependency) => dependency.verdict !== "idle").length; }
-
 function buildGroupSummary(group) {
-  const placed = countPlaced(group);
+  const placed = group.dependencies.filter((dependency) => dependency.verdict !== "idle").length;
   if (!placed) return h("span", { class: "soft" }, "nothing placed");
   if (!group.violatedDependencies) return h("span", { class: "good" }, `✓ ${placed} placed dependencies within their limits`);
   return h("span", { class: "bad" }, `✗ ${group.violatedDependencies} of ${placed} placed dependencies violated`);
@@ -55,8 +53,6 @@ function buildGroupRemarks(group) {
   if (losses.length) {
     const parts = losses.map((loss) => `${loss.zone}: ${joinFirst(loss.stoppedWorkloads, MAX_STOPPED_SHOWN)} would stop`);
     texts.push(`Without ${parts.join("; ")}`);
-  } else if (countPlaced(group) && group.zoneLosses.length > 1) {
-    texts.push("Every workload survives the loss of any one zone.");
   }
   return [...faults, ...texts.map((text) => h("p", { class: "soft" }, text))];
 }
