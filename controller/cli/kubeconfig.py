@@ -24,19 +24,17 @@ _UNSUPPORTED_FIELDS = ("as", "as-uid", "as-groups", "as-user-extra")
 _SUPPORTED_PROVIDERS = ("gcp", "oidc")
 
 
-def find_cluster_config(
-    kubeconfig: str | None = None, context: str | None = None, environ: Mapping[str, str] = os.environ
-) -> ClusterConfig:
+def find_cluster_config(kubeconfig: str | None = None, context: str | None = None) -> ClusterConfig:
     """The API server and log-in of ``--kubeconfig``, else ``$KUBECONFIG``, else of the pod itself, else ``~/.kube/config``.
 
     Raises:
         ConfigError: there is no kubeconfig, or a field cannot be used; names the file or field.
         CredentialError: a log-in plugin gave no credential.
     """
-    paths = kubeconfig or environ.get("KUBECONFIG", "")
-    if not paths and environ.get("KUBERNETES_SERVICE_HOST") and SERVICE_ACCOUNT_DIR.exists():
+    paths = kubeconfig or os.environ.get("KUBECONFIG", "")
+    if not paths and os.environ.get("KUBERNETES_SERVICE_HOST") and SERVICE_ACCOUNT_DIR.exists():
         return load_cluster_config()
-    paths = paths or str(Path(environ.get("HOME", "/nonexistent")) / ".kube" / "config")
+    paths = paths or str(Path(os.environ.get("HOME", "/nonexistent")) / ".kube" / "config")
     if not any(Path(path).exists() for path in paths.split(os.pathsep) if path):
         raise ConfigError(
             "--kubeconfig", f"{paths}: no such file", "give --kubeconfig FILE, set KUBECONFIG, or run in a pod"
