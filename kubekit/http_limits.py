@@ -8,7 +8,6 @@ connections other peers have.
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import ssl
 from asyncio.sslproto import SSLProtocol
@@ -31,9 +30,6 @@ MAX_HANDSHAKES, MAX_HANDSHAKES_PER_PEER = 128, 64
 _TLS_RECORD_BYTES = 16 << 10
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-_disabled_access_log = logging.getLogger("kubekit.http.access")
-_disabled_access_log.disabled = True
 
 
 class ConnectionLimiter:
@@ -105,7 +101,7 @@ class Connection(RequestHandler):
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
-            access_log=_disabled_access_log,
+            access_log=None,  # type: ignore[arg-type]  # aiohttp's server passes None too
             keepalive_timeout=IDLE_TIMEOUT_S,
             lingering_time=LINGERING_TIME_S,
         )

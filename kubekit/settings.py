@@ -151,12 +151,12 @@ def to_camel_case(name: str) -> str:
     return head + "".join(part.capitalize() for part in rest)
 
 
-def range_of(type_: object) -> Range | None:
+def _range_of(type_: object) -> Range | None:
     """The `Range` of an annotated type, also inside a union or a container; None if the type has no range."""
     arguments = typing.get_args(type_)
     if typing.get_origin(type_) is Annotated:
         return next((argument for argument in arguments[1:] if isinstance(argument, Range)), None)
-    return next((limits for argument in arguments if (limits := range_of(argument)) is not None), None)
+    return next((limits for argument in arguments if (limits := _range_of(argument)) is not None), None)
 
 
 class _Field(NamedTuple):
@@ -171,7 +171,7 @@ class _Field(NamedTuple):
 def _list_fields(type_: type[Section]) -> tuple[_Field, ...]:
     hints = typing.get_type_hints(type_, include_extras=True)
     spellings = zip(type_.__struct_fields__, type_.__struct_encode_fields__, strict=True)
-    return tuple(_Field(name, spelling, range_of(hints[name])) for name, spelling in spellings)
+    return tuple(_Field(name, spelling, _range_of(hints[name])) for name, spelling in spellings)
 
 
 def _to_config_error(error: msgspec.ValidationError, field: str) -> ConfigError:

@@ -47,8 +47,7 @@ class NodePairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The smoothed latency of one pair of nodes by one prober and test.
 
     Attributes:
-        origin: the node that measured.
-        destination: the other node.
+        origin, destination: the node that measured, and the other one.
         prober: the prober of the newest sample.
         test: the netperf test.
         smoothed: the smoothed latency, of the policy's percentile.

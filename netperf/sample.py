@@ -29,6 +29,7 @@ REQUIRED_TRANSACTIONS: dict[Percentile, int] = {"p50": 2, "p90": 10, "p99": 100}
 """Fewest transactions from which each percentile can be computed: 1 / (1 - quantile)."""
 MIN_FAILED_RUNS = 3
 """Fewest failed runs in a row that are reported, because single runs fail now and then."""
+
 LatencyUs = Annotated[float, msgspec.Meta(gt=0, le=MAX_LATENCY_US)]
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]
@@ -105,8 +106,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
     """The measurements of one pair of nodes in one round, as they are written to the results.
 
     Attributes:
-        origin: the node that measured.
-        destination: the other node.
+        origin, destination: the node that measured, and the other one.
         measurement: the measurement by netperf; by datagrams if netperf did not run or failed; or by another component.
         sequence: the writer's number of the run. ``sequence`` and ``taken_at`` identify a sample, so that readers can compute its age by
             their own clock (`netperf.cost_state.Sighting`).
@@ -168,8 +168,7 @@ class Failure(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     """A pair of nodes that could not be measured, as it is written to the results.
 
     Attributes:
-        origin: the node that measured.
-        destination: the other node.
+        origin, destination: the node that measured, and the other one.
         failure: its `netperf.probers.failure.FailureReason`.
         failures_in_a_row: number of failures since the last success.
         has_answered: False if the path may be broken, see `netperf.probers.failure.ProbeFailedError`.

@@ -7,7 +7,7 @@ import base64
 import json
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from kubekit.wire import CONFIGMAPS, NODES, Node
 from lab.controlplane import ControlPlane
 from lab.controlplane_commands import LOOPBACK
 from tests.integration.conftest import request_token
+from tests.integration.netperf.peers import copy_stream
 
 PLUGIN = Path(__file__).parent / "login_plugin.py"
 WHO_AM_I = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
@@ -201,19 +202,13 @@ async def proxy_to(port: int) -> AsyncIterator[tuple[str, list[str]]]:
     """Run an HTTP proxy that connects to this port of the loopback; yields its address and the requested targets."""
     targets: list[str] = []
 
-    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError):
-            while data := await reader.read(65_536):
-                writer.write(data)
-        writer.close()
-
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         method, target, _ = (await reader.readuntil(b"\r\n\r\n")).decode().split(" ", 2)
         assert method == "CONNECT"
         targets.append(target)
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        await asyncio.gather(copy(reader, far_writer), copy(far_reader, writer))
+        await asyncio.gather(copy_stream(reader, far_writer), copy_stream(far_reader, writer))
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     try:

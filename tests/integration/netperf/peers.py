@@ -63,16 +63,18 @@ async def misbehaving_peer(port: int, fault: str, address: str = ADDRESS) -> Asy
         server.close()
 
 
+async def copy_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Copy until the reader ends or either connection fails, then close the writer."""
+    with suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+    writer.close()
+
+
 @asynccontextmanager
 async def tcp_relay(port: int) -> AsyncIterator[None]:
     """Relay connections from `RELAY_ADDRESS` to `ADDRESS`."""
     opened: set[asyncio.StreamWriter] = set()
-
-    async def copy_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            while data := await reader.read(65536):
-                writer.write(data)
-        writer.close()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         opened.add(writer)
