@@ -130,7 +130,7 @@ async def lossy_relay(port: int, drops: Callable[[int], bool]) -> AsyncIterator[
 
 @contextmanager
 def cpu_group(quota_ratio: float) -> Iterator[Path]:
-    """A fresh cgroup with a CPU quota, version 2 or 1; the test is skipped where we may not make one."""
+    """A new cgroup with a CPU quota, version 2 or 1; the test is skipped if the machine does not allow one."""
     group = _make_group(quota_ratio)
     if group is None:
         pytest.skip("no cgroup CPU controller that we may use")
@@ -141,7 +141,7 @@ def cpu_group(quota_ratio: float) -> Iterator[Path]:
 
 
 def _remove_group(group: Path) -> None:
-    """A netperf that was killed with its agent stays until its quota lets it end."""
+    """Remove a cgroup after its last process, which ends slowly because of the quota."""
     deadline = time.monotonic() + 30
     while True:
         try:

@@ -139,8 +139,8 @@ async def test_netperf_and_datagrams_measure_the_effect_of_loss_on_a_call(
         await asyncio.sleep(2 * WINDOW_S)
         datagrams = window().to_measurement(time.monotonic())
     assert datagrams is not None
-    read_us = datagrams.percentile_us("p90")
-    assert read_us is not None
+    datagrams_us = datagrams.percentile_us("p90")
+    assert datagrams_us is not None
     try:
         run: Measurement | None = await measure(wan, netperf_programs, duration_s=10.0)
     except ProbeFailedError as error:
@@ -156,14 +156,14 @@ async def test_netperf_and_datagrams_measure_the_effect_of_loss_on_a_call(
     assert cost_us is not None
     netperf_us = run.percentile_us("p90") if run else None
     print(
-        f"loss {loss:.0%}: netperf {netperf_us}, datagrams {read_us:.0f} ({datagrams.loss_ratio:.1%}), used {cost_us:.0f} us"
+        f"loss {loss:.0%}: netperf {netperf_us}, datagrams {datagrams_us:.0f} ({datagrams.loss_ratio:.1%}), used {cost_us:.0f} us"
     )
     if loss >= 0.1:
-        assert min(read_us, cost_us) > 150_000
+        assert min(datagrams_us, cost_us) > 150_000
         # With 30 % a run of ten seconds has a dozen transactions, if any: too few to compare the two.
-        assert loss > 0.1 or netperf_us is None or netperf_us / 2 < read_us < 2 * netperf_us
+        assert loss > 0.1 or netperf_us is None or netperf_us / 2 < datagrams_us < 2 * netperf_us
     elif loss <= 0.02:
-        assert read_us < 100_000
+        assert datagrams_us < 100_000
 
 
 async def test_netperf_measures_a_path_of_400_ms(wan: Wan, netperf_programs: Netperf) -> None:
@@ -219,11 +219,11 @@ async def compare_with_echo(wan: Wan) -> str:
         echoes.record(json.loads(line)[2])
     assert rtts.count >= 20
     for percent, ratio, floor_us in ((50, 0.03, 80.0), (90, 0.05, 150.0)):
-        read_us, reference_us = rtts.percentile_us(percent), echoes.percentile_us(percent)
-        assert read_us is not None
-        assert reference_us is not None
-        if abs(read_us - reference_us) > max(ratio * reference_us, floor_us):
-            return f"p{percent} {read_us:.0f} us, by the kernel {reference_us:.0f} us"
+        datagrams_us, echo_us = rtts.percentile_us(percent), echoes.percentile_us(percent)
+        assert datagrams_us is not None
+        assert echo_us is not None
+        if abs(datagrams_us - echo_us) > max(ratio * echo_us, floor_us):
+            return f"p{percent} {datagrams_us:.0f} us, by the kernel {echo_us:.0f} us"
     return ""
 
 

@@ -59,11 +59,11 @@ def test_durations_have_units_and_several_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", ["15", "1 m", "", "m", "-1s", "1m 30s", "nan", float("nan"), float("inf"), "9" * 400 + "s"]
+    "invalid", ["15", "1 m", "", "m", "-1s", "1m 30s", "nan", float("nan"), float("inf"), "9" * 400 + "s"]
 )
-def test_errors_of_invalid_durations_name_the_field(wrong: str | float) -> None:
+def test_errors_of_invalid_durations_name_the_field(invalid: str | float) -> None:
     with pytest.raises(ConfigError, match=r"^f: "):
-        parse_duration(wrong, "f")
+        parse_duration(invalid, "f")
 
 
 def test_errors_of_durations_out_of_range_have_the_limits() -> None:
@@ -75,6 +75,6 @@ def test_errors_of_durations_out_of_range_have_the_limits() -> None:
 
 def test_a_time_without_an_offset_is_refused() -> None:
     assert parse_time("1970-01-01T01:00:00+01:00") == parse_time("1970-01-01T00:00:00Z") == 0
-    for wrong in ("1970-01-01", "1970-01-01T00:00:00", "now"):
-        with pytest.raises(ValueError, match=wrong):
-            parse_time(wrong)
+    for invalid in ("1970-01-01", "1970-01-01T00:00:00", "now"):
+        with pytest.raises(ValueError, match=invalid):
+            parse_time(invalid)

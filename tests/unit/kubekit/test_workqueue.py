@@ -177,8 +177,7 @@ def test_no_key_is_lost_for_any_sequence_of_adds(adds: list[tuple[str, float | N
                     queue.add_after(key, delay_s)
                 if number % 7 == 0:
                     await asyncio.sleep(0.001)
-            await poll_until(
-                lambda: reconciled_by_key == latest_by_key
-            )  # The last state of each key is reconciled after it was set.
+            # The last state of each key is reconciled after it was set.
+            await poll_until(lambda: reconciled_by_key == latest_by_key)
 
     asyncio.run(main())

@@ -89,11 +89,11 @@ def test_a_refusal_names_the_probe_by_its_index_in_the_object() -> None:
 
 
 def test_a_plan_is_measured_in_bytes_and_not_in_characters() -> None:
-    far = [
+    probes = tuple(
         msgspec.structs.replace(PLAN.probes[0], destination=peer_with(node=f"n{i}", zone="ä" * 63, region="ö" * 63))
         for i in range(4000)
-    ]
-    plan: ZonePlan = msgspec.structs.replace(PLAN, probes=tuple(far))
+    )
+    plan: ZonePlan = msgspec.structs.replace(PLAN, probes=probes)
     with pytest.raises(ConfigMapTooLargeError, match=re.escape(plan_object_name(PLAN.zone))):
         encode_plan(plan)
 
@@ -101,8 +101,8 @@ def test_a_plan_is_measured_in_bytes_and_not_in_characters() -> None:
 @given(
     st.text(alphabet="abcXYZ019-._", min_size=1, max_size=63), st.text(alphabet="abcXYZ019-._", min_size=1, max_size=63)
 )
-def test_object_names_are_legal_and_distinct(one: str, other: str) -> None:
-    name = plan_object_name(one)
+def test_zones_have_legal_and_distinct_object_names(zone: str, other_zone: str) -> None:
+    name = plan_object_name(zone)
     assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name)
     assert len(name) <= 63
-    assert (plan_object_name(other) == name) == (one == other)
+    assert (plan_object_name(other_zone) == name) == (zone == other_zone)

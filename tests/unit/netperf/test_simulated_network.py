@@ -10,8 +10,8 @@ from tests.support.simulated_network import SimulatedNetwork, forge_results, ran
 A, B, C = "zone-000", "zone-001", "zone-002"
 
 
-def make_converged_network(zones: int = 6, nodes: int = 3, **more: object) -> SimulatedNetwork:
-    network = SimulatedNetwork(random_rtts_us(zones), nodes, **more)  # type: ignore[arg-type]
+def make_converged_network(zones: int = 6, nodes: int = 3, **options: object) -> SimulatedNetwork:
+    network = SimulatedNetwork(random_rtts_us(zones), nodes, **options)  # type: ignore[arg-type]
     network.run_rounds(8)
     return network
 
@@ -131,7 +131,7 @@ def test_unplanned_results_are_refused_with_their_writer() -> None:
 
 
 def test_a_liar_that_writes_most_latencies_of_a_link_is_disputed_and_changes_no_cost() -> None:
-    """Its zone has no other node, so it is the reporter of two of three readings of each link."""
+    """Its zone has no other node, so it reports two of the three latencies of each link."""
     network = make_converged_network(3, 3, noise=0.002, node_count_by_zone={A: 1})
     liar = f"{A}-n0"
     reporters = [
