@@ -88,7 +88,7 @@ class ProbeMetrics:
             return
         state.flag_counts.update((outcome.test, flag) for flag in outcome.run_flags or sample.quality_flags)
         plan = self._plan_source.plan
-        if outcome.test != (plan.settings.test if plan is not None else "TCP_RR"):
+        if plan is None or outcome.test != plan.settings.test:
             return
         state.sample = sample
         if sample.cost_measurement.p50_us is not None:

@@ -40,6 +40,10 @@ class Agent:
         except aiohttp.ClientError:
             return 0, ""
 
+    async def is_ok(self, path: str) -> bool:
+        """Whether a health check has status 200."""
+        return (await self.get(path))[0] == 200
+
     async def metrics(self, name: str) -> dict[str, float]:
         """Values of series whose names begin with ``name``."""
         _, text = await self.get("/metrics")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -16,7 +14,7 @@ from agent.bandwidth.rules import plugin_ifb_name
 from agent.capacity.publisher import POLL_S
 from agent.node import OwnNode
 from kubekit.client import JSON_PATCH, Client
-from kubekit.wire import EVENTS, NODES, PODS, ObjectMeta, Pod, Wire
+from kubekit.wire import EVENTS, NODES, PODS, Pod, Wire
 from lab.controlplane import ControlPlane, find_free_ports
 from lab.credentials import credentials_dir, save_credentials
 from lab.polling import poll_until
@@ -32,11 +30,9 @@ PROBING_OFF = "--probing=off"
 class EventNote(Wire, frozen=True):
     """The fields of an event that tests read."""
 
-    metadata: ObjectMeta = ObjectMeta()
-    reason: str = ""
-    note: str = ""
-    type: str = ""
-    regarding: ObjectMeta = ObjectMeta()
+    reason: str
+    note: str
+    type: str
 
 
 @pytest.fixture
@@ -93,11 +89,7 @@ async def test_a_zeroed_or_removed_capacity_is_published_again_and_cleaned_up(
     # An agent that cleans up stays ready, so that a rollout reaches every node.
     async with running_agent(tmp_path, port, *flags, "--cleanup") as agent:
         await wait_for_bandwidth(client, node, None)
-
-        async def is_ready() -> bool:
-            return (await agent.get("/readyz"))[0] == 200
-
-        await poll_until(is_ready)
+        await poll_until(lambda: agent.is_ok("/readyz"))
     code, _, stderr = await call_agent("run", *flags[:2], "--cleanup=once")
     assert (code, await read_bandwidth(client, node)) == (0, (None, None)), stderr
     left = await client.get(NODES, node, OwnNode)
@@ -112,11 +104,7 @@ async def test_an_agent_without_an_api_server_waits_and_stops_at_once(tmp_path: 
     folder.mkdir()
     (folder / "server").write_text(f"http://127.0.0.1:{find_free_ports(1)[0]}")
     async with running_agent(tmp_path, port, "--node-name=n1", f"--credentials={folder}") as agent:
-
-        async def is_healthy() -> bool:
-            return (await agent.get("/healthz"))[0] == 200
-
-        await poll_until(is_healthy)
+        await poll_until(lambda: agent.is_ok("/healthz"))
         status, body = await agent.get("/readyz")
         assert (status, "node n1 was not read yet" in body) == (503, True)
         await asyncio.sleep(1.0)
@@ -131,23 +119,15 @@ async def test_an_invalid_flag_is_named_in_one_line_with_exit_code_2() -> None:
     assert stderr.count("\n") == 1
 
 
-def has_verdict(agent: Agent, kernel_pod: NodePod, verdict: str) -> Callable[[], Any]:
-    async def check() -> bool:
-        series = await agent.metrics("netaware_pod_bandwidth_verdict")
-        series_of_pod = [text for text in series if f'pod="{kernel_pod.name}"' in text]
-        return bool(series_of_pod) and all(f'verdict="{verdict}"' in text for text in series_of_pod)
-
-    return check
+async def has_verdict(agent: Agent, kernel_pod: NodePod, verdict: str) -> bool:
+    series = await agent.metrics("netaware_pod_bandwidth_verdict")
+    series_of_pod = [text for text in series if f'pod="{kernel_pod.name}"' in text]
+    return bool(series_of_pod) and all(f'verdict="{verdict}"' in text for text in series_of_pod)
 
 
 @needs_root
 async def test_a_pod_is_limited_until_its_end_with_net_admin_alone_and_a_read_only_root(
-    control_plane: ControlPlane,
-    client: Client,
-    namespace: str,
-    node: str,
-    port: int,
-    tmp_path: Path,
+    control_plane: ControlPlane, client: Client, namespace: str, node: str, port: int, tmp_path: Path
 ) -> None:
     confine = [
         *("unshare", "--mount", "--", "sh", "-c", 'mount -o remount,bind,ro / && exec "$@"', "sh"),
@@ -163,14 +143,10 @@ async def test_a_pod_is_limited_until_its_end_with_net_admin_alone_and_a_read_on
         pod = await create_pod(client, namespace, kernel_pod.name, node, annotations, bandwidth="1M")
         kernel_pod.join_cgroup(pod.metadata.uid)
         async with running_agent(tmp_path, port, *flags, f"--cni-network={NETWORK}", prefix=confine) as agent:
-
-            async def is_waiting() -> bool:
-                return "the pod has no address yet" in agent.log
-
-            await poll_until(is_waiting)
+            await poll_until(lambda: "the pod has no address yet" in agent.log)
             assert "tbf" not in run(f"tc qdisc show dev {kernel_pod.host_device}")
             await report_pod_address(client, pod, kernel_pod.address)
-            await poll_until(has_verdict(agent, kernel_pod, "enforced"))
+            await poll_until(lambda: has_verdict(agent, kernel_pod, "enforced"))
             assert "rate 10Mbit" in run(f"tc qdisc show dev {kernel_pod.host_device} root")
             status = Path(f"/proc/{agent.process.pid}/status").read_text()
             capabilities = next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff"))
@@ -179,7 +155,7 @@ async def test_a_pod_is_limited_until_its_end_with_net_admin_alone_and_a_read_on
             change = {"metadata": {"annotations": {"kubernetes.io/ingress-bandwidth": "30M"}}}
             await client.patch(PODS, pod.metadata.name, change, Pod, namespace=namespace)
 
-            async def has_new_limit() -> bool:
+            def has_new_limit() -> bool:
                 return "rate 30Mbit" in run(f"tc qdisc show dev {kernel_pod.host_device} root")
 
             await poll_until(has_new_limit)
@@ -195,12 +171,10 @@ async def test_a_pod_is_limited_until_its_end_with_net_admin_alone_and_a_read_on
             await client.patch(PODS, pod.metadata.name, invalid_limit, Pod, namespace=namespace)
 
             async def are_events_sent() -> bool:
-                notes = await client.list(EVENTS, EventNote, namespace=namespace)
-                event_by_reason = {note.reason: note for note in notes}
-                return (
-                    "unreasonably small (< 1kbit)" in event_by_reason.get("BandwidthInvalid", EventNote()).note
-                    and "scheduled for 1000000 bit/s" in event_by_reason.get("BandwidthMismatch", EventNote()).note
-                    and event_by_reason["BandwidthMismatch"].type == "Warning"
+                events = await client.list(EVENTS, EventNote, namespace=namespace)
+                warning_by_reason = {event.reason: event.note for event in events if event.type == "Warning"}
+                return "unreasonably small (< 1kbit)" in warning_by_reason.get("BandwidthInvalid", "") and (
+                    "scheduled for 1000000 bit/s" in warning_by_reason.get("BandwidthMismatch", "")
                 )
 
             await poll_until(are_events_sent)
@@ -227,5 +201,5 @@ async def test_observing_reports_the_verdict_and_changes_nothing(
         kernel_pod.join_cgroup(pod.metadata.uid)
         await report_pod_address(client, pod, kernel_pod.address)
         async with running_agent(tmp_path, port, *flags, PROBING_OFF) as agent:
-            await poll_until(has_verdict(agent, kernel_pod, "missing"))
+            await poll_until(lambda: has_verdict(agent, kernel_pod, "missing"))
             assert "noqueue" in run(f"tc qdisc show dev {kernel_pod.host_device} root")

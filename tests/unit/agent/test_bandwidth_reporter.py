@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import zip_longest
+from typing import cast
 
 import msgspec
 import pytest
@@ -11,8 +12,6 @@ from prometheus_client import CollectorRegistry
 from agent.bandwidth.annotations import LimitSpec, PodBandwidthSpec
 from agent.bandwidth.reporter import LimitReporter
 from agent.bandwidth.state import LimitStatus, Verdict
-from kubekit.client import Client
-from kubekit.config import ClusterConfig
 from kubekit.events import EventRecorder
 
 POD = PodBandwidthSpec(
@@ -25,15 +24,14 @@ POD = PodBandwidthSpec(
 )
 
 
-class RecordingEventRecorder(EventRecorder):
-    """Records the reasons of events, and sends none."""
+class ReasonRecorder:
+    """Stands in for an `EventRecorder`; records the reasons of events."""
 
-    def __init__(self, client: Client) -> None:
-        super().__init__(client, component="test", instance="n1", registry=CollectorRegistry())
+    def __init__(self) -> None:
         self.reasons: list[str] = []
 
-    def record_warning(self, *arguments: object, **_: object) -> None:
-        self.reasons.append(str(arguments[1]))
+    def record_warning(self, _regarding: object, reason: str, *_: object, **__: object) -> None:
+        self.reasons.append(reason)
 
     record_normal = record_warning
 
@@ -59,13 +57,12 @@ NEW_POD = msgspec.structs.replace(POD, created_at_s=3e10)
         ),
     ],
 )
-async def test_a_change_of_verdict_sends_one_event(
+def test_a_change_of_verdict_sends_one_event(
     pod: PodBandwidthSpec, verdicts: list[Verdict | None], rates_bps: list[int], reasons: list[str]
 ) -> None:
-    async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
-        events = RecordingEventRecorder(client)
-        reporter = LimitReporter(events, CollectorRegistry())
-        for verdict, rate_bps in zip_longest(verdicts, rates_bps):
-            status = verdict and LimitStatus(pod=pod, direction="ingress", verdict=verdict, wanted_bps=rate_bps)
-            reporter.report([status] if status else [], [pod], {})
-        assert events.reasons == reasons
+    events = ReasonRecorder()
+    reporter = LimitReporter(cast("EventRecorder", events), CollectorRegistry())
+    for verdict, rate_bps in zip_longest(verdicts, rates_bps):
+        status = verdict and LimitStatus(pod=pod, direction="ingress", verdict=verdict, wanted_bps=rate_bps)
+        reporter.report([status] if status else [], [pod], {})
+    assert events.reasons == reasons
