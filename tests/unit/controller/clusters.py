@@ -167,14 +167,14 @@ class _Cluster:
     def _add_pod_constraints(self, workload: str, spec: Json) -> None:
         """Add spread constraints, anti-affinity and affinity."""
         rng = self.rng
-        mine = {"matchLabels": {"app": workload}}
+        own_pods = {"matchLabels": {"app": workload}}
         draw = rng.random()
         if draw < 0.2:
             constraint: Json = {
                 "maxSkew": rng.randint(1, 2),
                 "topologyKey": rng.choice((ZONE, ZONE, HOSTNAME)),
                 "whenUnsatisfiable": "DoNotSchedule",
-                "labelSelector": mine,
+                "labelSelector": own_pods,
             }
             if rng.random() < 0.3:
                 constraint["minDomains"] = rng.randint(1, 3)
@@ -185,7 +185,7 @@ class _Cluster:
             spec["topologySpreadConstraints"] = [constraint]
         elif draw < 0.4:
             other = {"matchExpressions": [_expression("app", workload, rng.choice(self.workloads))]}
-            term = {"topologyKey": HOSTNAME, "labelSelector": rng.choice((mine, mine, other))}
+            term = {"topologyKey": HOSTNAME, "labelSelector": rng.choice((own_pods, own_pods, other))}
             spec.setdefault("affinity", {})["podAntiAffinity"] = _required(terms=[term])
         elif draw < 0.5 and workload != "w0":
             term = {"topologyKey": ZONE, "labelSelector": {"matchLabels": {"app": "w0"}}}
@@ -300,9 +300,9 @@ class _Cluster:
         ]
         items = []
         for i, reference in enumerate(references):
-            mine = [references[j] for a, j in self.pairs if a == i]
-            needs = [{"workload": other, "maxNetworkCost": rng.choice((3, 6, 12, 30))} for other in mine]
-            items.append({"workload": reference, "dependencies": needs})
+            callees = [references[j] for a, j in self.pairs if a == i]
+            dependencies = [{"workload": callee, "maxNetworkCost": rng.choice((3, 6, 12, 30))} for callee in callees]
+            items.append({"workload": reference, "dependencies": dependencies})
         spread = rng.choice(("soft", "zone")) if self.style == "spread" else "none"
         objective = "parity" if self.style == "parity" else "time"
         annotations = {"netaware.io/spread": spread, "netaware.io/objective": objective}

@@ -91,10 +91,14 @@ class FakeClient:
     ) -> AsyncIterator[RawPage]:
         if namespace is None and not self._may_list_all:
             raise ApiError(403, "Forbidden", "not yours")
-        found = [plain for plain in self._objects if plain["kind"] == resource.kind]
-        mine = [plain for plain in found if namespace in {None, plain["metadata"].get("namespace")}]
-        labelled = [plain for plain in mine if not label_selector or plain["metadata"].get("labels")]
-        yield RawPage([msgspec.Raw(msgspec.json.encode(plain)) for plain in labelled])
+        selected = [
+            plain
+            for plain in self._objects
+            if plain["kind"] == resource.kind
+            and namespace in {None, plain["metadata"].get("namespace")}
+            and (not label_selector or plain["metadata"].get("labels"))
+        ]
+        yield RawPage([msgspec.Raw(msgspec.json.encode(plain)) for plain in selected])
 
     async def list(self, resource: Resource, type_: type[Any], **_: object) -> list[Any]:
         return [msgspec.convert(plain, type_) for plain in self._objects if plain["kind"] == resource.kind]
@@ -229,7 +233,7 @@ class Components:
         (group_view,) = status.groups
         explain_state = build_state(snapshot)
         topology_controller = self.topology_controller()._membership
-        found = {
+        counts = {
             "scheduler": sum(state.group_key_of(pod.metadata.namespace, pod.group) == key for pod in pods),
             "status": (await self.status(key))["runningWorkloads"],
             "bandwidth": sum(
@@ -245,8 +249,8 @@ class Components:
             file = ClusterFile(nodes=self.decode("Node", Node), pods=pods, groups=self.decode("AppGroup", AppGroup))
             file.namespaces.extend(self.decode("Namespace", Object))
             pods_by_group = build_offline_inputs(file, PodReader()).state.membership.pods_by_group(pods)
-            found["offline"] = sum(pod.is_bound for pod in pods_by_group.get(key, ()))
-        return found
+            counts["offline"] = sum(pod.is_bound for pod in pods_by_group.get(key, ()))
+        return counts
 
 
 def fill_store(store: Reflector[Any], items: Iterable[Any]) -> None:

@@ -76,31 +76,21 @@ def price_placement(case: GroupCase, counts_by_workload: Sequence[Sequence[int]]
     return violations, cost
 
 
-def find_optimum(case: GroupCase, upper_bound: tuple[int, int] | None = None) -> tuple[int, int]:
-    """Fewest violations, then the lowest cost, over all placements that fit.
+VIOLATION_COST = 10**6
+"""Cost of a violation in the search of the optimum, so that fewer violations are always cheaper."""
 
-    ``upper_bound`` is the value of one of them (`price_placement`), which shortens the search.
-    """
+
+def find_optimum(case: GroupCase, upper_bound: tuple[int, int]) -> tuple[int, int]:
+    """Fewest violations, then the lowest cost, over all placements that fit; ``upper_bound`` is that of one of them."""
     zones = range(len(case.slots))
     # By number of replicas: all ways to spread them, as pods per zone.
     spreads = [
         [tuple(Counter(chosen)[zone] for zone in zones) for chosen in combinations_with_replacement(zones, replicas)]
         for replicas in range(4)
     ]
-    violation_cost = 10**6
     order = _search_order(case)
-    # For each workload in that order: the workloads before it that it shares an edge with, and [zone, zone] prices of the edge.
-    earlier_neighbours: list[list[tuple[int, list[list[int]]]]] = []
-    for step, workload in enumerate(order):
-        neighbours = []
-        for caller, callee, limit in case.edges:
-            prices = [[cost + violation_cost * (cost > limit) for cost in row] for row in case.cost]
-            if caller == workload and callee in order[:step]:
-                neighbours.append((callee, prices))
-            if callee == workload and caller in order[:step]:
-                neighbours.append((caller, [list(column) for column in zip(*prices, strict=True)]))
-        earlier_neighbours.append(neighbours)
-    best = upper_bound[0] * violation_cost + upper_bound[1] if upper_bound else 10**18
+    neighbours_by_step = [_priced_neighbours(case, workload, order[:step]) for step, workload in enumerate(order)]
+    best = upper_bound[0] * VIOLATION_COST + upper_bound[1]
     spread_by_workload: dict[int, tuple[int, ...]] = {}
 
     def place_from(step: int, free_slots: tuple[int, ...], placed_cost: int) -> None:
@@ -112,7 +102,7 @@ def find_optimum(case: GroupCase, upper_bound: tuple[int, int] | None = None) ->
         pod_costs = [
             sum(
                 prices[zone][z] * n
-                for other, prices in earlier_neighbours[step]
+                for other, prices in neighbours_by_step[step]
                 for z, n in enumerate(spread_by_workload[other])
             )
             for zone in zones
@@ -129,7 +119,19 @@ def find_optimum(case: GroupCase, upper_bound: tuple[int, int] | None = None) ->
             place_from(step + 1, tuple(free - n for free, n in zip(free_slots, spread, strict=True)), cost)
 
     place_from(0, case.slots, 0)
-    return divmod(best, violation_cost)
+    return divmod(best, VIOLATION_COST)
+
+
+def _priced_neighbours(case: GroupCase, workload: int, placed: Sequence[int]) -> list[tuple[int, list[list[int]]]]:
+    """The placed workloads that share an edge with a workload, each with prices of the edge by its zone and theirs."""
+    neighbours = []
+    for caller, callee, limit in case.edges:
+        prices = [[cost + VIOLATION_COST * (cost > limit) for cost in row] for row in case.cost]
+        if caller == workload and callee in placed:
+            neighbours.append((callee, prices))
+        if callee == workload and caller in placed:
+            neighbours.append((caller, [list(column) for column in zip(*prices, strict=True)]))
+    return neighbours
 
 
 def _search_order(case: GroupCase) -> list[int]:

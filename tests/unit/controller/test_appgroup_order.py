@@ -28,8 +28,8 @@ def adjacency(names: list[str], calls: dict[str, str]) -> list[list[int]]:
 
 @pytest.mark.parametrize("algorithm", sorted(ROWS))
 def test_online_boutique_has_the_order_of_the_contract(algorithm: str) -> None:
-    found = sort_workloads(adjacency(BOUTIQUE, BOUTIQUE_CALLS), algorithm)
-    assert " ".join(BOUTIQUE[i] for i in found.sequence) == ROWS[algorithm]
+    order = sort_workloads(adjacency(BOUTIQUE, BOUTIQUE_CALLS), algorithm)
+    assert " ".join(BOUTIQUE[i] for i in order.sequence) == ROWS[algorithm]
 
 
 @pytest.mark.parametrize("base", ["Kahn", "Tarjan"])
@@ -49,15 +49,15 @@ def test_callers_come_first_unless_a_cycle_is_reported(count: int, edges: list[t
         if a < count and b < count and a != b:
             callees[a].append(b)
     for algorithm in ALGORITHMS:
-        found = sort_workloads(callees, algorithm)
-        assert sorted(found.sequence) == list(range(count))
-        assert all(after in callees[before] for before, after in itertools.pairwise(found.cycle))
-        assert found.cycle[:1] == found.cycle[-1:]
-        rank = {workload: i for i, workload in enumerate(found.sequence)}
+        order = sort_workloads(callees, algorithm)
+        assert sorted(order.sequence) == list(range(count))
+        assert all(after in callees[before] for before, after in itertools.pairwise(order.cycle))
+        assert order.cycle[:1] == order.cycle[-1:]
+        rank = {workload: i for i, workload in enumerate(order.sequence)}
         misplaced = [
             (a, b) for a in range(count) for b in callees[a] if (rank[a] > rank[b]) != ("Reverse" in algorithm)
         ]
-        assert "Alternate" in algorithm or bool(misplaced) == bool(found.cycle)
+        assert "Alternate" in algorithm or bool(misplaced) == bool(order.cycle)
 
 
 def test_a_chain_of_5000_needs_no_recursion() -> None:

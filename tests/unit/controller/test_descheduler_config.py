@@ -105,11 +105,11 @@ CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"koord-deschedul
 
 @pytest.mark.parametrize("document", [yaml.safe_load(SEED), CONFIG_MAP])
 def test_the_example_of_koordinator_is_read_alone_and_from_a_config_map(document: dict[str, Any]) -> None:
-    found = section(policy=document).resolve()
-    assert found.low_node_load is not None
-    assert found.interval_s == 60
-    assert found.low_node_load.args.evictable_namespaces.exclude == ["kube-system", "koordinator-system"]
-    (pool,) = found.low_node_load.pools
+    config = section(policy=document).resolve()
+    assert config.low_node_load is not None
+    assert config.interval_s == 60
+    assert config.low_node_load.args.evictable_namespaces.exclude == ["kube-system", "koordinator-system"]
+    (pool,) = config.low_node_load.pools
     assert (pool.low_thresholds, pool.high_thresholds) == ({"cpu": 20, "memory": 30}, {"cpu": 50, "memory": 60})
 
 
@@ -155,11 +155,11 @@ def test_low_node_load_is_off_unless_the_profile_enables_it_and_ignored_args_are
 ) -> None:
     document = yaml.safe_load(SEED)
     document["profiles"][0]["plugins"]["balance"]["enabled"] = []
-    found = section(policy=document).resolve()
-    assert found.low_node_load is None
-    (warning,) = found.warnings
+    config = section(policy=document).resolve()
+    assert config.low_node_load is None
+    (warning,) = config.warnings
     assert warning.startswith("descheduler.policy.profiles[0].plugins.balance.enabled: does not name LowNodeLoad, so")
-    assert decide_once(snapshot([], [], {}), found).plan.notes == (warning,), "the dry run shows it"
+    assert decide_once(snapshot([], [], {}), config).plan.notes == (warning,), "the dry run shows it"
     path, head = tmp_path / "config.yaml", {"apiVersion": "netaware.io/v1alpha1", "kind": "ControllerConfiguration"}
     path.write_text(yaml.safe_dump({**head, "descheduler": {"policy": document}}))
     assert main(["check-config", str(path)]) == 0
@@ -179,13 +179,13 @@ def test_the_policy_overrides_limits_interval_dry_run_and_node_selector() -> Non
     migration = migration_args(maxMigratingPerNode=1, maxMigratingPerWorkload="20%", evictFailedBarePods=True)
     migration["args"]["objectLimiters"] = {"workload": {"duration": "10m"}}
     document["profiles"][0]["pluginConfig"].append(migration)
-    found = section(policy=document, intervalS=5).resolve()
-    assert (found.limits.per_node, found.limits.per_namespace, found.limits.per_round) == (1, 7, 9)
-    assert (found.limits.per_workload, found.limits.workload_backoff_s) == ("20%", 600)
-    assert found.dry_run
-    assert found.interval_s == 60
-    assert found.low_node_load is not None
-    assert not found.low_node_load.pools[0].selector.matches({})
+    config = section(policy=document, intervalS=5).resolve()
+    assert (config.limits.per_node, config.limits.per_namespace, config.limits.per_round) == (1, 7, 9)
+    assert (config.limits.per_workload, config.limits.workload_backoff_s) == ("20%", 600)
+    assert config.dry_run
+    assert config.interval_s == 60
+    assert config.low_node_load is not None
+    assert not config.low_node_load.pools[0].selector.matches({})
 
 
 @pytest.mark.parametrize(("total", "limit"), [({}, 1_000_000), ({"maxNoOfPodsToEvictTotal": 9}, 9)])

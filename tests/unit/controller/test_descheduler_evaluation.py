@@ -95,24 +95,16 @@ def test_a_move_is_not_evaluated_while_usage_is_unknown() -> None:
 
 
 def test_the_back_off_of_a_workload_doubles_with_each_failure_up_to_a_week() -> None:
-    found, history = [], History()
-    for i in range(9):
+    history = History()
+    for failures, backoff_h in enumerate((2, 4, 8, 16, 32, 64, 128, 168, 168), start=1):
         history, _ = evaluate_after(world(replica("new", "hot")), 10, history=history)
-        found.append((history.backoffs[WORKLOAD].until_s - NOW_S - 10) / 3600)
-        assert history.backoffs[WORKLOAD].failures == i + 1
-    assert found == [2, 4, 8, 16, 32, 64, 128, 168, 168]
+        assert history.backoffs[WORKLOAD] == BackoffEntry(NOW_S + 10 + 3600 * backoff_h, failures, "returned")
 
 
 def test_a_new_pod_on_another_node_is_preferred_as_replacement_to_one_on_the_old_node() -> None:
     view = world(replica("scaled", "hot", age_s=1), replica("new", "idle", age_s=2))
     history, outcomes = evaluate_after(view, 10)
     assert (outcomes, history.pending_moves[0].replacement_pod) == ([], "default/new")
-
-
-@pytest.mark.parametrize("skew_s", [-30.0, -2.0, 2.0, 30.0])
-def test_a_replacement_is_found_despite_clock_skew(skew_s: float) -> None:
-    """The replacement bears the API server's time, the move ours."""
-    assert evaluate_after(world(replica("new", "idle", age_s=2 - skew_s)), 400)[1] == ["helped"]
 
 
 def test_several_failed_moves_of_a_workload_in_one_round_are_one_failure() -> None:
@@ -202,6 +194,8 @@ NEW = replica("new", "idle")
     [
         (world(NEW), 60, "", False),
         (world(NEW), 306, "helped", True),
+        # The clock of the API server may be late.
+        (world(replica("new", "idle", age_s=-30)), 306, "helped", True),
         # 90 % before, 30 % used by the pod: 75 % of 4 cores is 3 cores.
         (world(NEW, hot_cpu=2.9), 306, "helped", True),
         (world(NEW, hot_cpu=3.1), 306, "node-still-overutilized", True),
@@ -306,9 +300,9 @@ def test_a_pod_that_always_returns_is_evicted_at_most_four_times_in_a_day(*, res
         if restarts and minute % 60 == 0:
             history, state = msgspec.json.decode(msgspec.json.encode(history), type=History), ReasonDurations()
         labels, name = {"pod-template-hash": "5d4f"}, f"web-{len(moves)}"
-        one = pod(name, "hot", owner="ReplicaSet/web-5d4f", labels=labels, uid=name, created_s=born_s)
+        web = pod(name, "hot", owner="ReplicaSet/web-5d4f", labels=labels, uid=name, created_s=born_s)
         usage = {"hot": amounts(3.8, 1), "idle": amounts(0.2, 1)}
-        view = snapshot(NODES, [one], usage, {name: amounts(1.6, 0.5)})
+        view = snapshot(NODES, [web], usage, {name: amounts(1.6, 0.5)})
         decision = decide(view, history, state, config, now).decision
         outcomes |= {end.outcome for end in decision.evaluated_moves}
         history, state = add_moves(decision.history, decision.pending_moves), decision.durations

@@ -38,15 +38,9 @@ def critical_pod(name: str, **more: Any) -> PodInfo:
     return evictable_pod(name, **{"owner": "", "namespace": "kube-system", "priority": 2_000_000_000, **more})
 
 
-def make_nodes(*, third: bool = True) -> list[Host]:
-    found = [node("n1", memory="3000", pods="9"), node("n2", memory="3000", pods="10")]
-    return [*found, node("n3", memory="3000", pods="10", unschedulable=True)] if third else found
-
-
-def make_nodes_east() -> list[Host]:
-    return [make_nodes()[0], node("n2", memory="3000", pods="10", labels={"datacenter": "east"})]
-
-
+N1 = node("n1", memory="3000", pods="9")
+NODES = [N1, node("n2", memory="3000", pods="10"), node("n3", memory="3000", pods="10", unschedulable=True)]
+N1_AND_EAST = [N1, node("n2", memory="3000", pods="10", labels={"datacenter": "east"})]
 NOT_EVICTABLE = [daemonset_pod("p6"), mirror_pod("p7"), critical_pod("p8")]
 EVICTABLE = [evictable_pod(f"p{i}") for i in range(1, 6)]
 ON_N2 = evictable_pod("p9", "n2")
@@ -72,7 +66,7 @@ class Case(NamedTuple):
     theirs: int
     ours: int
     reason: str = SAME
-    nodes: list[Host] | None = None
+    nodes: list[Host] = NODES
     low: int = 30
     high: int = 50
     args: Mapping[str, Any] = {}
@@ -149,7 +143,7 @@ CASES = [
         [*EVICTABLE, *NOT_EVICTABLE],
         0,
         0,
-        nodes=[make_nodes()[0], node("n2", memory="3000", pods="10", unschedulable=True)],
+        nodes=[N1, node("n2", memory="3000", pods="10", unschedulable=True)],
     ),
     Case(
         "without priorities, but only other node doesn't match pod node selector for p4 and p5",
@@ -160,7 +154,7 @@ CASES = [
         ],
         3,
         3,
-        nodes=make_nodes_east(),
+        nodes=N1_AND_EAST,
         only=frozenset({"p1", "p2", "p3"}),
     ),
     Case(
@@ -173,7 +167,7 @@ CASES = [
         ],
         3,
         3,
-        nodes=make_nodes_east(),
+        nodes=N1_AND_EAST,
         only=frozenset({"p1", "p2", "p3"}),
     ),
     Case(
@@ -192,8 +186,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_as_many_pods_move_as_in_koordinator_unless_the_case_says_why_not(case: Case) -> None:
     assert bool(case.reason) is (case.ours != case.theirs)
-    nodes = case.nodes or make_nodes()
-    usage: dict[str, dict[str, float]] = {host.name: {"cpu": 0.0} for host in nodes}
+    usage: dict[str, dict[str, float]] = {host.name: {"cpu": 0.0} for host in case.nodes}
     pods: dict[str, dict[str, float]] = {}
     for info in case.pods:
         # koordinator's tests use a pod's requests as its usage.
@@ -201,6 +194,6 @@ def test_as_many_pods_move_as_in_koordinator_unless_the_case_says_why_not(case: 
         usage[info.node]["cpu"] += pods[info.key]["cpu"]
     policy = {"lowThresholds": {"cpu": case.low}, "highThresholds": {"cpu": case.high}, **case.args}
     config = make_config(policy, limits=case.limits)
-    found = moved_pods(decide_once(snapshot(nodes, case.pods, usage, pods), config))
-    assert len(found) == case.ours
-    assert set(found) <= (case.only or set(found))
+    moved = moved_pods(decide_once(snapshot(case.nodes, case.pods, usage, pods), config))
+    assert len(moved) == case.ours
+    assert set(moved) <= (case.only or set(moved))

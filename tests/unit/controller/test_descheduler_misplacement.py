@@ -75,8 +75,8 @@ def replica(name: str, on: str, **fields: Any) -> PodInfo:
     """A pod of the group, of the workload that its name begins with."""
     workload = name.partition("-")[0]
     labels = {"appgroup.diktyo.x-k8s.io": "shop", "appgroup.diktyo.x-k8s.io.workload": workload}
-    known = {"owner": f"ReplicaSet/{workload}-rs", "labels": labels, "cpu": "100m", "created_s": NOW_S - 1000}
-    return pod(name, on, **{**known, **fields})
+    defaults = {"owner": f"ReplicaSet/{workload}-rs", "labels": labels, "cpu": "100m", "created_s": NOW_S - 1000}
+    return pod(name, on, **{**defaults, **fields})
 
 
 def plan(
@@ -224,16 +224,6 @@ def test_a_pod_may_leave_the_zone_to_which_netaware_narrowed_its_affinity() -> N
         assert len(plan(world).plan.moves) == moves
 
 
-def planned(world: World) -> World:
-    """The same, with a plan's target on the pods that are misplaced."""
-    for name in ("web-1", "web-2"):
-        known = world.pods.get(f"default/{name}")
-        if known is not None:
-            annotations = {TARGET_ANNOTATION: f'{{"node": "{known.node}", "zone": "z3"}}'}
-            world.on_pod_change(f"default/{name}", replica(name, known.node, annotations=annotations))
-    return world
-
-
 @pytest.mark.parametrize(
     ("answers", "target", "kind"),
     [
@@ -248,7 +238,8 @@ def planned(world: World) -> World:
 async def test_a_planned_pod_moves_only_if_two_new_plans_place_its_replacement_on_a_better_node(
     answers: tuple[str | None, ...], target: str, kind: str
 ) -> None:
-    world = planned(cluster(APART))
+    world, annotations = cluster(APART), {TARGET_ANNOTATION: '{"node": "z3-n1", "zone": "z3"}'}
+    world.on_pod_change("default/web-1", replica("web-1", "z3-n1", annotations=annotations))
     view = world.snapshot()
     config = make_config(misplacement={"enabled": True})
     unconfirmed = decide(view, History(), ReasonDurations(), config, NOW_S, assume_lasting=True)
@@ -260,12 +251,12 @@ async def test_a_planned_pod_moves_only_if_two_new_plans_place_its_replacement_o
             raise PlanningError("TooManyPods", "too many")
         return None if answer is None else Target(node=answer)
 
-    found = await unconfirmed.confirm(simulate_replacement)
-    assert [move.target for move in found.plan.moves] == ([target] if target else [])
-    assert [p.move.target for p in found.pending_moves] == ([target] if target else [])
-    assert [s.condition for s in found.plan.skips if s.pod == "default/web-1"] == ([kind] if kind else [])
-    assert [expected.node for expected in found.replacement_targets.values()] == ([target] if target else [])
-    assert not target or found.plan.moves[0].cost_after == (0 if target == "z1-n1" else 1)
+    decision = await unconfirmed.confirm(simulate_replacement)
+    assert [move.target for move in decision.plan.moves] == ([target] if target else [])
+    assert [p.move.target for p in decision.pending_moves] == ([target] if target else [])
+    assert [s.condition for s in decision.plan.skips if s.pod == "default/web-1"] == ([kind] if kind else [])
+    assert [expected.node for expected in decision.replacement_targets.values()] == ([target] if target else [])
+    assert not target or decision.plan.moves[0].cost_after == (0 if target == "z1-n1" else 1)
 
 
 # ZoneSurvival

@@ -113,7 +113,7 @@ def make_spec(rng: random.Random, labels: dict[str, str]) -> dict[str, Any]:
 
 
 def make_pods(rng: random.Random, nodes: list[Host]) -> list[PodInfo]:
-    found = []
+    pods = []
     busy = nodes if is_chosen(rng, 0.2) else nodes[: max(1, len(nodes) // 2)]
     for w in range(rng.randint(4, 12)):
         namespace, kind = rng.choice(("shop", *NAMESPACES)), rng.choice((*KINDS, *("ReplicaSet",) * 6))
@@ -133,7 +133,7 @@ def make_pods(rng: random.Random, nodes: list[Host]) -> list[PodInfo]:
         for i in range(rng.choice((1, 2, 3, 4, 6, 12))):
             bound = rng.choice(busy).name if not is_chosen(rng, 0.06) else ""
             phase = "Pending" if not bound else rng.choice(("Running",) * 9 + ("Succeeded", "Failed", "Pending"))
-            found.append(
+            pods.append(
                 pod(
                     f"w{w}-{i}",
                     bound,
@@ -152,7 +152,7 @@ def make_pods(rng: random.Random, nodes: list[Host]) -> list[PodInfo]:
                     spec=spec,
                 )
             )
-    return found
+    return pods
 
 
 def make_usage(rng: random.Random, nodes: list[Host], pods: list[PodInfo]) -> UsageView:
@@ -166,8 +166,7 @@ def make_usage(rng: random.Random, nodes: list[Host], pods: list[PodInfo]) -> Us
             used[info.key] = amounts
             for resource, amount in amounts.items():
                 by_node[info.node][resource] += amount
-    known = {n.name: dict(by_node[n.name]) for n in nodes if not is_chosen(rng, 0.05)}
-    return UsageView(known, used)
+    return UsageView({n.name: dict(by_node[n.name]) for n in nodes if not is_chosen(rng, 0.05)}, used)
 
 
 def make_config(rng: random.Random) -> dict[str, Any]:
@@ -221,7 +220,7 @@ def make_history(rng: random.Random, pods: list[PodInfo]) -> History:
 
 
 def make_volumes(rng: random.Random, nodes: list[Host]) -> Volumes:
-    found = []
+    volumes = []
     for i in range(4):
         for namespace in NAMESPACES:
             on = {"key": "kubernetes.io/hostname", "operator": "In", "values": [rng.choice(nodes).name]}
@@ -232,8 +231,8 @@ def make_volumes(rng: random.Random, nodes: list[Host]) -> Volumes:
                     "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [on]}]}},
                 },
             }
-            found.append(msgspec.convert(body, PersistentVolume))
-    return Volumes.from_objects(found, [])
+            volumes.append(msgspec.convert(body, PersistentVolume))
+    return Volumes.from_objects(volumes, [])
 
 
 def make_world(seed: int) -> World:

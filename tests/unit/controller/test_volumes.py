@@ -135,14 +135,14 @@ def test_nodes_for_a_claim_with_wait_for_first_consumer(
 
 def test_the_version_counts_changes_of_node_selectors_only() -> None:
     index, waiting_pod = Volumes(), pod(**WITH_CLAIM)
-    one, other = volume(claim="data"), volume(claim="data", zones=("z2",))
-    index.on_volume_change("pv", None, one)
-    seen = index.version
-    again = msgspec.structs.replace(one, metadata=msgspec.structs.replace(one.metadata, resource_version="2"))
-    index.on_volume_change("pv", one, again)
-    assert (index.version, nodes_for(index, waiting_pod)) == (seen, "n1")
-    index.on_volume_change("pv", again, other)
-    assert index.version > seen
+    first, other = volume(claim="data"), volume(claim="data", zones=("z2",))
+    index.on_volume_change("pv", None, first)
+    version = index.version
+    rewritten = msgspec.structs.replace(first, metadata=msgspec.structs.replace(first.metadata, resource_version="2"))
+    index.on_volume_change("pv", first, rewritten)
+    assert (index.version, nodes_for(index, waiting_pod)) == (version, "n1")
+    index.on_volume_change("pv", rewritten, other)
+    assert index.version > version
     assert nodes_for(index, waiting_pod) == "n2"
     index.on_volume_change("pv", other, None)
     assert nodes_for(index, waiting_pod) == ANYWHERE
