@@ -22,6 +22,7 @@ from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import NodeSelector, PodSpec
 from controller.cluster.resource_requests import MAX_AMOUNT, Amounts, capacity_of, limit_amount
 from controller.scheduler.affinity import HOSTNAME_LABEL
+from controller.scheduler.placement.pod_topology import spread_selector
 from controller.scheduler.placement.problem import Bools, Floats, Ints
 from kubekit.selectors import Selector, compile_or_none
 from netperf.contract import ZONE_LABEL
@@ -64,7 +65,7 @@ class DefaultSchedulerModel:
         affinity = _scale_to_100(self._score_node_affinity(spec), is_feasible)
         affinity = affinity + self._score_pod_affinity(spec, namespace_pods, is_feasible)
         total = self._score_least_allocated(_with_defaults(requests)) + _AFFINITY_WEIGHT * affinity
-        total = total + _SPREAD_WEIGHT * self._score_spread(pod.constraints, siblings, namespace_pods, is_feasible)
+        total = total + _SPREAD_WEIGHT * self._score_spread(pod, siblings, namespace_pods, is_feasible)
         if requests.any():
             total = total + self._score_balanced_allocation(requests)
         if self._has_soft_taints:
@@ -89,20 +90,16 @@ class DefaultSchedulerModel:
         return total
 
     def _score_spread(
-        self,
-        pod_constraints: Constraints,
-        siblings: Collection[PodInfo],
-        namespace_pods: Sequence[PodInfo],
-        is_feasible: Bools,
+        self, pod: PodInfo, siblings: Collection[PodInfo], namespace_pods: Sequence[PodInfo], is_feasible: Bools
     ) -> Ints:
         """[host] the score of podtopologyspread/scoring.go.
 
         A host without a topology key of the pod's own constraints scores 0, and its pods do not count. Pods on other hosts count if the
         pod's node affinity matches the host, even if the host is full.
         """
-        declared = pod_constraints.spec.topology_spread_constraints
+        declared = pod.constraints.spec.topology_spread_constraints
         constraints: list[tuple[str, int, Iterable[PodInfo]]] = [
-            (c.topology_key, c.max_skew, _matching(compile_or_none(c.label_selector), namespace_pods))
+            (c.topology_key, c.max_skew, _matching(compile_or_none(spread_selector(pod.labels, c)), namespace_pods))
             for c in declared or ()
             if c.when_unsatisfiable == "ScheduleAnyway"
         ]
@@ -110,7 +107,7 @@ class DefaultSchedulerModel:
             constraints = [(key, skew, siblings) for key, skew in DEFAULT_SPREAD_CONSTRAINTS]
         domains = [self._domain_of(key) for key, _, _ in constraints]
         has_keys = np.all([domain_of >= 0 for domain_of in domains], axis=0) if declared else np.True_
-        is_scored, is_counted = is_feasible & has_keys, self._matches_node_affinity(pod_constraints) & has_keys
+        is_scored, is_counted = is_feasible & has_keys, self._matches_node_affinity(pod.constraints) & has_keys
         raw = np.zeros(len(self._hosts))
         for (key, skew, pods), domain_of in zip(constraints, domains, strict=True):
             weight = math.log(np.unique(domain_of[is_scored]).size + 2)

@@ -133,14 +133,15 @@ class DomainRuleBuilder:
 
     def _counted_hosts(self, term: Term) -> Bools:
         """[host] whether the term counts its pods. A spread constraint ignores nodes that its node policies exclude."""
-        hosts = self._hosts
-        has_labels: Bools = np.array([all(key in h.labels for key in term.node_labels) for h in hosts], np.bool_)
-        if not term.node_constraints:
-            return has_labels
-        spec = _decode_pod_spec(term.node_constraints)
-        constraints, honours_taints = Constraints(spec), spec.tolerations is not None
-        reasons = (constraints.unmet_constraint(h.name, h.labels, h.taints if honours_taints else ()) for h in hosts)
-        return has_labels & np.array([not reason for reason in reasons], np.bool_)
+        is_counted: Bools = np.ones(len(self._hosts), np.bool_)
+        for key in term.node_labels:
+            is_counted &= self._domains_of(key)[0] >= 0
+        if term.node_constraints:
+            spec = _decode_pod_spec(term.node_constraints)
+            unmet, honours_taints = Constraints(spec).unmet_constraint, spec.tolerations is not None
+            reasons = (unmet(h.name, h.labels, h.taints if honours_taints else ()) for h in self._hosts)
+            is_counted &= np.array([not reason for reason in reasons], np.bool_)
+        return is_counted
 
 
 def unschedulable_reasons(
@@ -200,15 +201,20 @@ def terms_of(pod: Pod) -> Iterator[Term]:
                 yield _affinity_term(pod, preferred.pod_affinity_term, RuleKind.PREFERENCE, price)
 
 
-def _spread_term(pod: Pod, constraint: SpreadConstraint) -> Term:
-    """The term of a spread constraint. matchLabelKeys add the pod's values to the selector."""
-    labels = pod.metadata.labels or {}
+def spread_selector(pod_labels: Mapping[str, str], constraint: SpreadConstraint) -> LabelSelector | None:
+    """The selector of the pods that a pod's spread constraint counts; None if it counts none. matchLabelKeys add the pod's values."""
     selector = constraint.label_selector
-    pod_values = {key: labels[key] for key in constraint.match_label_keys or () if key in labels}
-    if selector is not None and pod_values:
-        selector = msgspec.structs.replace(selector, match_labels={**(selector.match_labels or {}), **pod_values})
-    if selector is not None and not selector.match_labels and not selector.match_expressions:
-        selector = None  # PodTopologySpread counts no pods by an empty selector.
+    if selector is None:
+        return None
+    pod_values = {key: pod_labels[key] for key in constraint.match_label_keys or () if key in pod_labels}
+    if not (selector.match_labels or selector.match_expressions or pod_values):
+        return None  # PodTopologySpread counts no pods by an empty selector.
+    return msgspec.structs.replace(selector, match_labels={**(selector.match_labels or {}), **pod_values})
+
+
+def _spread_term(pod: Pod, constraint: SpreadConstraint) -> Term:
+    """The term of a spread constraint."""
+    selector = spread_selector(pod.metadata.labels or {}, constraint)
     key, encoded, namespaces = constraint.topology_key, _encode_selector(selector), (pod.metadata.namespace,)
     if constraint.when_unsatisfiable == "ScheduleAnyway":
         return Term(RuleKind.PREFERENCE, key, encoded, namespaces, price=_PREFERENCE_PRICE)

@@ -86,8 +86,10 @@ def scores_of(spec: dict[str, Any], labels: dict[str, dict[str, str]], *occupied
     return [int(score) for score in DefaultSchedulerModel(hosts).scores(pod, [], others, is_feasible)]
 
 
-RACK_SPREAD = {"maxSkew": 1, "topologyKey": "rack", "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {}}
-SPREAD = {"topologySpreadConstraints": [RACK_SPREAD]}
+RACK_SPREAD = {"maxSkew": 1, "topologyKey": "rack", "whenUnsatisfiable": "ScheduleAnyway"}
+ALL_PODS = {"matchExpressions": [{"key": "app", "operator": "DoesNotExist"}]}
+SPREAD = {"topologySpreadConstraints": [{**RACK_SPREAD, "labelSelector": ALL_PODS}]}
+EMPTY_SPREAD = {"topologySpreadConstraints": [{**RACK_SPREAD, "labelSelector": {}}]}
 AWAY = {"weight": 1, "podAffinityTerm": {"topologyKey": "rack", "labelSelector": {}}}
 ANTI_AFFINITY = {"affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [AWAY]}}}
 
@@ -99,10 +101,20 @@ def test_the_model_gives_no_points_for_spread_to_a_host_without_the_topology_key
 
 @pytest.mark.parametrize(
     ("spec", "is_counted"),
-    [(SPREAD, True), (ANTI_AFFINITY, True), (SPREAD | {"nodeSelector": {"pool": "ours"}}, False)],
-    ids=["spread", "preferred anti-affinity", "spread of a pod that may not run on the full host"],
+    [
+        (SPREAD, True),
+        (EMPTY_SPREAD, False),
+        (ANTI_AFFINITY, True),
+        (SPREAD | {"nodeSelector": {"pool": "ours"}}, False),
+    ],
+    ids=[
+        "spread",
+        "spread by an empty selector",
+        "preferred anti-affinity",
+        "spread of a pod that may not run on the full host",
+    ],
 )
-def test_the_model_counts_pods_on_full_hosts_unless_node_affinity_excludes_these(
+def test_the_model_counts_pods_on_full_hosts_unless_selector_or_node_affinity_exclude_these(
     spec: dict[str, Any], *, is_counted: bool
 ) -> None:
     """podtopologyspread/scoring.go, interpodaffinity/scoring.go: a is full, b is in its rack, c in another."""
