@@ -25,8 +25,8 @@ def measure() -> Figures:
         comparisons = list(pool.map(_compare, range(CLUSTER_COUNT)))
     worse_placed = sum(c.ours.unplaced > c.best.unplaced for c in comparisons)
     equally_placed = [c for c in comparisons if c.ours.unplaced == c.best.unplaced]
-    violating_percent = 100 * sum(c.limits > c.best_limits for c in equally_placed) / len(comparisons)
-    proven = sum(c.proven for c in comparisons)
+    violating_percent = 100 * sum(c.ours.limits > c.best.limits for c in equally_placed) / len(comparisons)
+    proven = sum(c.is_proven for c in comparisons)
     details = (
         f"{sum(c.best.unplaced > 0 for c in comparisons)} clusters have pods that CP-SAT cannot place; {proven} proven"
     )

@@ -33,7 +33,7 @@ from controller.scheduler.placement.problem import (
 )
 from controller.scheduler.placement.solve import solve
 from kubekit.wire import Node
-from tests.unit.controller.oracle import matches_node, tolerates
+from tests.unit.controller.oracle_cluster import matches_node, tolerates
 
 
 def make_problem(
