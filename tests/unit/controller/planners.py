@@ -52,10 +52,10 @@ class Planners(LeaderCluster):
         self.state.on_node_change(name, before, node_by_name[name])
         self.node_cache.on_node_change(name, before, node_by_name[name])
 
-    def add_foreign_pod(self, node: str, spec: dict[str, Any], namespace: str = "d", labels: Any = NOISY) -> None:
-        name = f"foreign-{node}"
+    def add_foreign_pod(self, node: str, spec: dict[str, Any], namespace: str = "d") -> None:
+        """Add a running pod with the label `NOISY` that belongs to no group."""
         body = {
-            "metadata": {"name": name, "namespace": namespace, "labels": labels},
+            "metadata": {"name": f"foreign-{node}", "namespace": namespace, "labels": NOISY},
             "spec": {"nodeName": node, **spec},
             "status": {"phase": "Running"},
         }
@@ -72,62 +72,64 @@ class Planners(LeaderCluster):
             self.volumes.on_volume_change(volume.metadata.name, None, volume)
 
     async def zones(self, spec: dict[str, Any], *, preempting: bool = False) -> set[str]:
-        """Zones in which all planners place the pod P1 with this spec; only plans expect preemption."""
-        pod = self.add_pod("d/g", "p1", "P1", 1)
+        """Zones in which all planners place a pod of P1 with this spec, and `explain` finds nodes for it.
+
+        With ``preempting``, the descheduler and `explain` are not asked, because they expect no preemption.
+        """
+        self.add_pod("d/g", "p1", "P1", 1)
         self.change("d/p1", spec=spec)
         pod = self.pods["d/p1"]
         self.file.pods.append(pod)
         await self.plans.make_plan("d/g")
-        leader = self.plans.get_or_request("d/g", self.pods_of("d/g")).plan
-        offline, _ = plan_offline(self.file)
-        assert leader is not None
-        assert dict(leader.unplaced_reasons) == offline.unplaced
+        plan = self.request("d/g").plan
+        offline_plan, _ = plan_offline(self.file)
+        assert plan is not None
+        assert dict(plan.unplaced_reasons) == offline_plan.unplaced
         zones_by_planner = {
-            "leader": {target.zone for target in leader.targets.values()},
-            "offline": self._zones_of(offline.placements.values()),
+            "leader": {target.zone for target in plan.targets.values()},
+            "offline": self._zones_of(offline_plan.placements.values()),
             "simulate": self._zones_of(self._simulated_nodes(pod)),
         }
         if not preempting:
             zones_by_planner["descheduler"] = self._zones_of(self._descheduler_nodes(pod))
+            ineligible = PlanInputs(self.state, self.node_cache, self.volumes).ineligible_nodes(pod)
+            zones_by_planner["explain"] = self._zones_of(self.node_cache.hosts.keys() - ineligible.keys())
         assert all(zones == zones_by_planner["leader"] for zones in zones_by_planner.values()), zones_by_planner
-        explained = PlanInputs(self.state, self.node_cache, self.volumes).ineligible_nodes(pod)
-        eligible = self._zones_of(self.node_cache.hosts.keys() - explained.keys())
-        assert preempting or eligible == zones_by_planner["leader"], explained
         return zones_by_planner["leader"]
 
     def _zones_of(self, nodes: Iterable[str]) -> set[str]:
         return {self.node_cache.hosts[node].location.zone for node in nodes}
 
-    def _read(self) -> list[PodInfo]:
+    def _pod_infos(self) -> list[PodInfo]:
         return [PodReader().read(pod) for pod in self.file.pods]
 
     def _simulated_nodes(self, pod: Pod) -> list[str]:
-        """Nodes of `simulate` for a template like the pod."""
+        """Nodes of `simulate` for one replica of a template like the pod; the model of the default scheduler has the same zones."""
         snapshot = ClusterSnapshot(now_s=0, nodes=tuple(self.file.nodes))
         volumes = Volumes.from_objects(self.file.volumes, self.file.claims, self.file.storage_classes)
-        controller = WorkloadController()
-        spec = msgspec.structs.replace(pod.spec, scheduling_gates=None)
-        template = msgspec.structs.replace(controller.spec.template, metadata=pod.metadata, spec=spec)
-        one = msgspec.structs.replace(controller, spec=msgspec.structs.replace(controller.spec, template=template))
-        none = msgspec.structs.replace(controller, spec=msgspec.structs.replace(controller.spec, replicas=0))
-        inputs = build_inputs(snapshot, self._read(), volumes)
-        answer = simulate(inputs, self.state.groups["d/g"], {"P1": one, "P2": none})
-        ours, default = (
-            [n for nodes in outcome.nodes_by_workload.values() for n in nodes if n]
-            for outcome in (answer.network_aware, answer.default_scheduler)
+        controller, replace = WorkloadController(), msgspec.structs.replace
+        pod_spec = replace(pod.spec, scheduling_gates=None)
+        template = replace(controller.spec.template, metadata=pod.metadata, spec=pod_spec)
+        one_replica = replace(controller, spec=replace(controller.spec, template=template))
+        no_replica = replace(controller, spec=replace(controller.spec, replicas=0))
+        inputs = build_inputs(snapshot, self._pod_infos(), volumes)
+        simulation = simulate(inputs, self.state.groups["d/g"], {"P1": one_replica, "P2": no_replica})
+        planned, by_default = (
+            [node for nodes in outcome.nodes_by_workload.values() for node in nodes if node]
+            for outcome in (simulation.network_aware, simulation.default_scheduler)
         )
+        # The model knows neither required pod affinity nor preemption.
         if not any(other.spec.affinity or other.spec.priority for other in self.file.pods):
-            assert self._zones_of(default) == self._zones_of(ours), "the model of the default scheduler"
-        return ours
+            assert self._zones_of(by_default) == self._zones_of(planned)
+        return planned
 
     def _descheduler_nodes(self, pod: Pod) -> list[str]:
         """Nodes on which the descheduler expects the replacement of an evicted pod."""
         inputs = PlanInputs(self.state, self.node_cache, self.volumes)
-        snapshot = take_snapshot(inputs, {info.key: info for info in self._read()}, [], "netaware-system")
+        snapshot = take_snapshot(inputs, {info.key: info for info in self._pod_infos()}, [], "netaware-system")
         fit, info = FitChecker(snapshot), PodReader().read(pod)
-        nodes = snapshot.nodes.values()
-        return [
-            n.name
-            for n in nodes
-            if not (fit.static_unschedulable_reason(n, info) or fit.dynamic_unschedulable_reason(n, info))
-        ]
+        reasons = {
+            node.name: fit.static_unschedulable_reason(node, info) or fit.dynamic_unschedulable_reason(node, info)
+            for node in snapshot.nodes.values()
+        }
+        return [name for name, reason in reasons.items() if not reason]

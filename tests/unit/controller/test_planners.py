@@ -21,34 +21,34 @@ def required(kind: str, *terms: Any) -> dict[str, Any]:
     return {"affinity": {kind: {"requiredDuringSchedulingIgnoredDuringExecution": list(terms)}}}
 
 
-NOBODY: dict[str, Any] = {}
+NO_CONSTRAINTS: dict[str, Any] = {}
 
 
 @pytest.mark.parametrize(
     ("spec", "foreign", "zones"),
     [
-        (required("podAntiAffinity", term(NOISY)), [("n00", NOBODY), ("n02", NOBODY)], {"z1"}),
-        (required("podAffinity", term(NOISY)), [("n02", NOBODY)], {"z2"}),
+        (required("podAntiAffinity", term(NOISY)), [("n00", NO_CONSTRAINTS), ("n02", NO_CONSTRAINTS)], {"z1"}),
+        (required("podAffinity", term(NOISY)), [("n02", NO_CONSTRAINTS)], {"z2"}),
         (
-            NOBODY,
+            NO_CONSTRAINTS,
             [
                 ("n00", required("podAntiAffinity", term(WORKLOAD))),
                 ("n02", required("podAntiAffinity", term(WORKLOAD))),
-                ("n01", NOBODY),
-                ("n04", NOBODY),
+                ("n01", NO_CONSTRAINTS),
+                ("n04", NO_CONSTRAINTS),
             ],
             {"z1"},
         ),
         (required("podAffinity", term(NOISY)), [], set()),
-        (required("podAntiAffinity", term(NOISY)), [(f"n0{i}", NOBODY) for i in range(3)], set()),
+        (required("podAntiAffinity", term(NOISY)), [(f"n0{i}", NO_CONSTRAINTS) for i in range(3)], set()),
     ],
 )
 async def test_required_affinity_with_foreign_pods_in_either_direction(
     spec: Any, foreign: Any, zones: set[str]
 ) -> None:
     cluster = Planners()
-    for node, theirs in foreign:
-        cluster.add_foreign_pod(node, theirs)
+    for node, foreign_spec in foreign:
+        cluster.add_foreign_pod(node, foreign_spec)
     assert await cluster.zones(spec) == zones
 
 
@@ -102,7 +102,7 @@ async def test_a_bound_local_volume_allows_only_its_node() -> None:
     assert await cluster.zones({"volumes": [mounted]}) == {"z1"}
 
 
-async def test_pods_of_lower_priority_are_preempted_if_no_node_has_room() -> None:
+async def test_pods_of_lower_priority_are_preempted_if_no_node_has_free_capacity() -> None:
     cluster = Planners()
     for name in (*ALL_BUT_N04, "n04"):
         cluster.add_foreign_pod(name, {"containers": [container("4")], "priority": -1 if name == "n04" else 0})
@@ -111,8 +111,8 @@ async def test_pods_of_lower_priority_are_preempted_if_no_node_has_room() -> Non
 
 async def test_foreign_pods_count_by_their_namespace() -> None:
     cluster = Planners()
-    cluster.add_foreign_pod("n00", NOBODY, "elsewhere")
-    cluster.add_foreign_pod("n01", NOBODY)
+    cluster.add_foreign_pod("n00", NO_CONSTRAINTS, "elsewhere")
+    cluster.add_foreign_pod("n01", NO_CONSTRAINTS)
     assert "z1" not in await cluster.zones(
         required("podAntiAffinity", term(NOISY), term(NOISY, namespaces=["elsewhere"]))
     )
