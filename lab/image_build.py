@@ -21,7 +21,7 @@ from lab.debian import UnpackedPackages, find_archives, find_or_unpack_packages
 from lab.errors import UnsupportedError
 from lab.network import find_missing_privilege
 from lab.paths import cache_dir
-from lab.progress import Progress
+from lab.progress import print_line
 from netperf import contract
 
 _ROOT = Path(__file__).parents[1]
@@ -90,10 +90,9 @@ def find_or_build_image(recipe: ImageRecipe) -> Path:
     if find_missing_privilege():
         raise UnsupportedError(f"building images needs root: {recipe.name} is not in {cache}")
     cache.mkdir(parents=True, exist_ok=True)
-    progress = Progress()
-    with lock_build(cache / "lock", progress, "images"):
+    with lock_build(cache / "lock", "images"):
         if not (layout / "index.json").exists():
-            _Builder(cache, progress).build(recipe, layout)
+            _Builder(cache).build(recipe, layout)
             _remove_old_builds(cache, recipe.name)
     return layout
 
@@ -123,9 +122,8 @@ def _remove_old_builds(cache: Path, name: str) -> None:
 class _Builder:
     """Runs buildah with its storage below the cache."""
 
-    def __init__(self, cache: Path, progress: Progress) -> None:
-        self._cache, self._progress = cache, progress
-        self._log = cache / "build.log"
+    def __init__(self, cache: Path) -> None:
+        self._cache, self._log = cache, cache / "build.log"
         self._tools: UnpackedPackages = find_or_unpack_packages("images", _BUILD_TOOLS)
         settings = cache / "settings"
         settings.mkdir(exist_ok=True)
@@ -143,7 +141,8 @@ class _Builder:
         """Build the image, after its base image if that is missing; write the OCI layout."""
         self._build_base()
         name = f"docker.io/library/{recipe.name}:{IMAGE_TAG}"
-        with self._print_step(f"building {recipe.name}:{IMAGE_TAG}"), _build_context(recipe) as context:
+        print_line(f"building {recipe.name}:{IMAGE_TAG}")
+        with _build_context(recipe) as context:
             options = [self._policy, "--layers", "--pull-never", f"--build-arg=VERSION={IMAGE_TAG}", "-t", name]
             self._run_buildah("bud", *options, "-f", str(context / recipe.dockerfile), str(context))
             draft = layout.with_suffix(".draft")
@@ -157,15 +156,17 @@ class _Builder:
         description = f"{_BASE_IMAGE} {_SUITE} {' '.join((*_BASE_PACKAGES, *_REMOVED_FOLDERS))} {_BASE_SETTINGS}"
         if marker.exists() and marker.read_text() == description:
             return
-        self._progress.print_line(f"a Debian 13 by debootstrap replaces {_BASE_IMAGE}, once")
-        with self._print_step("debootstrap of Debian 13"), tempfile.TemporaryDirectory(dir=self._cache) as scratch:
+        print_line(f"a Debian 13 by debootstrap replaces {_BASE_IMAGE}, once")
+        with tempfile.TemporaryDirectory(dir=self._cache) as scratch:
             tree = Path(scratch) / "root"
             keyring = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
             options = [f"--keyring={keyring}"] if keyring.exists() else []
             options.append(f"--include={','.join(_BASE_PACKAGES)}")
-            self._run_with_tools(["debootstrap", "--variant=minbase", *options, _SUITE, str(tree), *_find_mirror()])
+            self._run_with_tools(
+                "debootstrap", ["debootstrap", "--variant=minbase", *options, _SUITE, str(tree), *_find_mirror()]
+            )
             _copy_machine_settings(tree)
-            self._run_with_tools(["chroot", str(tree), "update-ca-certificates"])
+            self._run_with_tools("update-ca-certificates", ["chroot", str(tree), "update-ca-certificates"])
             for folder in _REMOVED_FOLDERS:
                 shutil.rmtree(tree / folder, ignore_errors=True)
                 (tree / folder).mkdir()
@@ -175,18 +176,11 @@ class _Builder:
 
     def _run_buildah(self, verb: str, *arguments: str) -> None:
         storage = [f"--root={self._cache / 'storage'}", f"--runroot={self._cache / 'run'}"]
-        self._run_with_tools(["buildah", *storage, verb, *arguments])
+        self._run_with_tools(f"buildah {verb}", ["buildah", *storage, verb, *arguments])
 
-    def _run_with_tools(self, argv: list[str]) -> None:
+    def _run_with_tools(self, step: str, argv: list[str]) -> None:
         wrapped = ["unshare", "--mount", "--", "sh", "-c", _WITH_TOOLS, "sh", str(self._tools.root), *argv]
-        with self._log.open("ab") as output:
-            run_step(wrapped, self._cache, output, log=self._log, progress=self._progress, env=self._env)
-
-    @contextmanager
-    def _print_step(self, step: str) -> Iterator[None]:
-        self._progress.begin(step)
-        yield
-        self._progress.end()
+        run_step(step, wrapped, self._cache, log=self._log, env=self._env)
 
 
 def _find_mirror() -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lab.debian import find_or_unpack_packages
 from lab.errors import UnsupportedError
-from lab.progress import Progress
+from lab.progress import print_line
 
 # Components of both distributions; apt skips components that an archive does not have.
 _COMPONENTS = ("main", "contrib", "non-free", "universe", "multiverse")
@@ -52,5 +52,5 @@ def find_netperf_if_available() -> Netperf | None:
     try:
         return find_or_fetch_netperf()
     except UnsupportedError as error:
-        Progress().print_line(str(error))
+        print_line(str(error))
         return None

@@ -37,7 +37,8 @@ async def install_as_pods(lab: Lab, images: Mapping[str, Path], *, overlay: Path
         overlay: folder of the overlay.
 
     Raises:
-        BootError: the overlay cannot be applied, or a pod is not ready after four minutes; says why.
+        BootError: the overlay cannot be applied; says why.
+        ExceptionGroup: of a BootError: a pod is not ready after four minutes, or a program of a node ended.
     """
     assert lab.real_nodes.images is not None, "the lab has no real nodes"
     for name, layout in images.items():
@@ -48,14 +49,10 @@ async def install_as_pods(lab: Lab, images: Mapping[str, Path], *, overlay: Path
         await lab.control_plane.run_kubectl("annotate", "--overwrite", "node", network.node.name, capacity)
     await lab.control_plane.run_kubectl("apply", "--server-side", "--force-conflicts", "-k", str(overlay))
     # Fail at once if a node's program ends, not only after the timeout of the rollout.
-    rollout, program_end = asyncio.create_task(await_rollout(lab)), asyncio.create_task(lab.programs.watch())
-    try:
-        await asyncio.wait({rollout, program_end}, return_when=asyncio.FIRST_COMPLETED)
-        await (rollout if rollout.done() else program_end)
-    finally:
-        rollout.cancel()
-        program_end.cancel()
-        await asyncio.gather(rollout, program_end, return_exceptions=True)
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(lab.programs.watch())
+        await await_rollout(lab)
+        watching.cancel()
     # The pod's address, because the Service's address only works on nodes.
     label, path = f"{NAME_LABEL}={CONTROLLER_NAME}", "jsonpath={.items[0].status.podIP}"
     arguments = ("-n", NETAWARE_NAMESPACE, "get", "pods", "-l", label, "-o", path)

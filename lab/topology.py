@@ -151,7 +151,6 @@ class _PairSection(_LinkSection, frozen=True, kw_only=True):
 class _TopologyFile(Section, frozen=True):
     name: str
     regions: list[_RegionSection]
-    description: str = ""
     node_defaults: _Defaults = _Defaults()
     same_zone: _LinkSection = _LinkSection(rtt="150us")
     links: list[_PairSection] = []

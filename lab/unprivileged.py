@@ -95,14 +95,9 @@ def find_inherited_listener() -> socket.socket | None:
 
 @asynccontextmanager
 async def relay_connections(listener: socket.socket, host: str, port: int) -> AsyncIterator[str]:
-    """Relay connections of ``listener`` to ``host:port`` for the block; yields the listener's address as an https URL."""
-    tasks: set[asyncio.Task[None]] = set()
+    """Relay new connections of ``listener`` to ``host:port`` for the block; yields the listener's address as an https URL."""
 
     async def relay_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
         async with AsyncExitStack() as stack:
             stack.callback(writer.close)
             try:
@@ -117,9 +112,6 @@ async def relay_connections(listener: socket.socket, host: str, port: int) -> As
         yield "https://{}:{}".format(*listener.getsockname()[:2])
     finally:
         server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _copy_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

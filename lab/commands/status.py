@@ -72,13 +72,10 @@ def _describe_programs(paths: LabPaths, pids: dict[str, int]) -> list[dict[str, 
 
 
 def _describe_wan(paths: LabPaths) -> dict[str, Any]:
-    control = WanControl(paths.wan_socket)
     try:
-        counters, links = control.read_counters(), control.read_links()
+        return {"links": describe_links(WanControl(paths.wan_socket).read_links())}
     except WanError as error:
         return {"error": str(error)}
-    packets = {"forwarded": counters.forwarded, "lost": counters.lost, "dropped": counters.dropped}
-    return {"packets": packets, "late_us": round(counters.late_us), "links": describe_links(links)}
 
 
 def _print_report(report: dict[str, Any]) -> None:
@@ -102,11 +99,6 @@ def _print_report(report: dict[str, Any]) -> None:
     console.print(table)
     wan = report["wan"]
     if wan and "links" in wan:
-        packets = wan["packets"]
-        console.print(
-            f"emulated network: {packets['forwarded']} packets forwarded, {packets['lost']} lost as configured,"
-            f" {packets['dropped']} dropped, at most {wan['late_us']} us late since the last reading"
-        )
         console.print(build_link_table(wan["links"]))
     elif wan:
         console.print(f"emulated network: {wan['error']}")

@@ -1,4 +1,4 @@
-"""Client of the control socket: reads links and counters of the emulated network, and changes links while packets flow."""
+"""Client of the control socket: reads the links of the emulated network, and changes them while packets flow."""
 
 from __future__ import annotations
 
@@ -47,10 +47,6 @@ class WanControl:
             raise WanError(f"a jitter of {comparison}; set both")
         self.set_link(zone, other, new_link)
         return new_link
-
-    def read_counters(self) -> Reply:
-        """Return the counts of packets since the start, and the longest lateness since the last call."""
-        return self._request(Command("counters"))
 
     def _request(self, command: Command) -> Reply:
         # A path through a descriptor of the folder, because the path of a socket has at most 107 bytes.

@@ -24,16 +24,6 @@ class LinkDirection:
     loss: float = 0.0
 
 
-@dataclass
-class Counters:
-    """Counts of packets: forwarded, lost by configuration, and dropped; and the longest delay of a packet after its due time."""
-
-    forwarded: int = 0
-    lost: int = 0
-    dropped: int = 0
-    late_s: float = 0.0
-
-
 class DelayQueue:
     """Packets under way, ordered by the time at which they are due.
 
@@ -49,7 +39,6 @@ class DelayQueue:
         self._heap: list[tuple[float, int, int, bytes]] = []
         self._sequence = 0
         self._last_due_s: dict[tuple[int, int], float] = {}
-        self.counters = Counters()
 
     def set_link(self, origin: str, destination: str, link: LinkDirection) -> None:
         """Change one direction; packets under way keep their delay."""
@@ -59,11 +48,7 @@ class DelayQueue:
         """Add a packet from node ``source`` to node ``target``, unless it is lost or dropped."""
         zones = self._zones[source], self._zones[target]
         link = self._links[zones]
-        if link.loss and self._random.random() < link.loss:
-            self.counters.lost += 1
-            return
-        if len(self._heap) >= MAX_PACKETS:
-            self.counters.dropped += 1
+        if len(self._heap) >= MAX_PACKETS or (link.loss and self._random.random() < link.loss):
             return
         due_s = now_s + link.delay_s
         if link.jitter_s:
@@ -81,8 +66,6 @@ class DelayQueue:
         """Remove and return the due packets as (target node, packet), in the order of arrival."""
         due_packets: list[tuple[int, bytes]] = []
         while self._heap and self._heap[0][0] <= now_s:
-            due_s, _, target, packet = heapq.heappop(self._heap)
-            self.counters.late_s = max(self.counters.late_s, now_s - due_s)
+            _, _, target, packet = heapq.heappop(self._heap)
             due_packets.append((target, packet))
-        self.counters.forwarded += len(due_packets)
         return due_packets

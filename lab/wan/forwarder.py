@@ -16,11 +16,12 @@ import struct
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from random import Random
 
 from lab import namespaces
 from lab.wan.delays import DelayQueue
-from lab.wan.plan import Reply, WanLink, WanPlan
+from lab.wan.plan import WanLink, WanPlan
 from lab.wan.server import ControlServer
 
 # linux/if_tun.h, prctl.h, sockios.h and ethtool.h
@@ -50,12 +51,6 @@ class Forwarder:
         """Replace a link; packets under way keep their delay."""
         for origin, destination in link.directions:
             self._queue.set_link(origin, destination, link.to_direction())
-
-    def read_counters(self) -> Reply:
-        """Return the counts of packets since the start, and the longest lateness since the last call."""
-        counters = self._queue.counters
-        late_us, counters.late_s = counters.late_s * 1e6, 0.0
-        return Reply(forwarded=counters.forwarded, lost=counters.lost, dropped=counters.dropped, late_us=late_us)
 
     def run(self, control: ControlServer) -> None:
         """Forward until the process is stopped."""
@@ -87,11 +82,9 @@ class Forwarder:
 
     def _write_packets(self, packets: list[tuple[int, bytes]]) -> None:
         for target, packet in packets:
-            try:
+            # A device drops packets while its queue is full or the device is down.
+            with suppress(OSError):
                 os.write(self._devices[target], packet)
-            except OSError:
-                # The device's queue is full or the device is down.
-                self._queue.counters.dropped += 1
 
 
 class Routes:

@@ -53,21 +53,17 @@ class WanPlan(msgspec.Struct, frozen=True):
 
 
 class Command(msgspec.Struct, frozen=True):
-    """A request on the control socket: ``op`` is ``links``, ``set`` (with ``link``) or ``counters``."""
+    """A request on the control socket: ``op`` is ``links``, or ``set`` with ``link``."""
 
     op: str
     link: WanLink | None = None
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The reply to a Command: ``error`` is empty after success; the numbers are those of `lab.wan.delays.Counters`."""
+    """The reply to a Command: ``error`` is empty after success; ``links`` are all links, or the changed one."""
 
     error: str = ""
     links: list[WanLink] = []
-    forwarded: int = 0
-    lost: int = 0
-    dropped: int = 0
-    late_us: float = 0.0
 
 
 def to_wan_link(origin: str, destination: str, link: Link) -> WanLink:

@@ -1,4 +1,4 @@
-"""Server of the control socket: answers requests for links and counters of the emulated network, and changes links."""
+"""Server of the control socket: answers requests for the links of the emulated network, and changes them."""
 
 from __future__ import annotations
 
@@ -24,17 +24,10 @@ class ControlServer:
         listener: listening socket.
         plan: plan of the network.
         set_link: replaces a link in both directions.
-        read_counters: returns the counts of packets.
     """
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        plan: WanPlan,
-        set_link: Callable[[WanLink], None],
-        read_counters: Callable[[], Reply],
-    ) -> None:
-        self._listener, self._set_link, self._read_counters = listener, set_link, read_counters
+    def __init__(self, listener: socket.socket, plan: WanPlan, set_link: Callable[[WanLink], None]) -> None:
+        self._listener, self._set_link = listener, set_link
         self._links = {(link.origin, link.destination): link for link in plan.links}
 
     def fileno(self) -> int:
@@ -59,8 +52,6 @@ class ControlServer:
     def _execute(self, command: Command) -> Reply:
         if command.op == "links":
             return Reply(links=list(self._links.values()))
-        if command.op == "counters":
-            return self._read_counters()
         if command.op != "set" or command.link is None:
             return Reply(error=f"unknown command {command.op!r}")
         link = command.link

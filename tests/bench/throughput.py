@@ -17,16 +17,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from controller.cluster.crds import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, WORKLOAD_LABEL
-from controller.cluster.pods import GATE, TARGET_ANNOTATION
+from controller.cluster.pods import GATE, TARGET_ANNOTATION, Pod
 from kubekit.client import Client
 from kubekit.reflector import Reflector
-from kubekit.wire import NAMESPACES, PODS, SERVICE_ACCOUNTS, Object, Wire
+from kubekit.wire import NAMESPACES, PODS, SERVICE_ACCOUNTS, Object
 from lab.controlplane import ControlPlane
 from lab.polling import poll_until
 from lab.scheduler_config import build_scheduler_config
@@ -50,23 +49,8 @@ OWNER = {
 }
 
 
-class BoundSpec(Wire, frozen=True):
-    node_name: str = ""
-    scheduling_gates: list[Any] | None = None
-    affinity: dict[str, Any] | None = None
-
-
-class Handover(msgspec.Struct, frozen=True):
-    """Target and affinity that the leader wrote to a pod."""
-
-    target: str
-    affinity: dict[str, Any] | None
-
-
-class Bound(Object, frozen=True):
-    """A pod with the fields that are read here."""
-
-    spec: BoundSpec = BoundSpec()
+ReleasedPods = dict[str, Pod]
+"""Name -> pod with the target and affinity that the leader wrote to it."""
 
 
 @asynccontextmanager
@@ -91,16 +75,16 @@ async def make_costs(client: Client) -> None:
     await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=NAMESPACE)
 
 
-async def make_group(client: Client, number: int, mode: str, handover_by_pod: dict[str, Handover]) -> None:
+async def make_group(client: Client, number: int, mode: str, released_pods: ReleasedPods) -> None:
     rng = random.Random(number)
     calls = {f"w{i}": {f"w{j}": 20 for j in range(i + 1, GROUP_SIZE) if rng.random() < 0.3} for i in range(GROUP_SIZE)}
     body = appgroup_body(f"g{number}", calls, members=GROUP_SIZE, algorithm="ReverseKahn")
     await client.create(APPGROUPS, body, Object, namespace=NAMESPACE)
     for i in range(GROUP_SIZE):
-        await client.create(PODS, pod_body(number, i, mode, handover_by_pod), Object, namespace=NAMESPACE)
+        await client.create(PODS, pod_body(number, i, mode, released_pods), Object, namespace=NAMESPACE)
 
 
-def pod_body(group: int, workload: int, mode: str, handover_by_pod: dict[str, Handover]) -> dict[str, Any]:
+def pod_body(group: int, workload: int, mode: str, released_pods: ReleasedPods) -> dict[str, Any]:
     name = f"g{group}-w{workload}"
     labels = {APPGROUP_LABEL: f"g{group}", WORKLOAD_LABEL: f"w{workload}"}
     metadata: dict[str, Any] = {"name": name, "labels": labels, "ownerReferences": [OWNER]}
@@ -114,15 +98,15 @@ def pod_body(group: int, workload: int, mode: str, handover_by_pod: dict[str, Ha
     if mode == "gated":
         spec["schedulingGates"] = [{"name": GATE}]
     elif mode == "extender":
-        metadata["annotations"] = {TARGET_ANNOTATION: handover_by_pod[name].target}
+        metadata["annotations"] = {TARGET_ANNOTATION: released_pods[name].metadata.annotation(TARGET_ANNOTATION)}
     elif mode == "affinity":
-        spec["affinity"] = handover_by_pod[name].affinity
+        spec["affinity"] = released_pods[name].spec.affinity
     return {"metadata": metadata, "spec": spec}
 
 
 @asynccontextmanager
-async def watched_pods(client: Client) -> AsyncIterator[Reflector[Bound]]:
-    store: Reflector[Bound] = Reflector(client, PODS, Bound, namespace=NAMESPACE)
+async def watched_pods(client: Client) -> AsyncIterator[Reflector[Pod]]:
+    store: Reflector[Pod] = Reflector(client, PODS, Pod, namespace=NAMESPACE)
     async with running({"pods": store.run()}):
         await store.synced.wait()
         yield store
@@ -139,10 +123,10 @@ async def running_program(plane: ControlPlane, verb: str, placement: str, *flags
 
 
 async def run_mode(
-    plane: ControlPlane, client: Client, mode: str, percentage: int, pods: int, handover_by_pod: dict[str, Handover]
+    plane: ControlPlane, client: Client, mode: str, percentage: int, pods: int, released_pods: ReleasedPods
 ) -> float:
     """Bind all pods and delete them; returns pods per second."""
-    await gather_in_batches([make_group(client, number, mode, handover_by_pod) for number in range(pods // GROUP_SIZE)])
+    await gather_in_batches([make_group(client, number, mode, released_pods) for number in range(pods // GROUP_SIZE)])
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(watched_pods(client))
         url = None
@@ -159,10 +143,7 @@ async def run_mode(
                 lambda: sum(bool(p.spec.node_name) for p in store) == pods, timeout_s=TIMEOUT_S, every_s=0.1
             )
             if mode == "gated":
-                for p in store:
-                    handover_by_pod[p.metadata.name] = Handover(
-                        p.metadata.annotation(TARGET_ANNOTATION), p.spec.affinity
-                    )
+                released_pods |= {pod.metadata.name: pod for pod in store}
             return pods / (time.monotonic() - started)
         finally:
             await plane.programs.stop(scheduler)
@@ -177,11 +158,11 @@ async def main() -> None:
     args = parser.parse_args()
     figures: dict[str, float] = {}
     async with cluster(args.nodes) as (plane, client):
-        handover_by_pod: dict[str, Handover] = {}
-        await run_mode(plane, client, "gated", 100, args.pods, handover_by_pod)
+        released_pods: ReleasedPods = {}
+        await run_mode(plane, client, "gated", 100, args.pods, released_pods)
         for percentage, label in ((0, "default sample"), (100, "100 %")):
             for mode in MODES * args.rounds:
-                rate = await run_mode(plane, client, mode, percentage, args.pods, handover_by_pod)
+                rate = await run_mode(plane, client, mode, percentage, args.pods, released_pods)
                 name = f"{mode}, {label} of nodes"
                 figures[name] = max(figures.get(name, 0.0), round(rate, 1))
                 print(f"{name}: {rate:.1f} pods/s", file=sys.stderr, flush=True)

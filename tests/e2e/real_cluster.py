@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -51,12 +52,12 @@ class Cluster:
         self.lab = lab
         self._kubectl = [lab["kubectl"], "--kubeconfig", lab["kubeconfig"]]
 
-    def run(
-        self, *args: str, text: str | None = None, timeout_s: float = 60.0, env: dict[str, str] | None = None
-    ) -> str:
+    def run(self, *args: str, text: str | None = None, timeout_s: float = 60.0) -> str:
         """Run kubectl; fail, with the output, if it fails."""
-        argv = [*(["env", *(f"{k}={v}" for k, v in env.items())] if env else []), *self._kubectl, *args]
-        result = subprocess.run(argv, check=False, capture_output=True, text=True, input=text, timeout=timeout_s)
+        argv, env = [*self._kubectl, *args], {**os.environ, "KUBECTL_APPLYSET": "true"}
+        result = subprocess.run(
+            argv, check=False, capture_output=True, text=True, input=text, timeout=timeout_s, env=env
+        )
         pods = self.describe_pods() if result.returncode != 0 and "rollout" in args else ""
         assert result.returncode == 0, f"{args}: {result.stderr or result.stdout}\n{pods}"
         return result.stdout
@@ -75,7 +76,7 @@ class Cluster:
         """Apply an overlay as docs/upgrade.md says, prune the previous overlay, and wait for the rollout."""
         self.run("apply", "--server-side", "-f", str(MANIFESTS / "base" / "common" / "namespace.yaml"))
         prune = ["--prune", "--applyset=netaware", "-n", NAMESPACE, "-k", str(folder)]
-        self.run("apply", "--server-side", "--force-conflicts", *prune, env={"KUBECTL_APPLYSET": "true"})
+        self.run("apply", "--server-side", "--force-conflicts", *prune)
         self.await_rollout()
 
     def await_rollout(self, namespace: str = NAMESPACE) -> None:

@@ -47,9 +47,9 @@ def main() -> None:
         if not select.select([raw], [], [], wait_s)[0]:
             continue
         data, ancillary, _, (address, _) = raw.recvmsg(2048, socket.CMSG_SPACE(TIMESPEC.size))
-        kind, _, _, whose, _, sent_ns = HEADER.unpack_from(data, IP_HEADER)
+        kind, _, _, reply_identity, _, sent_ns = HEADER.unpack_from(data, IP_HEADER)
         stamps = [TIMESPEC.unpack_from(value) for level, type_, value in ancillary if type_ == SO_TIMESTAMPNS]
-        if kind == ECHO_REPLY and whose == identity and stamps:
+        if kind == ECHO_REPLY and reply_identity == identity and stamps:
             seconds, nanoseconds = stamps[0]
             rtt_us = (seconds * 10**9 + nanoseconds - sent_ns) / 1000
             print(json.dumps([address, sent_ns / 1e9, rtt_us]), flush=True)

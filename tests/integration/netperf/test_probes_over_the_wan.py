@@ -185,9 +185,9 @@ async def test_a_lost_answer_to_the_handshake_does_not_make_a_path_slow(wan: Wan
         await asyncio.sleep(0.05)
         wan.set(rtt_us=300_000, loss=1.0)  # the SYN is under way
         await asyncio.sleep(0.4)
+        assert not ping.done(), "the answer is lost"
         wan.set(rtt_us=300_000)
         assert 0.3 <= await ping < 0.5
-    assert wan.control.read_counters().lost == 1
 
 
 @pytest.mark.parametrize("rtt_us", [130.0, 2160.0, 85_000.0, 329_000.0])

@@ -14,7 +14,6 @@ from lab.build import (
     find_go,
     find_or_build_programs,
 )
-from lab.progress import Progress
 
 OLDEST_CONTROL_PLANE = Module(
     name="controlplane",
@@ -64,7 +63,7 @@ PROMETHEUS_OPERATOR = UpstreamModule(
 
 def find_or_fetch_operator_definitions() -> list[Path]:
     """The CustomResourceDefinitions of the Prometheus operator, as its module publishes them. Raises BuildError."""
-    source = PROMETHEUS_OPERATOR.source_folder(find_go(Progress(), PROMETHEUS_OPERATOR.go_version))
+    source = PROMETHEUS_OPERATOR.source_folder(find_go(PROMETHEUS_OPERATOR.go_version))
     return sorted(source.glob("example/prometheus-operator-crd/*.yaml"))
 
 
