@@ -21,7 +21,7 @@ from agent.node import OwnNode, OwnNodeWatch
 from kubekit import logs, runtime
 from kubekit.client import Client
 from kubekit.config import load_cluster_config
-from kubekit.errors import ApiError, KubekitError
+from kubekit.errors import KubekitError
 from kubekit.events import EventRecorder
 from kubekit.health import InformerMetrics, describe_stale_stores
 from kubekit.http import HealthChecks, Server
@@ -166,14 +166,7 @@ async def _remove_limits(config: AgentConfig) -> None:
 
 async def _remove_node_writes(config: AgentConfig) -> None:
     async with Client(load_cluster_config(config.credentials), user_agent=f"{AGENT}/{installed_version()}") as client:
-        try:
-            node = await client.get(NODES, config.node_name, OwnNode)
-        except ApiError as error:
-            if not error.is_not_found:
-                raise
-            log.info("no such node", node=config.node_name)
-            return
-        writes = plan_withdrawal(node)
+        writes = plan_withdrawal(await client.get(NODES, config.node_name, OwnNode))
         await execute_writes(client, config.node_name, writes)
     message = "removed the agent's annotations, capacity and condition" if writes else "nothing to remove"
     log.info(message, node=config.node_name)
