@@ -41,7 +41,6 @@ class NodeBandwidth(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rate_bps: bits per second after the reserve; None to publish nothing.
-        gross_bps: before the reserve; None if unknown.
         source: see docs/bandwidth.md.
         explanation: how the capacity was chosen; shown to users.
         warnings: configuration errors, such as an annotation that is not a quantity.
@@ -49,7 +48,6 @@ class NodeBandwidth(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     rate_bps: int | None
-    gross_bps: int | None
     source: CapacitySource
     explanation: str
     warnings: tuple[str, ...] = ()
@@ -90,15 +88,16 @@ def choose_bandwidth(
     unlisted_type = f"instance type {instance_type} is not in the table; " if instance_type else ""
     unknown = _GrossBandwidth(None, "unknown", unlisted_type + hardware.explanation)
     gross_bps, source, explanation = next((gross for gross in candidates if gross.rate_bps is not None), unknown)
-    rate_bps = None if gross_bps is None else int(gross_bps * (1 - config.reserve.ratio)) - config.reserve.rate_bps
-    if rate_bps is not None and rate_bps <= 0:
-        warnings.append(f"--reserve: nothing is left of {gross_bps} bit/s")
-        rate_bps = None
-    elif rate_bps is not None and gross_bps is not None and rate_bps != gross_bps:
-        explanation += f"; {gross_bps - rate_bps} bit/s of {gross_bps} are reserved"
+    rate_bps = gross_bps
+    if gross_bps is not None:
+        rate_bps = int(gross_bps * (1 - config.reserve.ratio)) - config.reserve.rate_bps
+        if rate_bps <= 0:
+            warnings.append(f"--reserve: nothing is left of {gross_bps} bit/s")
+            rate_bps = None
+        elif rate_bps != gross_bps:
+            explanation += f"; {gross_bps - rate_bps} bit/s of {gross_bps} are reserved"
     return NodeBandwidth(
         rate_bps=rate_bps,
-        gross_bps=gross_bps,
         source=source,
         explanation=explanation,
         warnings=tuple(warnings),

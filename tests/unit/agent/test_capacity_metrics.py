@@ -20,7 +20,7 @@ def test_counters_add_up_over_the_uplinks_and_a_capacity_is_shown_once_it_is_kno
         return registry.get_sample_value(f"netaware_node_{name}", {"node": "n1", **labels})
 
     assert (value("bandwidth_known"), value("network_transmit_bytes_total")) == (0, None)
-    choices[0] = NodeBandwidth(rate_bps=None, gross_bps=None, source="unknown", explanation="", counted_devices=devices)
+    choices[0] = NodeBandwidth(rate_bps=None, source="unknown", explanation="", counted_devices=devices)
     for number, device in enumerate(devices):
         assert value("network_transmit_bytes_total") is None, "of two devices one was not read"
         statistics = tmp_path / "class" / "net" / device / "statistics"
@@ -28,8 +28,6 @@ def test_counters_add_up_over_the_uplinks_and_a_capacity_is_shown_once_it_is_kno
         (statistics / "tx_bytes").write_text(f"{number + 10}\n")
         (statistics / "rx_bytes").write_text(f"{number + 20}\n")
     assert (value("network_transmit_bytes_total"), value("network_receive_bytes_total")) == (21, 41)
-    choices[0] = NodeBandwidth(
-        rate_bps=900_000, gross_bps=10**6, source="flag", explanation="", counted_devices=devices
-    )
+    choices[0] = NodeBandwidth(rate_bps=900_000, source="flag", explanation="", counted_devices=devices)
     assert value("bandwidth_known") == 1
     assert value("bandwidth_capacity_bytes_per_second", source="flag") == 112_500

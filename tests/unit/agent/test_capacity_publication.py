@@ -13,8 +13,8 @@ from netperf.contract import BANDWIDTH_RESOURCE
 
 NOW = 1_800_000_000.0
 KEY = "network.aware.com~1bandwidth"
-KNOWN = NodeBandwidth(rate_bps=10**10, gross_bps=10**10, source="hardware", explanation="eno1 10G by sysfs")
-UNKNOWN = NodeBandwidth(rate_bps=None, gross_bps=None, source="unknown", explanation="eth0 is down")
+KNOWN = NodeBandwidth(rate_bps=10**10, source="hardware", explanation="eno1 10G by sysfs")
+UNKNOWN = NodeBandwidth(rate_bps=None, source="unknown", explanation="eth0 is down")
 MISCONFIGURED = msgspec.structs.replace(UNKNOWN, warnings=("--reserve: nothing is left of 1 bit/s",))
 KUBELET = NodeInfo(kubelet_version="v1.36.3")
 
