@@ -5,8 +5,8 @@ A group with a cycle is ordered as if one dependency of the cycle did not exist.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
+from itertools import chain
 from typing import Literal, get_args
 
 import msgspec
@@ -20,12 +20,7 @@ Adjacency = Sequence[Sequence[int]]
 
 
 class WorkloadOrder(msgspec.Struct, frozen=True):
-    """An order of a group's workloads, by their positions in the spec.
-
-    Attributes:
-        sequence: positions, in the order of scheduling.
-        cycle: a closed path, for example (0, 2, 0); empty without one.
-    """
+    """Positions of a group's workloads in the spec, in the order of scheduling; ``cycle`` is a closed path such as (0, 2, 0), or empty."""
 
     sequence: tuple[int, ...]
     cycle: tuple[int, ...] = ()
@@ -42,17 +37,10 @@ def sort_workloads(callees: Adjacency, algorithm: str) -> WorkloadOrder:
     if variant == "Reverse":
         sequence.reverse()
     elif variant == "Alternate":
-        sequence = _alternate(sequence)
+        # The first, the last, the second, the last but one, and so on.
+        alternating = chain.from_iterable(zip(sequence, reversed(sequence), strict=True))
+        sequence = list(alternating)[: len(sequence)]
     return WorkloadOrder(tuple(sequence), cycle)
-
-
-def _alternate(sequence: list[int]) -> list[int]:
-    """The first item, the last, the second, the last but one, and so on."""
-    rest = deque(sequence)
-    alternated: list[int] = []
-    while rest:
-        alternated.append(rest.popleft() if len(alternated) % 2 == 0 else rest.pop())
-    return alternated
 
 
 def _sort_by_kahn(callees: Adjacency) -> list[int]:

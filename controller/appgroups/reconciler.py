@@ -58,9 +58,7 @@ class GroupIndexes(NamedTuple):
 class AppGroupController:
     """Reconciles every AppGroup in the watched namespaces.
 
-    Args:
-        pods_of: returns the pods of a group by its key.
-        extra_conditions: returns the conditions that other controllers compute for a group, by its key.
+    Given a group's key, ``pods_of`` returns its pods, and ``extra_conditions`` the conditions that other controllers compute.
     """
 
     def __init__(
@@ -164,9 +162,7 @@ def _is_bad(condition: Condition) -> bool:
 class AppGroupMetrics(Collector):
     """Gauges of all groups, and a counter of status writes.
 
-    Attributes:
-        states: group key -> the group and its state at the last reconciliation; empty on replicas that do not lead.
-        writes: the counter.
+    ``states`` has each group and its state at the last reconciliation, by key; it is empty on replicas that do not lead.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -98,10 +98,9 @@ class CostTable:
         return self._latencies.latency_us(origin.zone, destination.zone)
 
     def compare_with_limit(self, candidate: Location, peer: Location, max_cost: int) -> tuple[LimitResult, int]:
-        """Compare the cost between two different nodes with a limit (NetworkOverhead's rule, docs/contracts.md, section 4).
+        """Whether the cost between two different nodes is within a limit, and the cost that counts: `UNKNOWN_COST` if it is unknown.
 
-        Returns:
-            The result, and the cost that counts: `UNKNOWN_COST` if it is unknown.
+        The rule is NetworkOverhead's (docs/contracts.md, section 4).
         """
         if peer == NO_LOCATION and not self.is_one_zone:
             return "violated", UNKNOWN_COST

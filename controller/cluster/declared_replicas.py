@@ -57,15 +57,12 @@ class DeclaredReplicas:
 def limit_replicas(
     declared: Mapping[str, int], existing: Mapping[str, int], max_missing: int
 ) -> tuple[dict[str, int], int]:
-    """Limit the replicas that are planned before they exist, because users can declare any number.
+    """Replicas to plan by workload, and the number of declared replicas that are left out, because users can declare any number.
 
     Args:
         declared: replicas by workload, in order of preference.
         existing: replicas that have not finished, by workload.
         max_missing: how many replicas to plan that do not exist yet, of all workloads together.
-
-    Returns:
-        Replicas to plan, by workload, and the number of declared replicas that are left out.
     """
     limited_replicas: dict[str, int] = {}
     left_out_count = 0

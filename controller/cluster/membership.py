@@ -37,13 +37,9 @@ def is_consent_unchanged(old: Object | None, new: Object | None) -> bool:
 
 
 class Membership(Index):
-    """AppGroups with their graphs, and the group of each pod, updated by watch events.
+    """AppGroups with their graphs, and the group of each pod, updated by watch events; ``groups`` has all AppGroups by key.
 
-    Args:
-        args: `namespaces` and `search_everywhere` decide where groups are searched.
-
-    Attributes:
-        groups: all AppGroups by key.
+    `namespaces` and `search_everywhere` of ``args`` decide where groups are searched.
     """
 
     def __init__(self, args: NetworkOverheadArgs) -> None:

@@ -45,11 +45,8 @@ _ROUTING_BY_DISTRIBUTION: Mapping[str, Routing] = {
 class Endpoints(Generic[NodeId, ZoneId]):
     """The replicas behind a Service, and which of them answer a caller.
 
-    The compiled search implements the same rule (`cost_from_zone` in placement/native/calls.c).
-
-    Args:
-        zone_by_node: node of a replica -> zone of the node.
-        has_zone_label: whether the nodes of a zone have a zone label.
+    ``zone_by_node`` has the nodes of replicas; ``has_zone_label`` returns whether the nodes of a zone have a zone label. The compiled
+    search implements the same rule (`cost_from_zone` in placement/native/calls.c).
     """
 
     def __init__(

@@ -115,8 +115,7 @@ class StorageClass(Object, frozen=True):
 class Volumes(Index):
     """PersistentVolumes, PersistentVolumeClaims and StorageClasses, updated by watch events.
 
-    Attributes:
-        version: number of changes after which node selectors may differ.
+    ``version`` is the number of changes after which node selectors may differ.
     """
 
     def __init__(self) -> None:

@@ -103,7 +103,7 @@ def _check_volume_claim(builder: PlanBuilder, candidate: Candidate) -> str:
 
 
 def _check_local_storage(builder: PlanBuilder, candidate: Candidate) -> str:
-    """It has no emptyDir or hostPath volume, or `protection.evictLocalStorage` is set, or `descheduler.alpha.kubernetes.io/evict` is true."""
+    """It has no emptyDir or hostPath volume, or `protection.evictLocalStorage` or `descheduler.alpha.kubernetes.io/evict` allows it."""
     is_allowed = builder.config.protection.evict_local_storage or candidate.pod.is_eviction_allowed
     return "it has an emptyDir or hostPath volume" if candidate.pod.has_local_storage and not is_allowed else ""
 

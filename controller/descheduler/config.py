@@ -209,9 +209,7 @@ class DeschedulerConfig(Section, frozen=True):
 class ResolvedConfig:
     """The checked configuration, with the policy's settings; see `DeschedulerConfig` for its fields.
 
-    Attributes:
-        low_node_load: None if the policy does not enable LowNodeLoad.
-        warnings: settings of the policy that have no effect.
+    ``low_node_load`` is None if the policy does not enable LowNodeLoad; ``warnings`` are settings of the policy without effect.
     """
 
     interval_s: float
