@@ -147,8 +147,7 @@ class EdgeTotals:
         edge = self._find_edge(connection)
         if edge is None or connection.request_bytes is None:
             return
-        is_known = edge in self._ended_bytes or edge in self._state_by_edge
-        if not is_known and len(self._ended_bytes) >= MAX_EDGES:
+        if len(self._ended_bytes) >= MAX_EDGES and edge not in self._ended_bytes and edge not in self._state_by_edge:
             edge = OVERFLOW_EDGE
         request_bytes, response_bytes = self._ended_bytes.get(edge, (0, 0))
         self._ended_bytes[edge] = (

@@ -29,7 +29,7 @@ from controller.descheduler.usage import DropReason, UsageBatch, UsageStore
 from controller.scheduler.gating.controller import GatingController
 from kubekit import logs
 from kubekit.client import JSON_PATCH, Client
-from kubekit.errors import ApiError, KubekitError
+from kubekit.errors import KubekitError
 from kubekit.events import EventRecorder
 from kubekit.reflector import Reflector
 from kubekit.runtime import supervise
@@ -77,7 +77,7 @@ class Descheduler:
     async def run(self) -> None:
         """Run rounds until cancelled. If the descheduler is not enabled, only remove the taints that it had written."""
         while not self._is_enabled:
-            await self._remove_taints()
+            await self._write_taints(frozenset())
             await asyncio.sleep(self._config.interval_s)
         self._metrics.init_counters()
         # After an earlier leadership of this replica the budgets may be hours old: wait for a new list.
@@ -128,7 +128,9 @@ class Descheduler:
         self._history = decision.history
         self._metrics.set_round_gauges(decision)
         self._reporter.report_plan(decision.plan)
-        await self._update_taints(decision)
+        # Before the evictions, so that kube-scheduler, which does not know usage, avoids these nodes.
+        states = () if self._config.dry_run else decision.plan.nodes
+        await self._write_taints(nodes_to_taint(states, decision.durations.detectors, self._inputs.node_cache.hosts))
         if not self._config.dry_run:
             self._reserve_replacement_targets(decision)
         await self._evict_pods(decision)
@@ -158,38 +160,24 @@ class Descheduler:
         log.log_change("usage-dropped", reasons, message, count=sum(dropped.values()) - dropped["unknown-pod"])
         return unconfirmed
 
-    async def _update_taints(self, decision: DescheduleDecision) -> None:
-        """Write taints before the evictions, so that kube-scheduler, which does not know usage, avoids these nodes.
-
-        Raises:
-            KubekitError: there are nodes to taint, and a taint was not written.
-        """
-        states = () if self._config.dry_run else decision.plan.nodes
-        tainted = nodes_to_taint(states, decision.durations.detectors, self._inputs.node_cache.hosts)
-        await (self._write_taints(tainted) if tainted else self._remove_taints())
-
-    async def _remove_taints(self) -> None:
-        """Remove the taint from all nodes. The first failure ends this call, and the next call removes the rest."""
-        try:
-            await self._write_taints(frozenset())
-        except KubekitError as error:
-            message = f"taint not removed; to remove it: kubectl taint nodes --all {HOT_TAINT}:{HOT_EFFECT}-"
-            log.log_change("taints", type(error).__name__, message, error=error)
-        else:
-            log.log_change("taints", "", "taint is removed again")
-
     async def _write_taints(self, tainted: frozenset[str]) -> None:
-        """Add the taint to these nodes, and remove it from all others.
+        """Add the taint to these nodes, and remove it from all others. A change of a node meanwhile is no failure.
 
         Raises:
-            KubekitError: a taint was not written, for another reason than a change of its node.
+            KubekitError: a taint was not written. If only removals are left to do, the first failure is logged instead.
         """
         for name, patch in taint_patches(self._cache.nodes.items, tainted).items():
             try:
                 await self._client.patch(NODES, name, patch, Object, patch_type=JSON_PATCH)
-            except ApiError as error:
-                if error.status not in NODE_CHANGED_STATUSES:
+            except KubekitError as error:
+                if error.status in NODE_CHANGED_STATUSES:
+                    continue
+                if tainted:
                     raise
+                message = f"taint not removed; to remove it: kubectl taint nodes --all {HOT_TAINT}:{HOT_EFFECT}-"
+                log.log_change("taints", type(error).__name__, message, error=error)
+                return
+        log.log_change("taints", "", "taints are written again")
 
     def _reserve_replacement_targets(self, decision: DescheduleDecision) -> None:
         """Reserve the planner's targets before the evictions, because a replacement may be created before the eviction's response."""
