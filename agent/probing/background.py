@@ -83,7 +83,7 @@ class BackgroundProber:
         """Send to the destinations of the current plan from now on."""
         targets = {self._target_of(probe) for probe in self._plan_source.own_probes}
         self._recent_histograms = {
-            to: histograms for to, histograms in self._recent_histograms.items() if to in targets
+            target: histograms for target, histograms in self._recent_histograms.items() if target in targets
         }
         if self._stream is not None:
             plan = self._plan_source.plan

@@ -14,7 +14,7 @@ from agent.config import AgentConfig, Reserve, add_flags, read_capacities, read_
 from kubekit.errors import ConfigError
 
 
-def parse(*flags: str, **environ: str) -> AgentConfig:
+def parse_flags(*flags: str, **environ: str) -> AgentConfig:
     parser = argparse.ArgumentParser(exit_on_error=False)
     add_flags(parser, environ)
     return read_config(parser.parse_args(flags))
@@ -22,7 +22,7 @@ def parse(*flags: str, **environ: str) -> AgentConfig:
 
 def test_flags_win_over_the_environment() -> None:
     environ = {"NODE_NAME": "n1", "NETAWARE_CAPACITY": "1G", "POD_NAMESPACE": "other", "NETAWARE_BANDWIDTH": "enforce"}
-    config = parse("--capacity=2G", "--repair-burst", **environ)
+    config = parse_flags("--capacity=2G", "--repair-burst", **environ)
     assert (config.node_name, config.namespace, config.bandwidth) == ("n1", "other", "enforce")
     assert (config.capacity_bps, config.repair_burst, config.is_probing) == (2 * 10**9, True, True)
 
@@ -32,7 +32,7 @@ def test_flags_win_over_the_environment() -> None:
     [("10%", Reserve(ratio=0.1)), ("0", Reserve()), ("500M", Reserve(rate_bps=500_000_000)), ("0%", Reserve())],
 )
 def test_a_reserve_is_a_share_or_a_rate(text: str, reserve: Reserve) -> None:
-    assert parse(f"--reserve={text}", NODE_NAME="n1").reserve == reserve
+    assert parse_flags(f"--reserve={text}", NODE_NAME="n1").reserve == reserve
 
 
 @pytest.mark.parametrize(
@@ -52,11 +52,11 @@ def test_a_reserve_is_a_share_or_a_rate(text: str, reserve: Reserve) -> None:
 )
 def test_a_flag_that_makes_no_sense_is_refused_by_name(flag: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        parse("--node-name=n1", flag)
+        parse_flags("--node-name=n1", flag)
     assert str(refused.value).startswith(f"{flag.partition('=')[0]}: {message}")
 
 
-def write(path: Path, body: str) -> Path:
+def write_config(path: Path, body: str) -> Path:
     file = path / "agent.yaml"
     file.write_text("apiVersion: netaware.io/v1alpha1\nkind: AgentConfiguration\n" + body)
     return file
@@ -64,7 +64,7 @@ def write(path: Path, body: str) -> Path:
 
 def test_the_file_names_capacities_by_label_and_instance_type(tmp_path: Path) -> None:
     body = "capacityByNode: [{selector: 'pool in (a, b)', capacity: 25G}]\ncapacityByInstanceType: {m5.large: 10000000000}\n"
-    rules, by_type = read_capacities(write(tmp_path, body))
+    rules, by_type = read_capacities(write_config(tmp_path, body))
     assert [(rule.rate_bps, rule.selector.matches({"pool": "b"})) for rule in rules] == [(25 * 10**9, True)]
     assert by_type == {"m5.large": 10**10}
 
@@ -82,7 +82,7 @@ def test_the_file_names_capacities_by_label_and_instance_type(tmp_path: Path) ->
 )
 def test_a_file_that_is_wrong_names_the_field(tmp_path: Path, body: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        read_capacities(write(tmp_path, body + "\n"))
+        read_capacities(write_config(tmp_path, body + "\n"))
 
 
 def test_the_agent_reads_the_node_without_a_cluster_and_without_unused_large_packages() -> None:

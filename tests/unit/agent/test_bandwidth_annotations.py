@@ -53,13 +53,13 @@ def test_a_long_annotation_does_not_block_an_agent_or_the_controller(parse: Call
     assert time.process_time() - started_s < 0.5
 
 
-def container(amount: str | None = None, *, restart: str | None = None) -> Container:
+def make_container(amount: str | None = None, *, restart: str | None = None) -> Container:
     return Container(
         resources=ResourceRequirements(limits={BANDWIDTH: amount} if amount else None), restart_policy=restart
     )
 
 
-def pod(*containers: Container, sidecars: tuple[Container, ...] = (), **annotations: str) -> Pod:
+def make_pod(*containers: Container, sidecars: tuple[Container, ...] = (), **annotations: str) -> Pod:
     named = {f"kubernetes.io/{key}-bandwidth": value for key, value in annotations.items()}
     return Pod(
         metadata=ObjectMeta(name="p", namespace="default", uid="u", annotations=named),
@@ -69,13 +69,16 @@ def pod(*containers: Container, sidecars: tuple[Container, ...] = (), **annotati
 
 
 def test_a_reservation_that_differs_from_the_limit_is_reported() -> None:
-    mismatch = read_spec(pod(container("1000000"), ingress="10M", egress="10M")).mismatch
+    mismatch = read_spec(make_pod(make_container("1000000"), ingress="10M", egress="10M")).mismatch
     assert "scheduled for 1000000 bit/s" in mismatch
     assert all(f"kubernetes.io/{name}-bandwidth is 10000000 bit/s" in mismatch for name in ("ingress", "egress"))
     # Containers and sidecars add up, as in the scheduler; other init containers do not count.
-    sidecars = container("1M", restart="Always"), container("100M")
+    sidecars = make_container("1M", restart="Always"), make_container("100M")
     assert (
-        read_spec(pod(container("10M"), container(), container("5M"), sidecars=sidecars, egress="16M")).mismatch == ""
+        read_spec(
+            make_pod(make_container("10M"), make_container(), make_container("5M"), sidecars=sidecars, egress="16M")
+        ).mismatch
+        == ""
     )
-    assert read_spec(pod(container("10M"))).mismatch == ""
-    assert read_spec(pod(container(), egress="10M")).mismatch == ""
+    assert read_spec(make_pod(make_container("10M"))).mismatch == ""
+    assert read_spec(make_pod(make_container(), egress="10M")).mismatch == ""
