@@ -95,7 +95,7 @@ def test_a_failed_repair_leaves_no_qdisc_and_no_filter() -> None:
     with node_pod(44) as pod:
         ours, index = plugin_ifb_name(NETWORK, pod.container), socket.if_nametoindex(pod.host_device)
         before = read_tc(pod.host_device)
-        bare = SetEgressLimit(index, pod.host_device, ours, 1500, plugin_params(10_000_000, 536_870_911), "netaware:x")
+        bare = SetEgressLimit(index, pod.host_device, ours, 1500, plugin_params(10_000_000), "netaware:x")
         repair = msgspec.structs.replace(bare, add_ingress_qdisc=True)
         for failing in (
             msgspec.structs.replace(repair, stale_filter_priorities=(7,)),  # no filter has this preference

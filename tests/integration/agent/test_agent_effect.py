@@ -29,7 +29,6 @@ pytestmark = [
     pytest.mark.alone,  # traffic is measured
 ]
 RATE_BPS = 5_000_000
-CONTAINERD_BURST = 536_870_911
 
 
 def set_limit(pod: NodePod, direction: str) -> None:
@@ -77,7 +76,7 @@ def test_a_limit_that_packets_bypass_is_exceeded_within_two_readings(monkeypatch
         overflowed, peer, stray, deleted, limited_ingress, limited_egress, source = (
             stack.enter_context(node_pod(number)) for number in range(50, 57)
         )
-        params = plugin_params(RATE_BPS, CONTAINERD_BURST)
+        params = plugin_params(RATE_BPS)
         with IPRoute() as netlink:
             netlink.tc(
                 "replace", "tbf", index=if_nametoindex(overflowed.host_device), handle=PLUGIN_HANDLE, params=params

@@ -26,16 +26,13 @@ from tests.integration.agent.pods_on_node import (
     statuses_of_pod,
     take_snapshot,
 )
-from tests.support.plugin_bucket import plugin_params
+from tests.support.plugin_bucket import CONTAINERD_BURST_BYTES, CRIO_BURST_BYTES, plugin_params
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
     # Rates are measured; and an enforcing agent of another test would take limits of pods it does not know for leftovers.
     pytest.mark.alone,
 ]
-
-CONTAINERD_BURST = 536_870_911
-CRIO_BURST = 4_294_967_294
 
 
 def actions_on(limit_plan: BandwidthPlan, pod: NodePod) -> list[str]:
@@ -83,7 +80,7 @@ def set_limits_as_plugin(pod: NodePod, rate_bps: int, burst: int) -> None:
 @pytest.mark.parametrize("direction", ["ingress", "egress"])
 def test_the_default_burst_of_a_runtime_exceeds_the_limit_and_is_reported(direction: Direction) -> None:
     with node_pod(9) as pod, running_generators(pod):
-        set_limits_as_plugin(pod, 50_000_000, CONTAINERD_BURST)
+        set_limits_as_plugin(pod, 50_000_000, CONTAINERD_BURST_BYTES)
         spec = pod.spec(ingress="50M", egress="50M")
         limit_plan = plan(spec)
         status = statuses_of_pod(limit_plan, pod)[direction]
@@ -98,11 +95,11 @@ def test_the_default_burst_of_a_runtime_exceeds_the_limit_and_is_reported(direct
 
 def test_an_overflowed_burst_is_reported_with_the_numbers_of_tc() -> None:
     for rate_bps, burst, verdict in (
-        (900_000, CONTAINERD_BURST, "burst-overflow"),
-        (15_000_000, CONTAINERD_BURST, "burst-overflow"),
-        (124_000_000, CRIO_BURST, "burst-overflow"),
-        (16_000_000, CONTAINERD_BURST, "burst-too-large"),
-        (126_000_000, CRIO_BURST, "burst-too-large"),
+        (900_000, CONTAINERD_BURST_BYTES, "burst-overflow"),
+        (15_000_000, CONTAINERD_BURST_BYTES, "burst-overflow"),
+        (124_000_000, CRIO_BURST_BYTES, "burst-overflow"),
+        (16_000_000, CONTAINERD_BURST_BYTES, "burst-too-large"),
+        (126_000_000, CRIO_BURST_BYTES, "burst-too-large"),
     ):
         with node_pod(10) as pod:
             set_limits_as_plugin(pod, rate_bps, burst)

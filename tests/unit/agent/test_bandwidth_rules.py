@@ -13,7 +13,7 @@ from agent.bandwidth.cni import Attachment, Network
 from agent.bandwidth.tbf import choose_params
 from agent.bandwidth.tc_index import TcIndex
 from agent.rtnetlink import ROOT, Qdisc, TbfParams
-from tests.support.plugin_bucket import plugin_params
+from tests.support.plugin_bucket import CONTAINERD_BURST_BYTES, plugin_params
 
 UID = "0f3a1b2c-0000-4000-8000-000000000001"
 CONTAINER_ID = "a" * 64
@@ -22,7 +22,6 @@ IFB = rules.plugin_ifb_name(NETWORK, CONTAINER_ID)
 VETH, IFB_INDEX, UPLINK = 20, 30, 2
 RATE = 10_000_000
 """Bits per second."""
-CONTAINERD_BURST = 536_870_911
 ENFORCE, REPAIR = rules.RepairPolicy(enforce=True), rules.RepairPolicy(enforce=True, repair_burst=True)
 POD_SANDBOX = state.PodSandbox(pid=4242, container_id=CONTAINER_ID, namespace_id=7, pod_interface_index=3)
 NODE = state.Device(index=UPLINK, name="eth0")
@@ -93,7 +92,7 @@ def make_repair(rate_bps: int = RATE) -> state.SetIngressLimit:
     return state.SetIngressLimit(VETH, "veth12ab", choose_params(rate_bps, 1500))
 
 
-def make_plugin_qdisc(rate_bps: int = RATE, burst: int = CONTAINERD_BURST) -> Qdisc:
+def make_plugin_qdisc(rate_bps: int = RATE, burst: int = CONTAINERD_BURST_BYTES) -> Qdisc:
     return make_bucket(VETH, plugin_params(rate_bps, burst))
 
 
@@ -266,7 +265,7 @@ def test_pods_that_cannot_be_limited_get_a_reason(
 def test_our_limits_are_removed_with_the_annotation_and_the_plugins_stay() -> None:
     plan = plan_for(make_pod(), **redirecting_to_ifb(make_our_qdisc(IFB_INDEX), make_our_qdisc(VETH)))
     assert plan.actions == (state.RemoveLimit(VETH, "veth12ab", "ingress"), REMOVE_EGRESS)
-    plugin_bucket = make_bucket(IFB_INDEX, plugin_params(RATE, CONTAINERD_BURST))
+    plugin_bucket = make_bucket(IFB_INDEX, plugin_params(RATE))
     assert plan_for(make_pod(), **redirecting_to_ifb(plugin_bucket)).actions == ()
 
 

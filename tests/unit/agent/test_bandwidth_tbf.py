@@ -19,10 +19,8 @@ from agent.bandwidth.tbf import (
     has_excessive_burst_or_queue,
 )
 from agent.rtnetlink import TbfParams
-from tests.support.plugin_bucket import plugin_params
+from tests.support.plugin_bucket import CONTAINERD_BURST_BYTES, CRIO_BURST_BYTES, plugin_params
 
-CONTAINERD_BURST_BYTES = 536_870_911
-CRIO_BURST_BYTES = 4_294_967_294
 MTU = 1500
 
 
@@ -41,7 +39,7 @@ def test_the_plugins_burst_overflows_to_the_ticks_seen_in_the_kernel(rate_bps: i
 
 
 def test_a_saturated_buffer_is_recognized_as_an_overflow() -> None:
-    overflowed = plugin_params(10_000_000, CONTAINERD_BURST_BYTES)
+    overflowed = plugin_params(10_000_000)
     _, saturated = compute_plugin_buffer_ticks(overflowed.rate_bytes_per_s, CONTAINERD_BURST_BYTES)
     params = TbfParams(rate_bytes_per_s=1_250_000, buffer_ticks=saturated, limit_bytes=overflowed.limit_bytes)
     assert saturated == UINT32_RANGE - 1
