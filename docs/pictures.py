@@ -78,7 +78,7 @@ async def _write_page_pictures(folder: Path) -> None:
                 # More rounds of probes, for the chart of a pair's p50 over time.
                 await asyncio.sleep(HISTORY_S)
                 await _save_screenshots(tab, folder)
-            installation.check_running()
+            lab.programs.check_running()
 
 
 async def _deploy(client: Client, namespace: str, scheduler: str) -> None:

@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 ALL_COMPONENTS = ("controller-manager", "scheduler", "kwok")
 _WAN_TIMEOUT_S = 60.0
-_POLL_S, _WATCH_S = 0.02, 0.25
+_WATCH_S = 0.25
 _WAN_SEED = 260
 """The same for all labs, so that loss and jitter repeat as far as the packets' timing does."""
 log = logs.get("lab")
@@ -281,9 +281,7 @@ async def _start_wan(lab: Lab, topology: Topology, programs: Programs) -> None:
     socket_path = lab.paths.wan_socket
     programs.start("wan", [sys.executable, "-m", "lab.wan", plan_file, socket_path])
     description, on_retry = "the emulated network to start", programs.check_running
-    await poll_until(
-        socket_path.exists, description, _WAN_TIMEOUT_S, every_s=_POLL_S, on_retry=on_retry, error=BootError
-    )
+    await poll_until(socket_path.exists, description, _WAN_TIMEOUT_S, on_retry=on_retry, error=BootError)
 
 
 async def _run_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

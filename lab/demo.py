@@ -261,7 +261,7 @@ class Demo:
     async def _wait_until(
         self, check: Callable[[], object], description: str | Callable[[], str], timeout_s: float = _PLACE_TIMEOUT_S
     ) -> None:
-        on_retry = self.installation.check_running
+        on_retry = self.lab.programs.check_running
         await poll_until(check, description, timeout_s, every_s=_POLL_S, on_retry=on_retry, error=LabError)
 
     async def _is_ordered(self, namespace: str) -> bool:

@@ -30,7 +30,7 @@ from lab.errors import BootError
 from lab.netperf_install import Netperf, find_netperf_if_available
 from lab.paths import write_private
 from lab.polling import poll_until
-from lab.programs import Program, Programs, agent_program_name, answers_ok
+from lab.programs import Programs, agent_program_name, answers_ok
 from netperf.contract import (
     AGENT,
     CAPACITY_ANNOTATION,
@@ -80,7 +80,6 @@ class Installation:
         extender_url: base URL of the extender.
         controller_url: base URL of the controller's metrics, health checks and page.
         agent_urls: node -> base URL of its agent's metrics and health checks.
-        agents: the running agents, in the order of the nodes.
     """
 
     lab: Lab
@@ -89,19 +88,11 @@ class Installation:
     extender_url: str = ""
     controller_url: str = ""
     agent_urls: dict[str, str] = field(default_factory=dict)
-    agents: list[Program] = field(default_factory=list)
 
     @property
     def config(self) -> Path:
         """File of the controller's configuration."""
         return self.lab.paths.state_dir / "controller.yaml"
-
-    def check_running(self) -> None:
-        """Raise BootError, with the end of its log, if a program of the lab or an agent ended unexpectedly."""
-        self.lab.programs.check_running()
-        for agent in self.agents:
-            if agent.has_failed:
-                raise BootError(agent.exit_message)
 
     @property
     def prober(self) -> str:
@@ -146,7 +137,7 @@ async def install(
         urls = [installation.controller_url, installation.extender_url, *installation.agent_urls.values()]
         for url in urls:
             check = partial(answers_ok, f"{url}/readyz")
-            await _poll_until(check, f"{url} to be ready", on_retry=installation.check_running)
+            await _poll_until(check, f"{url} to be ready", on_retry=lab.programs.check_running)
         # A replica is ready before it leads, and only a leader creates the NetworkTopology.
         has_topology = partial(object_exists, client, NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NETAWARE_NAMESPACE)
         await _poll_until(has_topology, f"the leading controller to create NetworkTopology {TOPOLOGY_NAME}")
@@ -226,9 +217,7 @@ async def _start_agents(client: Client, installation: Installation) -> None:
         argv = [sys.executable, "-m", "agent", "run", f"--node-name={node}"]
         argv += [f"--credentials={credentials_dir(kubeconfig)}"]
         argv += [f"--listen={listen}", f"--namespace={NETAWARE_NAMESPACE}", f"--passphrase-file={passphrase_file}"]
-        env = installation.environment
-        agent = lab.programs.start(name, argv, netns=network.netns, env=env, is_essential=False)
-        installation.agents.append(agent)
+        lab.programs.start(name, argv, netns=network.netns, env=installation.environment)
         installation.agent_urls[node] = f"http://{listen}"
 
 

@@ -46,7 +46,7 @@ async def measure_node_pairs(
         async with semaphore:
             argv = [sys.executable, "-m", "lab.measure", "serve", lab.network_of(destination).address, *prober_option]
             name, netns = f"measure-{destination}", lab.network_of(destination).netns
-            server = lab.programs.start(name, argv, netns=netns, env=env, is_essential=False)
+            server = lab.programs.start(name, argv, netns=netns, env=env)
             try:
                 for origin in origins_by_destination[destination]:
                     medians_us[origin, destination] = await probe(origin, destination)

@@ -54,14 +54,12 @@ class Program:
     Attributes:
         name: its name, unique among the running programs.
         log: file with its stdout and stderr.
-        is_essential: whether `Programs.check_running` raises if it ends unexpectedly.
         stop_timeout_s: seconds between SIGTERM and SIGKILL.
         start_again: starts the same command again; returns the new program.
     """
 
     name: str
     log: Path
-    is_essential: bool
     stop_timeout_s: float
     start_again: Callable[[], Program]
     _process: subprocess.Popen[bytes]
@@ -93,11 +91,6 @@ class Program:
             file.seek(max(0, self.log.stat().st_size - _LOG_TAIL_BYTES))
             tail = file.read().decode("utf-8", "replace").strip()
         return f"the log of {self.name}, {self.log}, ends:\n{tail}"
-
-    @property
-    def exit_message(self) -> str:
-        """Error message with its exit code and the end of its log."""
-        return f"{self.name} ended with code {self.poll()}; {self.log_excerpt}"
 
     async def wait(self, timeout_s: float = math.inf) -> int | None:
         """Wait up to ``timeout_s`` for its end; return as `poll`."""
@@ -144,7 +137,6 @@ class Programs:
         *,
         netns: str | None = None,
         env: Mapping[str, str] | None = None,
-        is_essential: bool = True,
         stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> Program:
         """Start a program. Call from the main thread: the kernel kills the program when the thread that forked ends.
@@ -154,7 +146,6 @@ class Programs:
             argv: program and arguments.
             netns: name of its network namespace under /run/netns; None for the host's.
             env: further variables.
-            is_essential: as in `Program`.
             stop_timeout_s: as in `Program`.
 
         Raises:
@@ -177,21 +168,19 @@ class Programs:
             except OSError as error:
                 raise BootError(f"{name}: {command[0]}: {error.strerror}") from error
 
-        start_again = partial(
-            self.start, name, argv, netns=netns, env=env, is_essential=is_essential, stop_timeout_s=stop_timeout_s
-        )
-        program = Program(name, log, is_essential, stop_timeout_s, start_again, process)
+        start_again = partial(self.start, name, argv, netns=netns, env=env, stop_timeout_s=stop_timeout_s)
+        program = Program(name, log, stop_timeout_s, start_again, process)
         self._running.append(program)
         return program
 
     def check_running(self) -> None:
-        """Raise BootError, with the end of its log, for the first essential program that ended unexpectedly."""
+        """Raise BootError, with the end of its log, for the first program that ended unexpectedly."""
         for program in self._running:
-            if program.is_essential and program.has_failed:
-                raise BootError(program.exit_message)
+            if program.has_failed:
+                raise BootError(f"{program.name} ended with code {program.poll()}; {program.log_excerpt}")
 
     async def watch(self) -> None:
-        """Wait until an essential program ends unexpectedly, then raise BootError as `check_running`."""
+        """Wait until a program ends unexpectedly, then raise BootError as `check_running`."""
         while True:
             self.check_running()
             await asyncio.sleep(_WATCH_S)

@@ -1,4 +1,4 @@
-"""What several commands share: arguments, progress lines, JSON output, and the search for a running lab."""
+"""What several commands share: arguments, progress lines and JSON output."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ import msgspec
 from rich.console import Console
 
 from kubekit.errors import ConfigError
-from lab.errors import LabError
-from lab.paths import LabPaths, lab_paths
 from lab.progress import ProgressPrinter
-from lab.reclaim import find_running_pid
 from lab.topology import DEFAULT_TOPOLOGY, KUBELETS, REAL, TOPOLOGY_DIR, Topology, load_topology
 
 _DEFAULT_NAME = "lab"
@@ -63,14 +60,6 @@ def make_progress_printer() -> ProgressPrinter:
         console.print(f"[dim]{time.monotonic() - started:6.1f} s[/]  {text}", highlight=False, soft_wrap=True)
 
     return print_progress
-
-
-def find_running_lab(name: str) -> LabPaths:
-    """Paths of a running lab. Raises LabError if it does not run."""
-    paths = lab_paths(name)
-    if find_running_pid(paths) is None:
-        raise LabError(f"no lab named {name} is running; `python -m lab up` starts one")
-    return paths
 
 
 def format_name_option(name: str) -> str:

@@ -10,6 +10,9 @@ import msgspec
 
 from kubekit.errors import ConfigError
 from lab.commands import arguments
+from lab.errors import LabError
+from lab.paths import lab_paths
+from lab.reclaim import find_running_pid
 from lab.topology import Link, parse_duration_us, parse_loss
 from lab.wan.control import WanControl
 
@@ -59,7 +62,11 @@ def describe_links(links: Mapping[tuple[str, str], Link]) -> list[dict[str, Any]
 
 
 def _connect(name: str) -> WanControl:
-    return WanControl(arguments.find_running_lab(name).wan_socket)
+    """Return the control of a running lab. Raises LabError if it does not run."""
+    paths = lab_paths(name)
+    if find_running_pid(paths) is None:
+        raise LabError(f"no lab named {name} is running; `python -m lab up` starts one")
+    return WanControl(paths.wan_socket)
 
 
 def _read_changes(args: argparse.Namespace) -> dict[str, float]:

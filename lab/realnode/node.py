@@ -43,7 +43,6 @@ _ENTER_PATH = "/opt/node:/opt/containerd:/opt/debian/usr/sbin:/usr/sbin:/usr/bin
 # A kubelet exits if containerd does not answer yet.
 _WAIT_FOR_CONTAINERD_AND_EXEC = ("sh", "-c", 'until ctr version >/dev/null 2>&1; do sleep 0.2; done; exec "$@"', "sh")
 _START_TIMEOUT_S = 60.0
-_POLL_S = 0.05
 # Files of the host's /etc that programs on the node read.
 _ETC_FILES = [
     "passwd",
@@ -168,10 +167,8 @@ class RealNode:
         await self._wait_until(socket.exists, "containerd's socket")
 
     async def _wait_until(self, check: Callable[[], bool], description: str) -> None:
-        description = f"{description}, of node {self.name}"
-        await poll_until(
-            check, description, _START_TIMEOUT_S, every_s=_POLL_S, on_retry=self.programs.check_running, error=BootError
-        )
+        description, on_retry = f"{description}, of node {self.name}", self.programs.check_running
+        await poll_until(check, description, _START_TIMEOUT_S, on_retry=on_retry, error=BootError)
 
     def _write_files(self) -> None:
         etc = self.folder / "etc"

@@ -182,7 +182,7 @@ def list_gated_pods(events: Iterable[AuditEvent]) -> list[GatedPod]:
     newest_by_name: dict[str, GatedPod] = {}
     writes = [e for e in events if e.object_ref.resource == "pods" and e.succeeded]
     for event in sorted(writes, key=lambda e: e.ended_s):
-        ref, meta = event.object_ref, _part(event.response_object, "metadata")
+        ref, meta = event.object_ref, _read_section(event.response_object, "metadata")
         name, uid = f"{ref.namespace}/{meta.get('name') or ref.name}", str(meta.get("uid", ""))
         if event.verb == "create" and not ref.subresource:
             pod = GatedPod(name, event.ended_s, None if _is_gated(event.response_object) else event.ended_s)
@@ -190,7 +190,7 @@ def list_gated_pods(events: Iterable[AuditEvent]) -> list[GatedPod]:
         elif event.verb == "deletecollection":
             # A namespace ends: its unbound pods are deleted by this one request.
             items = event.response_object.get("items") if isinstance(event.response_object, dict) else None
-            for uid in (str(_part(item, "metadata").get("uid", "")) for item in items or ()):
+            for uid in (str(_read_section(item, "metadata").get("uid", "")) for item in items or ()):
                 if uid in by_uid:
                     by_uid[uid].ended_s = by_uid[uid].ended_s or event.ended_s
         elif _ends_gate(event) and (gated := by_uid.get(uid) or newest_by_name.get(f"{ref.namespace}/{ref.name}")):
@@ -203,17 +203,17 @@ def _ends_gate(event: AuditEvent) -> bool:
     if sub:
         return sub == "binding" and event.verb == "create"
     # A log of another level has responses without the pod.
-    is_open = bool(_part(event.response_object, "spec")) and not _is_gated(event.response_object)
+    is_open = bool(_read_section(event.response_object, "spec")) and not _is_gated(event.response_object)
     return event.verb == "delete" or (event.verb in {"patch", "update"} and is_open)
 
 
-def _part(body: Any, name: str) -> dict[str, Any]:
-    part = body.get(name) if isinstance(body, dict) else None
-    return part if isinstance(part, dict) else {}
+def _read_section(body: Any, name: str) -> dict[str, Any]:
+    section = body.get(name) if isinstance(body, dict) else None
+    return section if isinstance(section, dict) else {}
 
 
 def _is_gated(pod: Any) -> bool:
-    return bool(_part(pod, "spec").get("schedulingGates"))
+    return bool(_read_section(pod, "spec").get("schedulingGates"))
 
 
 def find_pods_gated_too_long(

@@ -52,13 +52,13 @@ class Terminal:
 
     def wait_for_findings(
         self, check: Callable[[list[dict[str, Any]]], bool], deadline_s: float
-    ) -> tuple[float, list[dict[str, Any]]]:
-        """Wait until ``check`` accepts the findings; return the seconds that it took, and the findings."""
+    ) -> list[dict[str, Any]]:
+        """Wait until ``check`` accepts the findings, and return them."""
         started = time.monotonic()
         while not check(findings := self.read_findings()):
             assert time.monotonic() - started < deadline_s, f"after {deadline_s:.0f} s still {summarize(findings)}"
             time.sleep(1)
-        return time.monotonic() - started, findings
+        return findings
 
     def paste_fix_commands(self, lines: Sequence[str], placeholder_values: Mapping[str, str]) -> list[str]:
         """Paste the commands among a finding's lines, first to last; return the failures as text."""

@@ -122,9 +122,7 @@ def test_the_fix_commands_of_the_first_finding_resolve_it(cluster: Cluster) -> N
 def cause_and_resolve(terminal: Terminal, cluster: Cluster, cause: Callable[[Cluster], None], codes: set[str]) -> None:
     """Cause a fault, wait until one of the codes is first, and paste its fix commands until it is gone."""
     cause(cluster)
-    _, findings = terminal.wait_for_findings(
-        lambda findings: bool(findings) and findings[0]["code"] in codes, DEADLINE_S
-    )
+    findings = terminal.wait_for_findings(lambda findings: bool(findings) and findings[0]["code"] in codes, DEADLINE_S)
     assert terminal.read_findings("status")[0]["code"] in codes, "status names another cause"
     started, failures = time.monotonic(), []
     while True:

@@ -118,7 +118,7 @@ def node_object(
 
 def pod(name: str, on: str, **fields: Any) -> PodInfo:
     """A pod in the descheduler's form, from the fields of `pod_document`."""
-    return read(pod_document(name, on, **fields))
+    return read_pod(pod_document(name, on, **fields))
 
 
 def single_pod(name: str, on: str = "hot", **fields: Any) -> PodInfo:
@@ -174,7 +174,7 @@ def pod_document(
     }
 
 
-def read(document: Mapping[str, Any]) -> PodInfo:
+def read_pod(document: Mapping[str, Any]) -> PodInfo:
     """Convert a pod of the API server to the descheduler's form."""
     return _READER.read(msgspec.convert(document, Pod))
 

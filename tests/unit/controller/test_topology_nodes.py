@@ -21,7 +21,7 @@ from kubekit.errors import ApiError
 from kubekit.wire import ConfigMap, Node, NodeAddress, ObjectMeta
 from netperf.pairs import select_probe_nodes
 from netperf.sample import NodeLocation
-from tests.support.descheduler_builders import PodInfo, node_object, read
+from tests.support.descheduler_builders import PodInfo, node_object, read_pod
 from tests.unit.controller.components import fill_store
 
 
@@ -124,7 +124,7 @@ def agent_pod(node_name: str, ips: tuple[str, ...] = (), *, leaving: bool = Fals
     metadata = {"name": "p", "labels": {"app.kubernetes.io/name": "netaware-agent"}}
     gone = {"deletionTimestamp": "2026-01-01T00:00:00Z"} if leaving else {}
     status = {"conditions": [{"type": "Ready", "status": "True"}], "podIPs": [{"ip": ip} for ip in ips]}
-    return read({"metadata": {**metadata, **gone}, "spec": {"nodeName": node_name}, "status": status})
+    return read_pod({"metadata": {**metadata, **gone}, "spec": {"nodeName": node_name}, "status": status})
 
 
 def test_an_agent_is_ready_when_one_of_its_pods_is_and_not_terminating() -> None:

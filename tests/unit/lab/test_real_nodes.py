@@ -7,23 +7,13 @@ from pathlib import Path
 
 from lab.image_build import ImageRecipe, fingerprint_recipe
 from lab.network import plan_network, pod_range_of_slot
-from lab.topology import MAX_NODES, parse_topology
+from lab.topology import MAX_NODES, REAL, LabNode
 
-MIXED = """\
-name: mixed
-regions:
-  - name: r1
-    zones:
-      - {name: z1, nodes: [{name: a1}, {name: a2, kubelet: real}]}
-      - {name: z2, nodes: [{name: b1, kubelet: real}]}
-links:
-  - {between: [z1, z2], rtt: 3ms}
-"""
+REAL_NODE = LabNode("a1", "r1", "z1", "4", "16Gi", "110", 10**9, REAL)
 
 
 def test_nodes_of_all_slots_have_different_pod_ranges() -> None:
-    node = parse_topology(MIXED, "mixed.yaml").nodes[1]
-    networks = [plan_network(slot, [node] * MAX_NODES) for slot in (0, 1, 249)]
+    networks = [plan_network(slot, [REAL_NODE] * MAX_NODES) for slot in (0, 1, 249)]
     ranges = [ipaddress.IPv4Network(n.pod_ranges[0]) for network in networks for n in network.node_networks]
     assert len(set(ranges)) == 3 * MAX_NODES
     slot_range = ipaddress.IPv4Network(pod_range_of_slot(1))
