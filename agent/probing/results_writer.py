@@ -203,9 +203,10 @@ class ResultsWriter:
         try:
             check_growth(target.name, target.data, data)
         except ConfigMapTooLargeError:
-            if any(self._adds_keys(target, result) for result in results):
-                raise
-            data = {key: value for key, value in data.items() if value is None or key in target.data}
+            # Without new keys in upstream's format.
+            our_keys = tuple(result.key for result in results)
+            data = {key: value for key, value in data.items() if key in target.data or key.startswith(our_keys)}
+            check_growth(target.name, target.data, data)
         patch = {"data": data}
         config_map = await self._client.patch(
             CONFIGMAPS, target.name, patch, ConfigMap, patch_type=MERGE_PATCH, namespace=self._config.namespace
@@ -218,7 +219,7 @@ class ResultsWriter:
         self._writes.labels("ok").inc()
 
     def _adds_keys(self, target: _Target, result: PairResult) -> bool:
-        """Whether a result adds keys of our format. Upstream's keys are left out if there is no space for them."""
+        """Whether a result adds keys of our format."""
         encoded = self._encode(target, [result])
         keys = {key for key, value in encoded.items() if value is not None and key.startswith(result.key)}
         return not keys <= (target.data or {}).keys()

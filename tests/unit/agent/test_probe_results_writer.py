@@ -21,7 +21,7 @@ from kubekit.client import Client
 from kubekit.errors import ApiError, UnreachableError
 from kubekit.settings import YEAR_S
 from kubekit.wire import ConfigMap, ObjectMeta, Resource
-from netperf.configmap_size import MAX_CONFIGMAP_BYTES
+from netperf.configmap_size import MAX_CONFIGMAP_BYTES, measure_size
 from netperf.plans import ZonePlan
 from netperf.results import FAILED_SUFFIX, MIN_REFRESH_S, decode_results, encode_failure, encode_samples, sample_key
 from netperf.sample import Failure, Percentile, Sample
@@ -343,8 +343,11 @@ async def test_a_full_object_gets_new_values_but_no_new_keys() -> None:
         assert store.sequences() == {"n1": 3, "n2": 1}
 
 
-async def test_a_full_object_gets_new_values_without_new_keys_of_upstream() -> None:
-    store = SimulatedConfigMap({**encode(make_sample("n1", 1)), "theirs": "x" * MAX_CONFIGMAP_BYTES})
+@pytest.mark.parametrize("is_new", [True, False], ids=["new", "updated"])
+async def test_keys_of_upstream_are_left_out_if_only_ours_fit(*, is_new: bool) -> None:
+    our_data = encode(make_sample("n1", 1))
+    theirs = "x" * (MAX_CONFIGMAP_BYTES - measure_size({**our_data, "theirs": ""}))
+    store = SimulatedConfigMap({"theirs": theirs} if is_new else {**our_data, "theirs": theirs})
     async with running_writer(store, upstream_percentiles=("p90",)) as (queue, _, _):
         queue.add_sample(make_sample("n1", 2))
         await asyncio.sleep(5)
