@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import json
 import os
@@ -24,6 +25,7 @@ from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Node, Object
 from lab.controlplane import find_free_ports
 from lab.credentials import credentials_dir
+from netperf.contract import PLAN_SELECTOR
 from netperf.latencies import ZonePair
 from netperf.plans import ZonePlan, decode_plan
 from netperf.refusals import PlanRefusedError
@@ -129,14 +131,12 @@ async def announce_agent(client: Client, node: str) -> None:
 
 
 async def read_plans(client: Client, namespace: str) -> list[ZonePlan]:
-    found = await client.list(CONFIGMAPS, ConfigMap, namespace=namespace, label_selector="netaware.io/plan=true")
-    decoded = []
-    for plan in found:
-        try:
-            decoded.append(decode_plan(plan.data).plan)
-        except PlanRefusedError:
-            continue
-    return decoded
+    """The probe plans that can be decoded."""
+    plans = []
+    for plan_object in await client.list(CONFIGMAPS, ConfigMap, namespace=namespace, label_selector=PLAN_SELECTOR):
+        with contextlib.suppress(PlanRefusedError):
+            plans.append(decode_plan(plan_object.data).plan)
+    return plans
 
 
 class SimulatedAgents:

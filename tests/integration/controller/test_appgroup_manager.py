@@ -52,8 +52,8 @@ def has(
     client: Client, namespace: str, type_: str, status: str, text: str = "", name: str = "g"
 ) -> Callable[[], Awaitable[bool]]:
     async def check() -> bool:
-        found = find_condition((await read(client, namespace, name)).status.conditions, type_)
-        return found is not None and found.status == status and text in found.message
+        condition = find_condition((await read(client, namespace, name)).status.conditions, type_)
+        return condition is not None and condition.status == status and text in condition.message
 
     return check
 
@@ -205,8 +205,8 @@ async def test_definitions_may_be_created_later_and_probe_plans_do_not_wait_for_
 
     async def is_priced() -> bool:
         await agents.measure()
-        found = await client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=namespace)
-        return len(zone_costs_of(found.weight("NetperfCosts"))) == 2
+        read_topology = await client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=namespace)
+        return len(zone_costs_of(read_topology.weight("NetperfCosts"))) == 2
 
     async def is_ordered() -> bool:
         return bool((await read(client, namespace)).status.topology_order)
@@ -244,17 +244,17 @@ def pod(workload: str, node: str) -> dict[str, Any]:
 
 def changed(path: str, value: object) -> dict[str, Any]:
     body = copy.deepcopy(group({"a": "b", "b": ""}))
-    at: Any = body["spec"]
+    parent: Any = body["spec"]
     *parents, last = path.split(".")
     for part in parents:
-        at = at[int(part)] if part.isdigit() else at[part]
-    at[last] = value
+        parent = parent[int(part)] if part.isdigit() else parent[part]
+    parent[last] = value
     return body
 
 
 NEGATIVE = {"topologyKey": "k", "originList": [{"origin": "x", "costList": [{"destination": "y", "networkCost": -1}]}]}
 MANY = {f"w{i}" for i in range(72)}
-NO_GROUP = (
+INVALID_GROUPS = (
     ("topologySortingAlgorithm", "Quick", "Unsupported value"),
     ("numMembers", 0, "should be greater than or equal to 1"),
     ("workloads.0.dependencies.0.maxNetworkCost", 10_001, "less than or equal to 10000"),
@@ -267,7 +267,7 @@ NO_GROUP = (
     ("workloads.0.workload.selector", "not a label", "selector"),
     ("workloads", group({name: " ".join(MANY) for name in MANY})["spec"]["workloads"], "5000 dependencies at most"),
 )
-NO_TOPOLOGY: tuple[tuple[dict[str, Any], str], ...] = (
+INVALID_TOPOLOGIES: tuple[tuple[dict[str, Any], str], ...] = (
     ({"configmapName": "netperfMetrics"}, "configmapName"),
     ({}, "configmapName"),
     ({"configmapName": "c", "weights": [{"name": "a", "topologyList": []}] * 2}, "Duplicate value"),
@@ -278,13 +278,13 @@ NO_TOPOLOGY: tuple[tuple[dict[str, Any], str], ...] = (
 
 
 async def test_definitions_refuse_invalid_objects(client: Client, namespace: str, crds: list[str]) -> None:
-    for path, value, told in NO_GROUP:
-        with pytest.raises(ApiError, match=told) as caught:
+    for path, value, message in INVALID_GROUPS:
+        with pytest.raises(ApiError, match=message) as caught:
             await create(client, namespace, changed(path, value))
         assert caught.value.status == 422
-    for spec, told in NO_TOPOLOGY:
+    for spec, message in INVALID_TOPOLOGIES:
         body = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": "n"}, "spec": spec}
-        with pytest.raises(ApiError, match=told):
+        with pytest.raises(ApiError, match=message):
             await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=namespace)
     for i, rate in enumerate(("100Mi", "1e3", 5, "0.5G")):  # texts or numbers
         await create(client, namespace, changed("workloads.0.dependencies.0.minBandwidth", rate), f"g{i}")

@@ -30,7 +30,7 @@ LONG_ELECTION = {"leaseDurationS": 600.0}
 class Write(NamedTuple):
     """A successful write of a replica, from the audit log."""
 
-    at: float
+    at_s: float
     user: str
     resource: str
     verb: str
@@ -75,14 +75,14 @@ class ReplicaPair:
 
     def writes(self) -> list[Write]:
         """What replicas wrote to objects other than the lease, in the API server's order."""
-        found = []
+        writes = []
         for event in read_audit_events(self.audit_log):
-            user, about = event["user"]["username"], event["objectRef"]
-            done = event["responseStatus"].get("code", 500) < 300 and about["resource"] != "leases"
-            if done and user.startswith("manager-") and about.get("namespace") == self.namespace:
-                at = datetime.fromisoformat(event["stageTimestamp"]).timestamp()
-                found.append(Write(at, user, about["resource"], event["verb"]))
-        return sorted(found)
+            user, target = event["user"]["username"], event["objectRef"]
+            is_write = event["responseStatus"].get("code", 500) < 300 and target["resource"] != "leases"
+            if is_write and user.startswith("manager-") and target.get("namespace") == self.namespace:
+                at_s = datetime.fromisoformat(event["stageTimestamp"]).timestamp()
+                writes.append(Write(at_s, user, target["resource"], event["verb"]))
+        return sorted(writes)
 
 
 @pytest_asyncio.fixture
@@ -131,7 +131,7 @@ def _has_written(replica_pair: ReplicaPair, user: str) -> bool:
 
 
 def _is_quiet(replica_pair: ReplicaPair, for_s: float = 1.0) -> bool:
-    return max((write.at for write in replica_pair.writes()), default=time.time()) < time.time() - for_s
+    return max((write.at_s for write in replica_pair.writes()), default=time.time()) < time.time() - for_s
 
 
 async def test_the_follower_leads_after_the_leader_is_killed_and_did_not_write_before(
@@ -168,11 +168,10 @@ async def test_restarted_replicas_write_nothing_if_nothing_changed(replica_pair:
     await poll_until(replica_pair.leader)
     await asyncio.sleep(3.0)
     assert await _costs(replica_pair) == written
-    assert [write for write in replica_pair.writes() if write.at > killed_at] == []
+    assert [write for write in replica_pair.writes() if write.at_s > killed_at] == []
 
 
 async def _costs(replica_pair: ReplicaPair) -> dict[tuple[str, str], int]:
-    found = await replica_pair.client.get(
-        NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=replica_pair.namespace
-    )
-    return zone_costs_of(found.weight("NetperfCosts"))
+    client, namespace = replica_pair.client, replica_pair.namespace
+    topology = await client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=namespace)
+    return zone_costs_of(topology.weight("NetperfCosts"))

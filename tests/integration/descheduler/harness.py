@@ -164,8 +164,8 @@ async def create_bound_replica_set(
     changed = await client.patch(REPLICA_SETS, app, open_gate, Object, namespace=namespace)
 
     async def is_observed() -> bool:
-        found: dict[str, Any] = await client.get(REPLICA_SETS, app, dict, namespace=namespace)
-        return bool(found["status"].get("observedGeneration", 0) >= changed.metadata.generation)
+        replica_set: dict[str, Any] = await client.get(REPLICA_SETS, app, dict, namespace=namespace)
+        return bool(replica_set["status"].get("observedGeneration", 0) >= changed.metadata.generation)
 
     await poll_until(is_observed)
 
@@ -236,8 +236,8 @@ class DeschedulerHarness:
         return replica
 
     async def list_events(self, reason: str, namespace: str = "") -> list[Event]:
-        found = await self.client.list(EVENTS, Event, namespace=namespace or self.namespace)
-        return [event for event in found if event.reason == reason]
+        events = await self.client.list(EVENTS, Event, namespace=namespace or self.namespace)
+        return [event for event in events if event.reason == reason]
 
     async def wait_for_running_pods(self, count: int) -> None:
         async def all_run() -> bool:

@@ -18,7 +18,6 @@ from controller.cluster.crds import WORKLOAD_LABEL, AppGroup, AppGroupStatus, We
 from controller.cluster.membership import Membership
 from controller.cluster.pods import Pod
 from controller.cluster.services import Service, ServiceIndex
-from kubekit.conditions import find_condition
 from kubekit.wire import Condition
 from tests.support.bodies import symmetric_costs, weight_body
 from tests.unit.controller import scheduling
@@ -52,11 +51,9 @@ def state_of(app_group: AppGroup, *pods: Pod, rules: NetworkOverheadArgs | None 
     return compute_group_state(app_group, pods, NODES, more.pop("costs", COSTS), membership, **more)
 
 
-def condition(app_group: AppGroup, type_: str, *pods: Pod) -> Condition:
-    status = build_status(app_group, state_of(app_group, *pods), 1000.0)
-    found = find_condition(status.conditions, type_)
-    assert found is not None
-    return found
+def condition_of(app_group: AppGroup, type_: str, *pods: Pod, **more: Any) -> Condition:
+    status = build_status(app_group, state_of(app_group, *pods, **more), 1000.0)
+    return next(condition for condition in status.conditions or () if condition.type == type_)
 
 
 CHAIN: dict[str, dict[str, int]] = {"P1": {"P2": 15}, "P2": {}}
@@ -76,16 +73,16 @@ def test_indexes_count_from_one_and_the_list_is_sorted_by_selector() -> None:
 
 def test_a_cycle_is_reported_with_its_path_and_every_workload_has_an_index() -> None:
     app_group = group({"a": {"b": 1}, "b": {"c": 1}, "c": {"a": 1}, "d": {"a": 1}})
-    found_condition = condition(app_group, "SpecValid")
-    assert (found_condition.status, found_condition.reason) == ("False", "Cycle")
-    assert "a -> b -> c -> a" in found_condition.message
+    condition = condition_of(app_group, "SpecValid")
+    assert (condition.status, condition.reason) == ("False", "Cycle")
+    assert "a -> b -> c -> a" in condition.message
     assert len(build_status(app_group, state_of(app_group), 1.0).topology_order or ()) == 4
 
 
 def test_an_unknown_algorithm_is_reported_with_its_fallback() -> None:
-    found_condition = condition(group(CHAIN, algorithm="Bogus"), "SpecValid")
-    assert (found_condition.status, found_condition.reason) == ("False", "UnknownAlgorithm")
-    assert "unknown algorithm 'Bogus', so KahnSort is used" in found_condition.message
+    condition = condition_of(group(CHAIN, algorithm="Bogus"), "SpecValid")
+    assert (condition.status, condition.reason) == ("False", "UnknownAlgorithm")
+    assert "unknown algorithm 'Bogus', so KahnSort is used" in condition.message
 
 
 @pytest.mark.parametrize(
@@ -106,19 +103,18 @@ def test_dependencies_are_checked_by_network_overheads_rule(caller: str, called:
 
 def test_an_unknown_cost_is_neither_met_nor_violated() -> None:
     app_group = group(CHAIN)
-    state = state_of(app_group, pod("P1", "n1"), pod("P2", "n3"), costs=CostTable())
-    assert state.checks[0].verdict == "unknown"
-    found_condition = find_condition(build_status(app_group, state, 1.0).conditions, "CostsMet")
-    assert found_condition is not None
-    assert (found_condition.status, found_condition.reason) == ("Unknown", "CostsUnknown")
+    pods = pod("P1", "n1"), pod("P2", "n3")
+    assert state_of(app_group, *pods, costs=CostTable()).checks[0].verdict == "unknown"
+    condition = condition_of(app_group, "CostsMet", *pods, costs=CostTable())
+    assert (condition.status, condition.reason) == ("Unknown", "CostsUnknown")
 
 
 def test_the_worst_pair_of_pods_decides_and_the_message_names_the_worst_dependencies_first() -> None:
     app_group = group({"P1": {"P2": 15, "P3": 4}, "P2": {}, "P3": {}})
     pods = [pod("P1", "n1"), pod("P2", "n1", name="x"), pod("P2", "n5", name="y"), pod("P3", "n3")]
-    found_condition = condition(app_group, "CostsMet", *pods)
-    assert (found_condition.status, found_condition.reason) == ("False", "CostsExceeded")
-    assert found_condition.message == (
+    condition = condition_of(app_group, "CostsMet", *pods)
+    assert (condition.status, condition.reason) == ("False", "CostsExceeded")
+    assert condition.message == (
         "0 of 2 placed dependencies within their maxNetworkCost; worst: "
         "P1 to P2 costs 20, at most 15 (z1 to z3); P1 to P3 costs 5, at most 4 (z1 to z2)"
     )
@@ -126,12 +122,12 @@ def test_the_worst_pair_of_pods_decides_and_the_message_names_the_worst_dependen
 
 def test_dependencies_of_pods_that_are_not_placed_do_not_count() -> None:
     app_group = group({"P1": {"P2": 15}, "P2": {"P3": 0}, "P3": {}})
-    found_condition = condition(app_group, "CostsMet", pod("P1", "n1"), pod("P2", "n3"))
-    assert (found_condition.status, found_condition.message) == (
+    condition = condition_of(app_group, "CostsMet", pod("P1", "n1"), pod("P2", "n3"))
+    assert (condition.status, condition.message) == (
         "True",
         "1 of 1 placed dependencies within their maxNetworkCost",
     )
-    assert condition(app_group, "CostsMet").reason == "NothingPlaced"
+    assert condition_of(app_group, "CostsMet").reason == "NothingPlaced"
 
 
 def test_finished_and_terminating_pods_and_pods_on_no_known_node_do_not_count() -> None:
@@ -149,9 +145,9 @@ def test_running_pods_are_counted_in_the_groups_own_namespaces_only() -> None:
     app_group = group(CHAIN, members=2)
     pods = [pod("P1", "n1"), pod("P2", "n1"), pod("P2", "n1", namespace="elsewhere"), pod("P2", "n1", of="h")]
     assert state_of(app_group, *pods).running_count == 2
-    found_condition = condition(app_group, "Complete", *pods)
-    assert (found_condition.status, found_condition.message) == ("True", "2 of 2 pods run")
-    assert condition(app_group, "Complete", pods[0], pod("P2", "n1", phase="Pending")).status == "False"
+    condition = condition_of(app_group, "Complete", *pods)
+    assert (condition.status, condition.message) == ("True", "2 of 2 pods run")
+    assert condition_of(app_group, "Complete", pods[0], pod("P2", "n1", phase="Pending")).status == "False"
 
 
 def test_the_start_time_is_the_first_pods_creation_and_stays_after_its_deletion() -> None:

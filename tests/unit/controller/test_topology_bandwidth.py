@@ -63,10 +63,12 @@ RATES_BY_GROUP: Mapping[str, RatesByPair] = {
     )
 )
 def test_allocations_equal_a_count_over_all_pairs_of_placed_pods(
-    found: list[tuple[str, str, str, dict[str, Any]]],
+    placements: list[tuple[str, str, str, dict[str, Any]]],
 ) -> None:
-    pods = [pod(workload, node, of=of, **fields) for workload, node, of, fields in found]
-    placed = [(of, workload, ZONE_OF[node]) for workload, node, of, fields in found if ZONE_OF.get(node) and not fields]
+    pods = [pod(workload, node, of=of, **fields) for workload, node, of, fields in placements]
+    placed = [
+        (of, workload, ZONE_OF[node]) for workload, node, of, fields in placements if ZONE_OF.get(node) and not fields
+    ]
     assert allocations(pods, *(group(name, rates) for name, rates in RATES_BY_GROUP.items())) == count_by_pairs(placed)
 
 

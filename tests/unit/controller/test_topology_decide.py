@@ -95,15 +95,15 @@ def write(network_topology: NetworkTopology, decision: TopologyDecision) -> Netw
     assert operations[0] == {"op": "replace", "path": "/metadata/resourceVersion", "value": "7"}
     for change in operations:
         *parents, last = (part.replace("~1", "/") for part in change["path"].split("/")[1:])
-        at: Any = plain
+        parent: Any = plain
         for part in parents:
-            at = at[part]
+            parent = parent[part]
         if change["op"] == "remove":
-            del at[last]
+            del parent[last]
         elif last == "-":
-            at.append(change["value"])
+            parent.append(change["value"])
         else:
-            at[int(last) if isinstance(at, list) else last] = change["value"]
+            parent[int(last) if isinstance(parent, list) else last] = change["value"]
     return msgspec.json.decode(json.dumps(plain), type=NetworkTopology)
 
 

@@ -311,13 +311,13 @@ def test_workloads_of_other_namespaces_are_neither_compared_nor_weighed() -> Non
 def test_prices_belong_to_groups_that_may_have_the_workloads_pods() -> None:
     """The author of an AppGroup must not see the price of workloads that are not in it."""
     foreign = app_group({"workloads": [{"workload": reference("cart", "C", namespace="other")}]})
-    mine = app_group({"workloads": [{"workload": reference("cart", "C")}]}, "mine", "other")
+    own = app_group({"workloads": [{"workload": reference("cart", "C")}]}, "own", "other")
     flows = [Flow(workload("cart", "other"), workload("db", "other"), 9)]
 
     def billed_group(*groups: AppGroup, admitted: dict[str, str] | None = None) -> str:
         return str(compare(flows, *groups, admitted=admitted).bill.dependencies[0].group)
 
-    assert billed_group(foreign, mine) == billed_group(mine, foreign) == "other/mine"
+    assert billed_group(foreign, own) == billed_group(own, foreign) == "other/own"
     assert billed_group(foreign) == ""
     assert billed_group(foreign, admitted={"other": "shop"}) == "shop/boutique"
 
