@@ -24,8 +24,9 @@ _decode_match_expression = msgspec.json.Decoder(MatchExpression).decode
 HOST_WEIGHT, ZONE_WEIGHT = 100, 60
 """Weights of preferred terms for the planned host and its zone."""
 SCORE_DIVISOR = 3
-"""Score per weight of other zones, so that their weights, at most 33, are below `ZONE_WEIGHT`."""
+"""Divides the scores of other zones, so that their weights, at most 33, are below `ZONE_WEIGHT`."""
 MAX_PREFERRED_ZONES = 20
+"""Zones with preferred terms; the API server stores them in every pod."""
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 _REPLACING_KINDS = frozenset({"ReplicaSet", "StatefulSet"})
 """Kinds of owners that replace a deleted pod without a penalty; a deleted pod of a Job counts against its backoffLimit."""
@@ -116,7 +117,7 @@ def preferred_terms(zone_scores: ZoneScores, target: Target | None, hostname: st
 def narrow_node_affinity(
     pod: Pod, added_requirement: MatchExpression | None, preferred: Sequence[PreferredTerm]
 ) -> NodeAffinity:
-    """The user's node affinity, with a requirement in each required term that is not empty, and with preferred terms of ours."""
+    """The user's node affinity, with our requirement in each required term that is not empty, and with our preferred terms."""
     user_affinity = pod.spec.affinity.node_affinity if pod.spec.affinity else None
     required = required_node_affinity(pod.spec.affinity)
     preferred_by_user = user_affinity and user_affinity.preferred_during_scheduling_ignored_during_execution

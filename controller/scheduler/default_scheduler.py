@@ -11,7 +11,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import NodeSelector, PodSpec
 from controller.cluster.resource_requests import MAX_AMOUNT, Amounts, capacity_of, limit_amount
 from controller.scheduler.affinity import HOSTNAME_LABEL
-from controller.scheduler.placement.pod_topology import spread_selector
+from controller.scheduler.placement.pod_topology import domains_of, spread_selector
 from controller.scheduler.placement.problem import Bools, Floats, Ints
 from kubekit.selectors import Selector, compile_or_none
 from netperf.contract import ZONE_LABEL
@@ -44,8 +44,9 @@ class DefaultSchedulerModel:
         requested = [_array_of(used.get(host.name, {})) for host in hosts]
         self._requested = np.array(requested, np.int64).reshape(-1, 2)
         self._requested_with_defaults = self._requested.copy()
-        self._domains_by_key: dict[str, Ints] = {}
-        self._matching_hosts: dict[Constraints, Bools] = {}
+        self._domains_of = cache(partial(domains_of, hosts))
+        self._matching_hosts = cache(partial(_allowed_hosts, hosts=hosts, with_taints=False))
+        """Pod constraints -> [host] whether node selector and required node affinity match the host; its taints do not matter."""
         self._has_soft_taints = any(host.prefer_no_schedule_taints for host in hosts)
 
     def add_pod(self, pod: PodInfo, node: str) -> None:
@@ -105,9 +106,9 @@ class DefaultSchedulerModel:
         ]
         if not declared:
             constraints = [(key, skew, siblings) for key, skew in DEFAULT_SPREAD_CONSTRAINTS]
-        domains = [self._domain_of(key) for key, _, _ in constraints]
+        domains = [self._domains_of(key)[0] for key, _, _ in constraints]
         has_keys = np.all([domain_of >= 0 for domain_of in domains], axis=0) if declared else np.True_
-        is_scored, is_counted = is_feasible & has_keys, self._matches_node_affinity(pod.constraints) & has_keys
+        is_scored, is_counted = is_feasible & has_keys, self._matching_hosts(pod.constraints) & has_keys
         raw = np.zeros(len(self._hosts))
         for (key, skew, pods), domain_of in zip(constraints, domains, strict=True):
             weight = math.log(np.unique(domain_of[is_scored]).size + 2)
@@ -118,31 +119,16 @@ class DefaultSchedulerModel:
             return np.where(is_scored, 100, 0)
         return np.where(is_scored, 100 * (highest + int(rounded[is_scored].min()) - rounded) // highest, 0)
 
-    def _matches_node_affinity(self, constraints: Constraints) -> Bools:
-        """[host] whether a pod's node selector and required node affinity match the host; its taints do not matter."""
-        if constraints not in self._matching_hosts:
-            self._matching_hosts[constraints] = _allowed_hosts(constraints, self._hosts, with_taints=False)
-        return self._matching_hosts[constraints]
-
     def _count_pods_in_domain(self, key: str, pods: Iterable[PodInfo], is_counted: Bools) -> Floats:
         """[host] number of active pods in its domain, on the hosts whose pods are counted."""
-        domain_of = self._domain_of(key)
-        counts = np.zeros(int(domain_of.max(initial=-1)) + 2)
+        domain_of, domain_count = self._domains_of(key)
+        counts = np.zeros(domain_count + 1)
         for pod in pods:
             host = self._host_index.get(pod.node)
             if host is not None and pod.is_active and is_counted[host]:
                 counts[domain_of[host]] += 1
         counts[-1] = 0.0  # Hosts without the label are in no domain.
         return counts[domain_of]
-
-    def _domain_of(self, key: str) -> Ints:
-        """[host] its topology domain; -1 without the label."""
-        if key not in self._domains_by_key:
-            index_of: dict[str, int] = {}
-            values = [host.labels.get(key) for host in self._hosts]
-            domain_of = [-1 if value is None else index_of.setdefault(value, len(index_of)) for value in values]
-            self._domains_by_key[key] = np.array(domain_of, np.int64)
-        return self._domains_by_key[key]
 
     def _score_node_affinity(self, spec: PodSpec) -> Ints:
         affinity = spec.affinity and spec.affinity.node_affinity

@@ -19,8 +19,8 @@ from controller.scheduler.config import GatesConfig
 from kubekit.wire import parse_time
 
 ReleaseCause = Literal["turn", "no-group", "no-workload", "waited", "unplaced"]
-"""All earlier pods are bound; the AppGroup does not exist; it has no such workload; the pod has waited for ``maxWaitS``; the plan has no
-node for the pod."""
+"""``turn``: all earlier pods are bound; ``no-group``: the AppGroup does not exist; ``no-workload``: it has no such workload; ``waited``: the
+pod has waited for ``maxWaitS``; ``unplaced``: the plan has no node for the pod."""
 CAUSES_WITHOUT_PLAN: frozenset[ReleaseCause] = frozenset({"no-group", "no-workload", "waited"})
 """Causes for which a pod does not wait for a pending plan."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 
 import msgspec
 import numpy as np
@@ -74,7 +74,7 @@ class DomainRuleBuilder:
 
     def __init__(self, pods: Sequence[Pod], hosts: Sequence[Host], bound: Sequence[tuple[int, Pod]]) -> None:
         self._pods, self._hosts, self._bound = pods, hosts, bound
-        self._domains_by_key: dict[str, tuple[Ints, int]] = {}
+        self._domains_of = cache(partial(domains_of, hosts))
 
     def build(self) -> tuple[DomainRule, ...]:
         """The rules in which a class has a role, in the order of the pods' terms."""
@@ -121,16 +121,6 @@ class DomainRuleBuilder:
             price=term.price,
         )
 
-    def _domains_of(self, key: str) -> tuple[Ints, int]:
-        """[host] its domain or -1, and the number of domains."""
-        if key not in self._domains_by_key:
-            values = [host.labels.get(key) for host in self._hosts]
-            names = sorted({value for value in values if value is not None})
-            index_of = {name: index for index, name in enumerate(names)}
-            domain_of = np.array([-1 if value is None else index_of[value] for value in values], np.int64)
-            self._domains_by_key[key] = domain_of, len(names)
-        return self._domains_by_key[key]
-
     def _counted_hosts(self, term: Term) -> Bools:
         """[host] whether the term counts its pods. A spread constraint ignores nodes that its node policies exclude."""
         is_counted: Bools = np.ones(len(self._hosts), np.bool_)
@@ -142,6 +132,14 @@ class DomainRuleBuilder:
             reasons = (unmet(h.name, h.labels, h.taints if honours_taints else ()) for h in self._hosts)
             is_counted &= np.array([not reason for reason in reasons], np.bool_)
         return is_counted
+
+
+def domains_of(hosts: Sequence[Host], key: str) -> tuple[Ints, int]:
+    """[host] its topology domain by the label ``key``, -1 without the label; and the number of domains."""
+    values = [host.labels.get(key) for host in hosts]
+    names = sorted({value for value in values if value is not None})
+    index_of = {name: index for index, name in enumerate(names)}
+    return np.array([-1 if value is None else index_of[value] for value in values], np.int64), len(names)
 
 
 def unschedulable_reasons(
