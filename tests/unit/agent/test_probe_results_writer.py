@@ -66,6 +66,9 @@ class SimulatedConfigMap:
             self.written.setdefault(key, []).append(now)
         return self._read_object()
 
+    def failures(self) -> list[Failure]:
+        return list(decode_results(self.data, LOCATIONS).failures.values())
+
     def sequences(self) -> dict[str, int]:
         samples = decode_results(self.data, LOCATIONS).samples.values()
         return {sample.destination.node: sample.sequence for sample in samples}
@@ -198,8 +201,7 @@ async def test_a_failure_is_written_beside_the_last_sample_and_removed_by_a_succ
         for failures_in_a_row in (1, 2):
             queue.add_failure(make_failure("n1", failures_in_a_row), "TCP_RR")
             await asyncio.sleep(5)
-        failures = decode_results(store.data, LOCATIONS).failures.values()
-        assert [(f.failure, f.failures_in_a_row) for f in failures] == [("timeout", 2)]
+        assert [(f.failure, f.failures_in_a_row) for f in store.failures()] == [("timeout", 2)]
         assert store.sequences() == {"n1": 1}
     # The next run of the agent does not know of the failure.
     async with running_writer(store) as (queue, _, _):
@@ -208,29 +210,21 @@ async def test_a_failure_is_written_beside_the_last_sample_and_removed_by_a_succ
     assert list(store.data) == [sample_key(LOCATIONS["here"], LOCATIONS["n1"], "TCP_RR")]
 
 
-async def test_repeated_failures_are_written_rarely_and_removed_once_the_peer_answers() -> None:
-    store = SimulatedConfigMap()
-    async with running_writer(store) as (queue, _, _):
+async def test_repeated_failures_are_written_rarely_but_to_a_new_object_at_once() -> None:
+    store, plan_source = SimulatedConfigMap(), PlanSource("here")
+    async with running_writer(store, plan_source=plan_source) as (queue, _, _):
         for failures_in_a_row in range(1, 31):
             queue.add_failure(make_failure("n1", failures_in_a_row), "TCP_RR")
             await asyncio.sleep(60)
         assert len(store.writes) <= 4 + 30 * 60 / MIN_REFRESH_S
+        store.data = {}
+        plan_source.set_plan(msgspec.structs.replace(make_zone_plan("n1", "n2", "n3"), results_name="new"))
+        queue.add_failure(make_failure("n1", 31), "TCP_RR")
+        await asyncio.sleep(5)
+        assert [failure.failures_in_a_row for failure in store.failures()] == [31]
         queue.clear_failure(LOCATIONS["here"], LOCATIONS["n1"], "TCP_RR")
         await asyncio.sleep(5)
     assert store.data == {}
-
-
-async def test_a_lasting_failure_is_written_to_a_new_object() -> None:
-    store, plan_source = SimulatedConfigMap(), PlanSource("here")
-    async with running_writer(store, plan_source=plan_source) as (queue, _, _):
-        for failures_in_a_row in range(1, 7):
-            queue.add_failure(make_failure("n1", failures_in_a_row), "TCP_RR")
-            await asyncio.sleep(5)
-        store.data = {}
-        plan_source.set_plan(msgspec.structs.replace(make_zone_plan("n1", "n2", "n3"), results_name="new"))
-        queue.add_failure(make_failure("n1", 7), "TCP_RR")
-        await asyncio.sleep(5)
-    assert [f.failures_in_a_row for f in decode_results(store.data, LOCATIONS).failures.values()] == [7]
 
 
 async def test_a_result_is_written_again_if_the_object_changes_during_its_write() -> None:
@@ -259,12 +253,11 @@ async def test_sequences_grow_over_a_restart_with_a_clock_that_was_set_back() ->
         queue.add_failure(make_failure("n1", 1), "TCP_RR")
         queue.add_sample(make_sample("n2", 12, p50_us=9000.0))
         await asyncio.sleep(5)
-        failures = decode_results(store.data, LOCATIONS).failures.values()
-        assert [f.destination.node for f in failures] == ["n1"]
+        assert [failure.destination.node for failure in store.failures()] == ["n1"]
         assert store.sequences()["n2"] > 5001
         queue.add_sample(make_sample("n1", 13))
         await asyncio.sleep(5)
-        assert decode_results(store.data, LOCATIONS).failures == {}
+        assert store.failures() == []
         assert store.sequences()["n1"] > store.sequences()["n2"]
 
 
