@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -229,12 +229,11 @@ class Session:
                 self.read_errors[f"plan {config_map.metadata.name}"] = str(error)
         return plans
 
-    async def _read_results(self, names: Iterable[ObjectName]) -> dict[str, dict[str, str]]:
+    async def _read_results(self, names: Sequence[ObjectName]) -> dict[str, dict[str, str]]:
         """Read the results ConfigMaps that have data: ``namespace/name`` -> data."""
         # By name, because the user may not be allowed to list ConfigMaps.
-        unique_names = tuple(dict.fromkeys(names))
-        all_data = await asyncio.gather(*(self._read_result_data(name) for name in unique_names))
-        return {str(name): data for name, data in zip(unique_names, all_data, strict=True) if data}
+        all_data = await asyncio.gather(*map(self._read_result_data, names))
+        return {str(name): data for name, data in zip(names, all_data, strict=True) if data}
 
     async def _read_result_data(self, name: ObjectName) -> dict[str, str]:
         """One ConfigMap's data; empty if it does not exist, or, with a read error, if it may not be read."""

@@ -240,14 +240,14 @@ def _make_pending_pods(
 ) -> list[Pod]:
     """The declared replicas as pending pods. For the errors see `reset_group`."""
     all_controllers = {selector: controllers.get(selector, WorkloadController()) for selector in graph.selectors}
-    replicas = sum(max(0, controller.replicas) for controller in all_controllers.values())
+    replicas = sum(max(0, controller.spec.replicas) for controller in all_controllers.values())
     if replicas > MAX_PODS:
         raise ConfigError(group.metadata.key, f"has {replicas} replicas", f"at most {MAX_PODS} are planned together")
     pods: list[Pod] = []
     for selector, controller in all_controllers.items():
         labels = {**controller.pod_labels, APPGROUP_LABEL: group.metadata.name, WORKLOAD_LABEL: selector}
         template = controller.spec.template
-        for _ in range(controller.replicas):
+        for _ in range(controller.spec.replicas):
             metadata = msgspec.structs.replace(
                 template.metadata, namespace=group.metadata.namespace, name=f"replica-{len(pods):05d}", labels=labels
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from controller.cluster.declared_replicas import ScalableSpec
 from controller.cluster.pods import PodSpec
 from kubekit.wire import Object, ObjectMeta, Wire
 
@@ -13,10 +14,9 @@ class _Template(Wire, frozen=True):
     spec: PodSpec = PodSpec()
 
 
-class _ControllerSpec(Wire, frozen=True):
+class _ControllerSpec(ScalableSpec, frozen=True):
     """The spec of a Deployment or StatefulSet."""
 
-    replicas: int | None = None
     template: _Template = _Template()
 
 
@@ -25,11 +25,6 @@ class WorkloadController(Object, frozen=True):
 
     kind: str = ""
     spec: _ControllerSpec = _ControllerSpec()
-
-    @property
-    def replicas(self) -> int:
-        """Declared replicas, by default 1."""
-        return 1 if self.spec.replicas is None else self.spec.replicas
 
     @property
     def pod_labels(self) -> dict[str, str]:

@@ -65,7 +65,7 @@ def find_program_findings(facts: Facts) -> Iterator[Finding]:
 
 
 def _has_no_holder(lease: LeaseStatus | None, now_s: float) -> bool:
-    """Whether no replica holds the Lease: it is absent, released, expired or without a time of renewal."""
+    """Whether no replica holds the Lease: it is absent, released (without a holder or time of renewal) or expired."""
     if lease is None or lease.renewed_at_s is None or not lease.holder:
         return True
     return now_s - lease.renewed_at_s > lease.duration_s + MAX_CLOCK_DIFFERENCE_S
@@ -75,10 +75,8 @@ def _build_no_leader_finding(facts: Facts, affects: tuple[str, ...]) -> Finding:
     lease = facts.control_plane.lease
     if lease is None:
         cause = f"the Lease {CONTROLLER} does not exist: no replica has ever led"
-    elif not lease.holder:
+    elif not lease.holder or lease.renewed_at_s is None:
         cause = f"the Lease {CONTROLLER} is released: no replica has taken it"
-    elif lease.renewed_at_s is None:
-        cause = f"the Lease {CONTROLLER} of {lease.holder} has no renewTime"
     else:
         cause = f"{lease.holder} renewed the Lease {CONTROLLER} last, {facts.now_s - lease.renewed_at_s:.0f} s ago"
     since = lease.renewed_at_s if lease is not None else None
