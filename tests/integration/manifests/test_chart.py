@@ -79,34 +79,29 @@ def objects_by_key(documents: Documents) -> dict[str, Any]:
     return objects
 
 
-def with_chart_version(documents: Documents) -> dict[str, Any]:
-    """An overlay's objects with the chart's version of the images."""
-    return objects_by_key(
-        json.loads(re.sub(r"(netaware-(?:agent|controller)):0\.0\.0", rf"\1:{VERSION}", json.dumps(documents)))
-    )
+async def build_objects(kustomize: Kubectl, folder: Path) -> dict[str, Any]:
+    """A kustomization's objects by key, with the chart's version of the images."""
+    text = json.dumps(await kustomize.build(folder))
+    return objects_by_key(json.loads(re.sub(r"(netaware-(?:agent|controller)):0\.0\.0", rf"\1:{VERSION}", text)))
 
 
 async def test_the_chart_gives_the_same_objects_as_the_overlays(chart: Chart, kustomize: Kubectl) -> None:
     for overlay, (values, version) in VALUES_BY_OVERLAY.items():
-        expected = with_chart_version(await kustomize.build(MANIFESTS / "overlays" / overlay))
+        expected = await build_objects(kustomize, MANIFESTS / "overlays" / overlay)
         assert await chart.render(*values, version=version) == expected, overlay
 
 
 async def test_the_chart_gives_the_same_objects_as_the_components(
     chart: Chart, kustomize: Kubectl, tmp_path: Path
 ) -> None:
-    for minor in range(34, 38):
-        expected = with_chart_version(
-            await kustomize.build(write_kustomization("default", f"kubernetes-1.{minor}", folder=tmp_path))
-        )
-        assert await chart.render(version=f"1.{minor}.1") == expected, minor
-    components = ("kubernetes-1.35", "webhook-cert-manager")
-    expected = with_chart_version(await kustomize.build(write_kustomization("default", *components, folder=tmp_path)))
-    assert await chart.render("webhook.certManager=true", version="1.35.1") == expected
-    expected = with_chart_version(
-        await kustomize.build(write_kustomization("default", "least-privilege", folder=tmp_path))
-    )
-    assert await chart.render("agent.leastPrivilege=true") == expected
+    cases: list[tuple[tuple[str, ...], str, tuple[str, ...]]] = [
+        (("kubernetes-1.35", "webhook-cert-manager"), "1.35.1", ("webhook.certManager=true",)),
+        (("least-privilege",), "1.37.2", ("agent.leastPrivilege=true",)),
+        *(((f"kubernetes-1.{minor}",), f"1.{minor}.1", ()) for minor in range(34, 38)),
+    ]
+    for components, version, values in cases:
+        expected = await build_objects(kustomize, write_kustomization("default", *components, folder=tmp_path))
+        assert await chart.render(*values, version=version) == expected, components
 
 
 async def test_values_reach_the_objects(chart: Chart) -> None:

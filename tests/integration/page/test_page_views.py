@@ -11,24 +11,18 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from controller.diagnosis.control_plane import ControlPlaneStatus, LeaseStatus, ProgramPod
+from controller.diagnosis.control_plane import LeaseStatus, ProgramPod
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page.document import build_csp, build_document
 from controller.page.encoding import encode_overview
 from controller.views.overview import Overview, build_overview
 from tests.support.browser import Tab, open_tab
 from tests.support.chromium import Chromium
+from tests.unit.controller.cluster_facts import HEALTHY, READY, status
 from tests.unit.controller.healthy_cluster import NOW_S, make_snapshot
 
 TABS = ("now", "matrix", "groups")
 WIDTHS = (1440, 1024, 390)
-HEALTHY = ControlPlaneStatus(
-    pods=tuple(
-        ProgramPod(program, f"{program}-0", "n1", "Running", is_ready=True)
-        for program in ("controller", "scheduler", "extender")
-    ),
-    lease=LeaseStatus("controller-0", NOW_S - 1),
-)
 
 
 def make_broken_snapshot() -> ClusterSnapshot:
@@ -38,15 +32,9 @@ def make_broken_snapshot() -> ClusterSnapshot:
         msgspec.structs.replace(node, metadata=msgspec.structs.replace(node.metadata, annotations={}))
         for node in healthy.nodes[:2]
     ]
-    status = msgspec.structs.replace(
-        HEALTHY,
-        lease=LeaseStatus("controller-0", NOW_S - 90),
-        pods=(
-            *(HEALTHY.pods or ())[:1],
-            ProgramPod("scheduler", "scheduler-0", "n2", "Pending", reason="ImagePullBackOff"),
-        ),
-    )
-    return msgspec.structs.replace(healthy, nodes=(*without_agent, *healthy.nodes[2:]), control_plane=status)
+    scheduler_pod = ProgramPod("scheduler", "scheduler-0", "n2", "Pending", reason="ImagePullBackOff")
+    without_leader = status(lease=LeaseStatus("controller-0", NOW_S - 90), pods=(READY[0], scheduler_pod))
+    return msgspec.structs.replace(healthy, nodes=(*without_agent, *healthy.nodes[2:]), control_plane=without_leader)
 
 
 def page_data(overview: Overview) -> dict[str, Any]:

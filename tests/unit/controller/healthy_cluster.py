@@ -40,11 +40,20 @@ REGIONS = ("ap-south", "eu-central", "eu-west", "sa-east", "us-east", "us-west")
 
 
 def make_node(
-    name: str, zone: str, region: str, *, ready: bool = True, agent: bool = True, capacity: str = "10G"
+    name: str,
+    zone: str,
+    region: str,
+    *,
+    ready: bool = True,
+    agent: bool = True,
+    capacity: str = "10G",
+    **announced: str,
 ) -> Node:
+    """A node with an address of its own; ``announced`` are other fields of its agent's announcement."""
     number = zlib.crc32(name.encode())
     address = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
-    announcement = encode_announcement(Announcement(address, version="0.1.0", prober="netperf"))
+    fields = {"address": address, "version": "0.1.0", "prober": "netperf", **announced}
+    announcement = encode_announcement(msgspec.convert(fields, Announcement))
     amounts = {BANDWIDTH: capacity} if capacity else {}
     body = {
         "metadata": {

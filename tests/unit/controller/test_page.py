@@ -85,6 +85,11 @@ class Unreachable:
     list = get
 
 
+def make_reader(client: Client) -> SnapshotReader:
+    cache = ClusterCache(client, "netaware")
+    return SnapshotReader(cache, client, "netaware", policy=CostPolicy(), scheduler=SchedulerConfig())
+
+
 async def test_a_failed_computation_is_answered_by_503_until_the_next_one_succeeds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -98,12 +103,9 @@ async def test_a_failed_computation_is_answered_by_503_until_the_next_one_succee
     monkeypatch.setattr(server, "build_overview", build_or_fail)
     monkeypatch.setattr(server, "MIN_REFRESH_INTERVAL_S", 0.0)
     monkeypatch.setattr(server, "PAUSE_FACTOR", 0.0)
-    client = cast("Client", Unreachable())
-    reader = SnapshotReader(
-        ClusterCache(client, "netaware"), client, "netaware", policy=CostPolicy(), scheduler=SchedulerConfig()
-    )
-    now = iter(range(100, 200))
-    page = server.Page(PageConfig(auth="none"), reader, PageAuthorizer(client, "netaware"), lambda: float(next(now)))
+    client, times = cast("Client", Unreachable()), iter(range(100, 200))
+    authorizer = PageAuthorizer(client, "netaware")
+    page = server.Page(PageConfig(auth="none"), make_reader(client), authorizer, lambda: float(next(times)))
     app = web.Application()
     page.add_routes(app)
     async with TestClient(TestServer(app)) as browser:
@@ -130,10 +132,7 @@ async def test_an_api_server_that_hangs_does_not_hide_findings(monkeypatch: pyte
             await asyncio.sleep(3600)
 
     monkeypatch.setattr(snapshots, "STATUS_TIMEOUT_S", 0.01)
-    client = cast("Client", Hanging())
-    cache = ClusterCache(client, "netaware")
-    reader = SnapshotReader(cache, client, "netaware", policy=CostPolicy(), scheduler=SchedulerConfig())
-    snapshot = await reader.read(0.0)
+    snapshot = await make_reader(cast("Client", Hanging())).read(0.0)
     assert snapshot.control_plane == ControlPlaneStatus(is_lease_conclusive=False)
 
 

@@ -13,7 +13,7 @@ from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.topology.probe_nodes import to_probe_node
 from controller.views.overview import build_overview
 from kubekit.wire import Condition, NodeStatus
-from netperf.contract import AGENT_ANNOTATION, ZONE_LABEL, Announcement, encode_announcement
+from netperf.contract import ZONE_LABEL
 from netperf.pairs import select_probe_nodes
 from netperf.results import encode_samples
 from netperf.sample import Sample
@@ -106,20 +106,18 @@ def test_agents_are_up_down_or_excluded_with_a_reason() -> None:
     agent_pod = read_pod_info(msgspec.structs.replace(pod, status=not_ready))
     (first, *_) = build_overview(ClusterSnapshot(now_s=NOW_S, nodes=nodes, agent_pods=(agent_pod,))).agents
     assert (first.node, first.state) == ("n1", "down")
-    annotations = {AGENT_ANNOTATION: encode_announcement(Announcement("10.0.0.1", problem="results are refused"))}
-    metadata = msgspec.structs.replace(nodes[0].metadata, annotations=annotations)
-    nodes = (msgspec.structs.replace(nodes[0], metadata=metadata), *nodes[1:])
+    nodes = (make_node("n1", "z1", "r1", problem="results are refused"), *nodes[1:])
     (first, *_) = build_overview(ClusterSnapshot(now_s=NOW_S, nodes=nodes, agent_pods=(agent_pod,))).agents
     assert "results are refused" in first.reason
 
 
 def test_agents_that_are_up_are_those_that_the_probe_plan_uses() -> None:
-    usable_node, node_with_name = make_node("n1", "z1", "r1"), make_node("n2", "z1", "r1")
-    annotations = usable_node.metadata.annotations or {}
-    annotations = {key: text.replace("10.0.0.1", "n2.example") for key, text in annotations.items()}
-    metadata = msgspec.structs.replace(node_with_name.metadata, annotations=annotations)
-    node_with_name = msgspec.structs.replace(node_with_name, metadata=metadata)
-    nodes = (usable_node, node_with_name, make_node("n3", "", ""), make_node("n4", "z1", "r1", agent=False))
+    nodes = (
+        make_node("n1", "z1", "r1"),
+        make_node("n2", "z1", "r1", address="n2.example"),
+        make_node("n3", "", ""),
+        make_node("n4", "z1", "r1", agent=False),
+    )
     usable, _ = select_probe_nodes(to_probe_node(node, {}) for node in nodes)
     up = {a.node for a in build_overview(ClusterSnapshot(now_s=NOW_S, nodes=nodes)).agents if a.state == "up"}
     assert up == {name for peers in usable.values() for name in peers} == {"n1"}
