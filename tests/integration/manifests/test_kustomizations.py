@@ -25,17 +25,17 @@ OVERLAYS = sorted(path.name for path in (MANIFESTS / "overlays").iterdir())
 RBAC = ("Role", "ClusterRole")
 
 
-async def overlays(kustomize: Kubectl) -> dict[str, Documents]:
+async def build_overlays(kustomize: Kubectl) -> dict[str, Documents]:
     return {name: await kustomize.build(MANIFESTS / "overlays" / name) for name in OVERLAYS}
 
 
-def arguments(documents: Documents, workload: str) -> list[str]:
+def read_arguments(documents: Documents, workload: str) -> list[str]:
     container = pod_templates(documents)[workload]["spec"]["containers"][0]
     return [str(argument) for argument in container["args"]]
 
 
 async def test_objects_are_defined_once_labelled_in_our_namespace_and_run_our_images(kustomize: Kubectl) -> None:
-    for overlay, documents in (await overlays(kustomize)).items():
+    for overlay, documents in (await build_overlays(kustomize)).items():
         names = Counter((d["kind"], d["metadata"].get("namespace", ""), d["metadata"]["name"]) for d in documents)
         assert [name for name, count in names.items() if count > 1] == [], overlay
         assert {namespace for _, namespace, _ in names} == {"", NAMESPACE}, overlay
@@ -58,7 +58,7 @@ async def test_objects_are_defined_once_labelled_in_our_namespace_and_run_our_im
 
 
 async def test_selectors_match_the_intended_pods(kustomize: Kubectl) -> None:
-    for documents in (await overlays(kustomize)).values():
+    for documents in (await build_overlays(kustomize)).values():
         templates = pod_templates(documents).values()
         labels = {template["metadata"]["labels"]["app.kubernetes.io/name"]: template for template in templates}
         for document in documents:
@@ -122,27 +122,27 @@ async def test_each_privilege_has_an_explanation(kustomize: Kubectl) -> None:
 
 
 async def test_network_policies_allow_only_prometheus_to_read_metrics(kustomize: Kubectl) -> None:
-    for documents in (await overlays(kustomize)).values():
+    for documents in (await build_overlays(kustomize)).values():
         for policy in (d["spec"] for d in documents if d["kind"] == "NetworkPolicy"):
             senders = [rule["from"] for rule in policy["ingress"]]
             assert senders == [[{"namespaceSelector": {"matchLabels": {"metrics": "enabled"}}}]]
 
 
 async def test_roles_grant_no_wildcards_and_no_rights_for_disabled_features(kustomize: Kubectl) -> None:
-    placing = {"patch pods"}
-    expected = dict.fromkeys(OVERLAYS, placing) | {
-        "any-scheduler": placing | {"delete pods"},
-        "descheduler": placing | {"create pods/eviction", "patch nodes"},
+    rights_to_place = {"patch pods"}
+    expected = dict.fromkeys(OVERLAYS, rights_to_place) | {
+        "any-scheduler": rights_to_place | {"delete pods"},
+        "descheduler": rights_to_place | {"create pods/eviction", "patch nodes"},
         "observe-only": set(),
     }
-    given = {}
-    for overlay, documents in (await overlays(kustomize)).items():
+    granted: dict[str, set[str]] = {}
+    for overlay, documents in (await build_overlays(kustomize)).items():
         rules = [(d["metadata"]["name"], rule) for d in documents if d["kind"] in RBAC for rule in d["rules"]]
         for name, rule in rules:
             assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]], name
             if "secrets" in rule["resources"]:
                 assert rule["verbs"] == ["create"], "the kubelet mounts the passphrase; nobody reads it"
-        given[overlay] = {
+        granted[overlay] = {
             f"{verb} {resource}"
             for name, rule in rules
             if name != "netaware-agent"
@@ -150,16 +150,16 @@ async def test_roles_grant_no_wildcards_and_no_rights_for_disabled_features(kust
             for verb in rule["verbs"]
             if resource.startswith(("pods", "nodes")) and verb not in {"get", "list", "watch"}
         }
-    assert given == expected
+    assert granted == expected
 
 
 async def test_overlays_differ_from_the_default_only_by_their_purpose(kustomize: Kubectl, tmp_path: Path) -> None:
-    built = await overlays(kustomize)
-    names = {overlay: {f"{d['kind']}/{d['metadata']['name']}" for d in built[overlay]} for overlay in OVERLAYS}
-    agent = {overlay: arguments(built[overlay], "DaemonSet/netaware-agent") for overlay in OVERLAYS}
-    default = agent.pop("default")
-    assert agent.pop("enforce") == [*default, "--bandwidth=enforce"]
-    assert [overlay for overlay, flags in agent.items() if flags != default] == []
+    overlays = await build_overlays(kustomize)
+    names = {overlay: {f"{d['kind']}/{d['metadata']['name']}" for d in overlays[overlay]} for overlay in OVERLAYS}
+    flags_by_overlay = {overlay: read_arguments(overlays[overlay], "DaemonSet/netaware-agent") for overlay in OVERLAYS}
+    default = flags_by_overlay.pop("default")
+    assert flags_by_overlay.pop("enforce") == [*default, "--bandwidth=enforce"]
+    assert [overlay for overlay, flags in flags_by_overlay.items() if flags != default] == []
     assert {name.partition("/")[0] for name in names["enforce"] - names["default"]} == {
         "MutatingAdmissionPolicy",
         "MutatingAdmissionPolicyBinding",
@@ -167,21 +167,23 @@ async def test_overlays_differ_from_the_default_only_by_their_purpose(kustomize:
     assert not [name for name in names["observe-only"] if name.startswith("Mutating")]
     for overlay in ("observe-only", "any-scheduler"):
         assert not [name for name in names[overlay] if "scheduler" in name and not name.startswith("Validating")]
-    config = next(d for d in built["descheduler"] if d["metadata"]["name"].startswith("netaware-controller-config"))
+    config = next(d for d in overlays["descheduler"] if d["metadata"]["name"].startswith("netaware-controller-config"))
     extended = yaml.safe_load(config["data"]["config.yaml"])
     section = extended.pop("descheduler")
     assert (section["enabled"], section["dryRun"]) == (True, True)
     assert extended == yaml.safe_load((MANIFESTS / "base" / "controller" / "config.yaml").read_text())
-    monitors = [d for d in built["prometheus-operator"] if d["kind"] in {"PodMonitor", "ServiceMonitor"}]
+    monitors = [d for d in overlays["prometheus-operator"] if d["kind"] in {"PodMonitor", "ServiceMonitor"}]
     watched = {monitor["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"] for monitor in monitors}
     assert watched == {"netaware-agent", "netaware-controller", "netaware-scheduler"}
-    more = await kustomize.build(write_kustomization("default", "traffic", "measured-weights", folder=tmp_path))
-    assert arguments(more, "DaemonSet/netaware-agent") == [*default, "--traffic=conntrack"]
+    documents = await kustomize.build(write_kustomization("default", "traffic", "measured-weights", folder=tmp_path))
+    assert read_arguments(documents, "DaemonSet/netaware-agent") == [*default, "--traffic=conntrack"]
     (role,) = (
-        d for d in more if d["kind"] == "ClusterRole" and f"ClusterRole/{d['metadata']['name']}" not in names["default"]
+        d
+        for d in documents
+        if d["kind"] == "ClusterRole" and f"ClusterRole/{d['metadata']['name']}" not in names["default"]
     )
-    wanted = {"apiGroups": ["appgroup.diktyo.x-k8s.io"], "resources": ["appgroups"], "verbs": ["patch"]}
-    assert role["rules"] == [wanted]
+    expected_rule = {"apiGroups": ["appgroup.diktyo.x-k8s.io"], "resources": ["appgroups"], "verbs": ["patch"]}
+    assert role["rules"] == [expected_rule]
 
 
 async def test_one_line_of_a_kustomization_sets_the_namespace(kustomize: Kubectl, tmp_path: Path) -> None:
@@ -190,14 +192,16 @@ async def test_one_line_of_a_kustomization_sets_the_namespace(kustomize: Kubectl
         documents = await kustomize.build(write_kustomization(overlay, folder=tmp_path, namespace="elsewhere"))
         assert {d["metadata"]["namespace"] for d in documents if "namespace" in d["metadata"]} == {"elsewhere"}
         assert [d["metadata"]["name"] for d in documents if d["kind"] == "Namespace"] == ["elsewhere"]
-        # kube-scheduler's file names the namespace of its Lease, and a flag of the Deployment goes before it; the
-        # descheduler's excludes ours, and the policy for evictions does so wherever we are.
-        left = [d["metadata"]["name"] for d in documents if d["kind"] != "ConfigMap" and NAMESPACE in yaml.safe_dump(d)]
-        assert left == [], overlay
+        # Files in ConfigMaps keep the default: a flag overrides kube-scheduler's namespace of the Lease, and a policy refuses evictions
+        # in the namespace of the controller.
+        names = [
+            d["metadata"]["name"] for d in documents if d["kind"] != "ConfigMap" and NAMESPACE in yaml.safe_dump(d)
+        ]
+        assert names == [], overlay
 
 
 def test_every_manifest_is_part_of_a_kustomization() -> None:
     for folder in ("crds", "policies"):
-        there = {path.name for path in (MANIFESTS / folder).glob("*.yaml")} - {"kustomization.yaml"}
+        existing = {path.name for path in (MANIFESTS / folder).glob("*.yaml")} - {"kustomization.yaml"}
         listed = yaml.safe_load((MANIFESTS / folder / "kustomization.yaml").read_text())["resources"]
-        assert set(listed) == there
+        assert set(listed) == existing

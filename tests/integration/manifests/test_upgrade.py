@@ -17,18 +17,18 @@ from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Kubectl, u
 from tests.support.documents import shell_blocks
 
 
-async def names(kubectl: Kubectl) -> set[str]:
+async def list_object_names(kubectl: Kubectl) -> set[str]:
     """All objects with our label or in our namespace, without those that expire."""
-    found: set[str] = set()
+    names: set[str] = set()
     for scope in ("true", "false"):
         kinds = (await kubectl("api-resources", "--verbs=list", f"--namespaced={scope}", "-o", "name")).split()
-        wanted = ",".join(kind for kind in kinds if not kind.startswith(("events", "leases")))
-        found |= set(
-            (await kubectl("get", wanted, "-A", "-l", "app.kubernetes.io/part-of=netaware", "-o", "name")).split()
+        kept_kinds = ",".join(kind for kind in kinds if not kind.startswith(("events", "leases")))
+        names |= set(
+            (await kubectl("get", kept_kinds, "-A", "-l", "app.kubernetes.io/part-of=netaware", "-o", "name")).split()
         )
         if scope == "true":
-            found |= set((await kubectl("get", wanted, "-n", NAMESPACE, "-o", "name")).split())
-    return found
+            names |= set((await kubectl("get", kept_kinds, "-n", NAMESPACE, "-o", "name")).split())
+    return names
 
 
 async def test_definitions_upgrade_in_place_and_keep_their_objects(kubectl: Kubectl, admin: Client) -> None:
@@ -43,19 +43,19 @@ async def test_definitions_upgrade_in_place_and_keep_their_objects(kubectl: Kube
     text = "---\n".join((MANIFESTS / "examples" / name).read_text() for name in examples)
     await kubectl("apply", "-n", "default", "-f", "-", stdin=text.replace(NAMESPACE, "default"))
 
-    async def objects() -> list[Any]:
+    async def read_specs_and_uids() -> list[Any]:
         group = await admin.get(APPGROUPS, "online-boutique", dict, namespace="default")
         topology = await admin.get(NETWORK_TOPOLOGIES, "nt-example", dict, namespace="default")
-        return [(found["spec"], found["metadata"]["uid"]) for found in (group, topology)]
+        return [(body["spec"], body["metadata"]["uid"]) for body in (group, topology)]
 
     async def has_status() -> bool:
         return "appgroups/status" in await kubectl("get", "--raw", f"/apis/{APPGROUPS.api_version}")
 
-    before = await objects()
+    before = await read_specs_and_uids()
     assert not await has_status()
     await kubectl("apply", "--server-side", "--force-conflicts", "-k", str(MANIFESTS / "crds"))
     await poll_until(has_status)
-    assert await objects() == before
+    assert await read_specs_and_uids() == before
     await remove_crds(admin)
 
 
@@ -69,42 +69,42 @@ def read_commands(page: str, heading: str) -> list[str]:
     ["descheduler", *(pytest.param(name, marks=pytest.mark.slow) for name in ("enforce", "any-scheduler"))],
 )
 async def test_the_documented_uninstall_leaves_nothing_of_any_overlay(kubectl: Kubectl, overlay: str) -> None:
-    before = await names(kubectl)  # of other tests, in their own namespaces
+    before = await list_object_names(kubectl)  # of other tests, in their own namespaces
     await kubectl("apply", "--server-side", "-k", str(MANIFESTS / "overlays" / overlay))
-    assert "daemonset.apps/netaware-agent" in await names(kubectl)
-    # What programs do to nodes and pods before is tested on real nodes.
+    assert "daemonset.apps/netaware-agent" in await list_object_names(kubectl)
+    # Tests on real nodes cover the earlier steps, in which programs clean nodes and pods.
     for line in (line for line in read_commands("install", "Uninstall") if line.startswith("kubectl delete")):
         await kubectl(*shlex.split(line)[1:], "--timeout=60s")
-    assert await names(kubectl) <= before
+    assert await list_object_names(kubectl) <= before
 
 
 async def test_changing_the_overlay_as_documented_revokes_rights(kubectl: Kubectl, admin: Client) -> None:
-    pruning = Kubectl(kubectl.binary, kubectl.kubeconfig, {"KUBECTL_APPLYSET": "true"})
+    pruning_kubectl = Kubectl(kubectl.binary, kubectl.kubeconfig, {"KUBECTL_APPLYSET": "true"})
     namespace, line = read_commands("upgrade", "With kubectl")
     controller = f"--as=system:serviceaccount:{NAMESPACE}:netaware-controller"
 
     async def apply(overlay: str) -> str:
         words = shlex.split(line.replace("dist/overlay", str(MANIFESTS / "overlays" / overlay)))
-        return await pruning(*words[2:])
+        return await pruning_kubectl(*words[2:])
 
     async def may_evict() -> bool:
         question = ("auth", "can-i", "create", "pods", "--subresource=eviction", controller)
         return "yes" in await kubectl(*question, ok_codes=(0, 1))
 
-    async def may_not() -> bool:
+    async def may_not_evict() -> bool:
         return not await may_evict()
 
     await kubectl("apply", "--server-side", "-k", str(MANIFESTS / "overlays" / "descheduler"))  # the first installation
     await kubectl(*shlex.split(namespace.replace("manifests", str(MANIFESTS)))[1:])
     await apply("descheduler")
     await poll_until(may_evict)
-    # What the programs made is not a part of the overlay.
+    # Pruning keeps objects of programs, which are no part of the overlay.
     results = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "netperf-metrics"}}
     await admin.create(CONFIGMAPS, results, Object, namespace=NAMESPACE)
     pruned = [text for text in (await apply("default")).splitlines() if text.endswith("pruned")]
     assert pruned
     assert all("netaware-descheduler" in text or "controller-config" in text for text in pruned), pruned
-    await poll_until(may_not)
+    await poll_until(may_not_evict)
     await admin.get(CONFIGMAPS, "netperf-metrics", ConfigMap, namespace=NAMESPACE)
     assert "pruned" not in await apply("default")
     await uninstall(kubectl, admin, "default")
