@@ -197,8 +197,9 @@ def _find_outcome_without_replacement(
 ) -> MoveOutcome | None:
     pod, age_s = snapshot.pods.by_key.get(pending.move.pod), now - pending.planned_at_s
     if pod is not None and pod.uid == pending.move.uid:
-        # The eviction was not sent, or its response was lost. A pod may take long to terminate.
-        return "not-evicted" if pod.is_active and age_s > limits.usage_lag_s else None
+        if pod.is_active:  # The eviction was not sent, or its response was lost.
+            return "not-evicted" if age_s > limits.usage_lag_s else None
+        return "unknown" if age_s > limits.start_timeout_s else None
     if "/Pod/" in pending.move.workload:  # Nothing replaces a bare pod.
         return "helped"
     if age_s <= limits.start_timeout_s:

@@ -29,7 +29,7 @@ MoveOutcome = Literal[
     "not-ready",  # the replacement has a node, but is not ready
     "not-scheduled",  # the replacement has no node
     "not-replaced",  # the workload has no new pod
-    "unknown",  # usage was missing
+    "unknown",  # usage was missing, or the pod still terminates
     "not-evicted",  # the pod itself still runs
 ]
 CONFIGMAP_NAME, CONFIGMAP_KEY = "netaware-descheduler", "history.json"

@@ -186,7 +186,7 @@ def test_expired_entries_are_dropped_and_failure_counts_outlive_their_back_off()
     assert list(kept.backoffs) == ["a/Deployment/failed", "replica"]
 
 
-NEW = replica("new", "idle")
+NEW, TERMINATING = replica("new", "idle"), replica("web-old", "hot", uid="old", deleting=True)
 
 
 @pytest.mark.parametrize(
@@ -203,10 +203,13 @@ NEW = replica("new", "idle")
         (world(NEW, hot_cpu=1.0, idle_cpu=2.1), 306, "target-overutilized", True),
         (world(replica("new", "hot")), 10, "returned", True),
         # The usage of a node includes that of the moved pod until it is gone.
-        (world(NEW, replica("web-old", "hot", uid="old", deleting=True), hot_cpu=3.1), 306, "", False),
+        (world(NEW, TERMINATING, hot_cpu=3.1), 306, "", False),
         (world(replica("new", "idle", ready=False)), 306, "not-ready", True),
         (world(replica("new", "", phase="Pending")), 599, "", False),
         (world(replica("new", "", phase="Pending")), 601, "not-scheduled", True),
+        # A StatefulSet replaces no pod that a finalizer keeps, which must not count against the limits of evictions for ever.
+        (world(TERMINATING), 599, "", False),
+        (world(TERMINATING), 601, "unknown", False),
         # A scale-down after the move says nothing about it.
         (world(), 601, "not-replaced", False),
     ],
@@ -216,7 +219,7 @@ def test_the_outcome_decides_the_back_offs_of_the_workload_and_the_replacement(
 ) -> None:
     earlier_failure = BackoffEntry(NOW_S - 1, 1, "returned")
     history, outcomes = evaluate_after(view, after_s, history=History(backoffs={WORKLOAD: earlier_failure}))
-    has_helped, is_uncounted = outcome == "helped", outcome in {"", "not-replaced"}
+    has_helped, is_uncounted = outcome == "helped", outcome in {"", "not-replaced", "unknown"}
     assert outcomes == ([outcome] if outcome else [])
     failure = earlier_failure if is_uncounted else BackoffEntry(NOW_S + after_s + 2 * 7200, 2, outcome)
     assert history.backoffs.get(WORKLOAD) == (None if has_helped else failure)
