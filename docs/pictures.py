@@ -4,18 +4,22 @@
     python docs/pictures.py demo         the tables of `make demo`, as SVG
     python docs/pictures.py page         the page in Chromium, for a lab with the Online Boutique placed by both schedulers
 
-Needs what `make demo` needs, and Chromium for the page.
+Needs root, and Chromium for the page.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import subprocess
+import io
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -25,8 +29,9 @@ from kubekit.client import Client  # noqa: E402
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, Object  # noqa: E402
 from lab.boutique import load_application  # noqa: E402
 from lab.cluster import Lab  # noqa: E402
-from lab.demo import COMPONENTS, POD_CPU  # noqa: E402
+from lab.demo import COMPONENTS, POD_CPU, run_demo  # noqa: E402
 from lab.installation import install  # noqa: E402
+from lab.report import print_report  # noqa: E402
 from lab.topology import load_topology  # noqa: E402
 from tests.support.browser import Tab, open_tab  # noqa: E402
 from tests.support.chromium import find_or_fetch_chromium  # noqa: E402
@@ -36,6 +41,7 @@ MAX_BYTES = 300_000
 VIEWS = ("matrix", "groups")
 COLOR_SCHEMES = ("light", "dark")
 WIDTH, HEIGHT, SCALE = 1200, 720, 1.0
+DEMO_COLUMNS = 96
 PLACEMENT_TIMEOUT_S, HISTORY_S = 90.0, 40.0
 SCHEDULER_BY_NAMESPACE = {"shop": "network-aware-scheduler", "shop-default": "default-scheduler"}
 
@@ -49,12 +55,22 @@ def main(arguments: Sequence[str]) -> int:
     unknown = set(args.pictures) - {"demo", "page"}
     if unknown:
         parser.error(f"there is no picture {', '.join(sorted(unknown))}")
+    args.to.mkdir(parents=True, exist_ok=True)
     if not args.pictures or "demo" in args.pictures:
-        command = [sys.executable, "-m", "lab", "demo", "--name", "pictures", "--picture", str(args.to / "demo.svg")]
-        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        asyncio.run(_write_demo_picture(args.to))
     if not args.pictures or "page" in args.pictures:
         asyncio.run(_write_page_pictures(args.to))
     return 0
+
+
+async def _write_demo_picture(folder: Path) -> None:
+    topology = load_topology("four-zones")
+    report = await run_demo(topology, name="pictures", placement="extender", print_progress=print)
+    console = Console(record=True, width=DEMO_COLUMNS, file=io.StringIO())
+    print_report(console, report, {node.name: node.zone for node in topology.nodes})
+    # Without the fonts that a browser would fetch from a public server.
+    svg_format = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+    (folder / "demo.svg").write_text(console.export_svg(title="make demo", code_format=svg_format))
 
 
 async def _write_page_pictures(folder: Path) -> None:

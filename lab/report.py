@@ -118,7 +118,18 @@ def summarize(edges: Sequence[Edge]) -> Summary:
     )
 
 
-def print_matrix(console: Console, rows: list[MatrixEntry]) -> None:
+def print_report(console: Console, report: DemoReport, zone_by_node: dict[str, str]) -> None:
+    """Print the demo's tables."""
+    _print_matrix(console, report.matrix)
+    _print_placements(console, report, zone_by_node)
+    if report.application is not None:
+        _print_application(console, report.application, report.images or {})
+    if report.prober != "netperf":
+        console.print("[yellow]netperf is not available: datagrams measured instead.[/]")
+    _print_summary(console, report)
+
+
+def _print_matrix(console: Console, rows: list[MatrixEntry]) -> None:
     """Print a table of configured and measured latencies, and the cost matrix in colours."""
     title = "Latency between zones, configured and measured (round trip, ms)"
     table = _start_table(console, title, ["zones"], ["configured", "p50", "p90", "p99", "cost"])
@@ -147,7 +158,7 @@ def _print_costs(console: Console, rows: list[MatrixEntry]) -> None:
     console.print(table)
 
 
-def print_placements(console: Console, report: DemoReport, zone_by_node: dict[str, str]) -> None:
+def _print_placements(console: Console, report: DemoReport, zone_by_node: dict[str, str]) -> None:
     """Print for both schedulers the node of each workload and the latency of each dependency."""
     table = _start_table(console, "Placement of the Online Boutique", ["workload", "default", "netaware"])
     for workload in sorted(report.placements.default):
@@ -166,7 +177,7 @@ def print_placements(console: Console, report: DemoReport, zone_by_node: dict[st
     console.print(table)
 
 
-def print_summary(console: Console, report: DemoReport) -> None:
+def _print_summary(console: Console, report: DemoReport) -> None:
     """Print the reduction of latency, the violations and the measurement, in a line each."""
     summary = report.summary
     console.print(
@@ -186,7 +197,7 @@ def print_summary(console: Console, report: DemoReport) -> None:
     )
 
 
-def print_application(console: Console, application: ApplicationReport, images: dict[str, str]) -> None:
+def _print_application(console: Console, application: ApplicationReport, images: dict[str, str]) -> None:
     """Print the latency of requests to the running application."""
     title = "A request to the application's frontend, through Services (ms)"
     table = _start_table(console, title, ["scheduler"], ["p50", "p99", "requests", "failed"])

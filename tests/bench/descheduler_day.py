@@ -14,7 +14,6 @@ import itertools
 import json
 import math
 import random
-import statistics
 import sys
 import time
 from collections import Counter, defaultdict
@@ -267,7 +266,6 @@ class DayFigures(msgspec.Struct, frozen=True):
     max_evictions_of_helped_replica: int
     max_evictions_of_other_workload: int
     outcomes: dict[str, int]
-    decide_ms_p50: float
 
 
 class Overutilization(NamedTuple):
@@ -298,17 +296,14 @@ async def run_day(day: Day, nodes: list[Node], settings: ResolvedConfig) -> DayF
         for node in nodes:
             world.on_node_change(node.metadata.name, node)
         history, durations = History(), ReasonDurations()
-        with_descheduler, decide_s = list[Overutilization](), list[float]()
+        with_descheduler = list[Overutilization]()
         evictions, outcomes = Counter[tuple[str, int]](), Counter[str]()
         for at_s in ROUNDS_S:
             now = START_S + at_s
             overutilization, view = overutilization_of(day, at_s)
             with_descheduler.append(overutilization)
             day.update_world(world)
-            snapshot = world.snapshot(view)
-            started = time.perf_counter()
-            decision = decide(snapshot, history, durations, settings, now).decision
-            decide_s.append(time.perf_counter() - started)
+            decision = decide(world.snapshot(view), history, durations, settings, now).decision
             outcomes.update(move.outcome for move in decision.evaluated_moves)
             durations, history = decision.durations, add_moves(decision.history, decision.pending_moves)
             await day.taint(world, nodes_to_taint(decision.plan.nodes, durations.detectors, world.nodes))
@@ -327,7 +322,6 @@ async def run_day(day: Day, nodes: list[Node], settings: ResolvedConfig) -> DayF
         max_evictions_of_helped_replica=max(of_helped, default=0),
         max_evictions_of_other_workload=max(of_others.values(), default=0),
         outcomes=dict(sorted(outcomes.items())),
-        decide_ms_p50=round(1000 * statistics.median(decide_s), 2),
     )
 
 
