@@ -32,109 +32,106 @@ def make_placed_group(where: Sequence[Sequence[str]], *services: Service, **anno
     return copy_placed_group(state_with(SchedulerConfig(), group, costs, *nodes, *services, *pods), "default/g")
 
 
-def advice(current: PlacedGroup) -> tuple[str, str] | None:
-    """Reason and message of RoutedNear; None unless it is False."""
-    found, _ = advice_conditions(current)
-    return (found.reason, found.message) if found.status == "False" else None
+def routed_near(placed: PlacedGroup) -> tuple[str, str, str]:
+    """Status, reason and message of RoutedNear, which has advice if its status is False."""
+    condition, _ = advice_conditions(placed)
+    return condition.status, condition.reason, condition.message
 
 
-def message(current: PlacedGroup) -> str:
-    found = advice(current)
-    assert found is not None
-    return found[1]
+def balanced(placed: PlacedGroup) -> tuple[str, str, str]:
+    """Status, reason and message of Balanced."""
+    _, condition = advice_conditions(placed)
+    return condition.status, condition.reason, condition.message
 
 
+NO_ADVICE = ("True", "NoBetterRouting", "no trafficDistribution would bring calls nearer")
+IS_BALANCED = ("True", "Balanced", "replicas are in as many zones as they should be, and none is overloaded")
 ONE_PER_ZONE = (("a1", "b1", "c1"), ("a2", "b2", "c2"))
+ALL_CALLERS_IN_ONE_ZONE = (("a1", "a1", "a2"), ("a2", "b2", "c2"))
 
 
 @pytest.mark.parametrize(
-    ("field", "more"),
-    [("", {}), ("Nearby", {}), ("PreferSameZone", {"annotations": {"service.kubernetes.io/topology-mode": "Auto"}})],
-    ids=["none", "unknown", "hints-win"],
-)
-def test_a_service_without_traffic_distribution_gets_advice(field: str, more: dict[str, Any]) -> None:
-    reason, text = advice(make_placed_group(ONE_PER_ZONE, groups.service("w1", field, **more))) or ("", "")
-    assert reason == ("HintsIgnored" if more else "NoTrafficDistribution")
-    assert "default/svc-w1" in text
-    assert "with PreferSameZone a call would take 100 µs instead of 3400 µs" in text
-
-
-def test_same_node_is_advised_only_if_it_gains_enough_more() -> None:
-    beside = (("a1", "b1", "c1"), ("a1", "b1", "c1"))
-    assert "with PreferSameZone" in message(make_placed_group(beside, groups.service("w1")))
-    pairs = (("a1", "a2"), ("a1", "a2"))
-    assert "with PreferSameNode" in message(make_placed_group(pairs, groups.service("w1")))
-
-
-@pytest.mark.parametrize(
-    "services",
+    ("distribution", "fields", "expected_reason"),
     [
-        (),
-        (groups.service("w1", "PreferSameZone"),),
-        (groups.service("w1", clusterIP="None"),),
-        (groups.service("w1", internalTrafficPolicy="Local"),),
+        ("", {}, "NoTrafficDistribution"),
+        ("Nearby", {}, "NoTrafficDistribution"),
+        ("PreferSameZone", {"annotations": {"service.kubernetes.io/topology-mode": "Auto"}}, "HintsIgnored"),
     ],
-    ids=["no-service", "near-already", "headless", "local"],
+    ids=["none", "unknown", "automatic-hints"],
 )
-def test_no_advice_if_traffic_distribution_would_gain_nothing(services: tuple[Service, ...]) -> None:
-    assert advice(make_placed_group(ONE_PER_ZONE, *services)) is None
+def test_a_service_without_traffic_distribution_gets_advice(
+    distribution: str, fields: dict[str, Any], expected_reason: str
+) -> None:
+    placed = make_placed_group(ONE_PER_ZONE, groups.service("w1", distribution, **fields))
+    status, reason, message = routed_near(placed)
+    assert (status, reason) == ("False", expected_reason)
+    assert "default/svc-w1" in message
+    assert "with PreferSameZone a call would take 100 µs instead of 3400 µs" in message
 
 
-def test_no_advice_that_would_overload_a_replica() -> None:
-    """All callers in one zone, one of three replicas there: it would take all calls."""
-    assert advice(make_placed_group((("a1", "a1", "a2"), ("a2", "b2", "c2")), groups.service("w1"))) is None
+@pytest.mark.parametrize(
+    ("nodes", "advised"), [(("a1", "b1", "c1"), "with PreferSameZone"), (("a1", "a2"), "with PreferSameNode")]
+)
+def test_same_node_is_advised_only_if_it_gains_enough_more(nodes: tuple[str, ...], advised: str) -> None:
+    assert advised in routed_near(make_placed_group((nodes, nodes), groups.service("w1")))[2]
+
+
+@pytest.mark.parametrize(
+    ("where", "services"),
+    [
+        (ONE_PER_ZONE, ()),
+        (ONE_PER_ZONE, (groups.service("w1", "PreferSameZone"),)),
+        (ONE_PER_ZONE, (groups.service("w1", clusterIP="None"),)),
+        (ONE_PER_ZONE, (groups.service("w1", internalTrafficPolicy="Local"),)),
+        (ALL_CALLERS_IN_ONE_ZONE, (groups.service("w1"),)),
+        ((("a1", "b1"), ("a2", "b2", "-1")), (groups.service("w1"),)),
+    ],
+    ids=["no-service", "near-already", "headless", "local", "would-overload-a-replica", "hints-would-be-ignored"],
+)
+def test_no_advice_if_traffic_distribution_would_gain_nothing_or_overload(
+    where: Sequence[Sequence[str]], services: tuple[Service, ...]
+) -> None:
+    assert routed_near(make_placed_group(where, *services)) == NO_ADVICE
 
 
 def test_an_overloaded_replica_is_reported() -> None:
-    _, state = advice_conditions(
-        make_placed_group((("a1", "a1", "a2"), ("a2", "b2", "c2")), groups.service("w1", "PreferSameZone"))
-    )
-    assert (state.status, state.reason) == ("False", "OverloadedReplica")
-    assert "takes 3.0 times its fair share" in state.message
+    placed = make_placed_group(ALL_CALLERS_IN_ONE_ZONE, groups.service("w1", "PreferSameZone"))
+    status, reason, message = balanced(placed)
+    assert (status, reason) == ("False", "OverloadedReplica")
+    assert "takes 3.0 times its fair share" in message
 
 
-@pytest.mark.parametrize("field", ["PreferClose", "PreferSameZone", "PreferSameNode"])
-def test_a_replica_on_a_node_without_zone_disables_zone_hints(field: str) -> None:
-    found = make_placed_group((("a1", "b1"), ("a2", "b2", "-1")), groups.service("w1", field))
-    assert (advice(found) or [""])[0] == "HintsIgnored"
-    assert message(found).startswith(f"Service default/svc-w1 has {field}, but kube-proxy ignores zones")
+@pytest.mark.parametrize("distribution", ["PreferClose", "PreferSameZone", "PreferSameNode"])
+def test_a_replica_on_a_node_without_zone_disables_zone_hints(distribution: str) -> None:
+    placed = make_placed_group((("a1", "b1"), ("a2", "b2", "-1")), groups.service("w1", distribution))
+    status, reason, message = routed_near(placed)
+    assert (status, reason) == ("False", "HintsIgnored")
+    assert message.startswith(f"Service default/svc-w1 has {distribution}, but kube-proxy ignores zones")
 
 
-def test_zone_hints_that_would_be_ignored_are_not_advised() -> None:
-    assert advice(make_placed_group((("a1", "b1"), ("a2", "b2", "-1")), groups.service("w1"))) is None
-
-
-def statuses(current: PlacedGroup) -> list[tuple[str, str]]:
-    """Of RoutedNear and Balanced."""
-    return [(found.status, found.reason) for found in advice_conditions(current)]
-
-
-def test_conditions_have_advice_or_hold() -> None:
-    well = make_placed_group(ONE_PER_ZONE, groups.service("w1", "PreferSameZone"), spread="zone")
-    assert statuses(well) == [("True", "NoBetterRouting"), ("True", "Balanced")]
-    assert statuses(make_placed_group((("a1",), ()), groups.service("w1")))[0] == ("Unknown", "NothingPlaced")
-    assert statuses(make_placed_group(((), ())))[1] == ("Unknown", "NothingPlaced")
-    assert statuses(make_placed_group(ONE_PER_ZONE, groups.service("w1")))[0] == ("False", "NoTrafficDistribution")
+def test_the_conditions_are_unknown_without_placed_pods_and_else_hold() -> None:
+    spread = make_placed_group(ONE_PER_ZONE, groups.service("w1", "PreferSameZone"), spread="zone")
+    assert (routed_near(spread), balanced(spread)) == (NO_ADVICE, IS_BALANCED)
+    assert routed_near(make_placed_group((("a1",), ()), groups.service("w1")))[:2] == ("Unknown", "NothingPlaced")
+    assert balanced(make_placed_group(((), ())))[:2] == ("Unknown", "NothingPlaced")
 
 
 def test_a_dependency_without_traffic_gets_no_advice() -> None:
     weights = '{"w0": {"w1": 0}, "w1": {"w2": 1}}'
-    silent = make_placed_group((*ONE_PER_ZONE, ("a1",)), groups.service("w1"), weights=weights)
-    assert advice(silent) is None
-    assert statuses(silent) == [("True", "NoBetterRouting"), ("True", "Balanced")]
+    placed = make_placed_group((*ONE_PER_ZONE, ("a1",)), groups.service("w1"), weights=weights)
+    assert (routed_near(placed), balanced(placed)) == (NO_ADVICE, IS_BALANCED)
 
 
 @pytest.mark.parametrize(
-    ("spread", "where", "found"),
+    ("spread", "nodes", "message"),
     [
         ("zone", ("c1", "c2"), "all 2 replicas of w1 are in z2, but its spread is zone"),
         ("zone", ("-1", "-1"), "all 2 replicas of w1 are on nodes without a zone, but its spread is zone"),
         ("soft", ("c1", "c2"), ""),
         ("zone", ("c1",), ""),
     ],
-    ids=["in one zone", "in none", "need not survive", "one replica cannot be spread"],
+    ids=["one zone", "no zone", "another spread", "one replica"],
 )
-def test_a_workload_with_spread_zone_in_one_zone_is_reported(spread: str, where: tuple[str, ...], found: str) -> None:
-    _, state = advice_conditions(make_placed_group((("a1", "b1"), where), spread=spread))
-    assert (state.status, state.reason) == (("False", "OneZone") if found else ("True", "Balanced"))
-    assert not found or state.message == found
+def test_a_workload_with_spread_zone_in_one_zone_is_reported(spread: str, nodes: tuple[str, ...], message: str) -> None:
+    placed = make_placed_group((("a1", "b1"), nodes), spread=spread)
+    assert balanced(placed) == (("False", "OneZone", message) if message else IS_BALANCED)
