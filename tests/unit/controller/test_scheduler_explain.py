@@ -27,22 +27,23 @@ def target_annotation(target: Target) -> dict[str, Any]:
 
 
 def test_candidates_have_the_cost_of_each_dependency_and_pass_or_not() -> None:
-    found = explain(make_state(("P2", "n1"), ("P0", "n3")), pod("P1"))
-    assert [(b.workload, b.direction, b.max_cost, b.pods_by_zone) for b in found.peers] == [
+    explanation = explain(make_state(("P2", "n1"), ("P0", "n3")), pod("P1"))
+    assert [(p.workload, p.direction, p.max_cost, p.pods_by_zone) for p in explanation.peers] == [
         ("P2", "depends-on", 15, {"z1": 1}),
         ("P0", "depended-on-by", 5, {"z2": 1}),
     ]
-    rows = {line.node or line.zone: line for line in found.candidates}
-    assert list(rows) == ["n1", "z1", "n3", "z2"]
-    assert [(line.nodes, line.passes, line.cost, line.score) for line in rows.values()] == [
+    candidates = {candidate.node or candidate.zone: candidate for candidate in explanation.candidates}
+    assert list(candidates) == ["n1", "z1", "n3", "z2"]
+    assert [(c.nodes, c.passes, c.cost, c.score) for c in candidates.values()] == [
         (1, True, 20, 100),
         (1, True, 21, 0),
         (1, False, 20, None),
         (1, False, 21, None),
     ]
-    assert [(c.cost, c.satisfied, c.violated) for c in rows["z2"].peer_costs] == [(20, 0, 1), (1, 0, 0)]
-    assert found.conclusion == "best place n1: cost 20 (P2 0 of 15, P0 20 of 5)"
-    assert (found.group, found.topology, found.weight_name) == ("default/a1", "default/nt-default", "UserDefined")
+    assert [(c.cost, c.satisfied, c.violated) for c in candidates["z2"].peer_costs] == [(20, 0, 1), (1, 0, 0)]
+    assert explanation.conclusion == "best place n1: cost 20 (P2 0 of 15, P0 20 of 5)"
+    assert (explanation.group, explanation.topology) == ("default/a1", "default/nt-default")
+    assert explanation.weight_name == "UserDefined"
 
 
 @pytest.mark.parametrize("distribution", ["", "PreferSameZone", "PreferSameNode"])
@@ -51,19 +52,16 @@ def test_costs_by_peer_add_up_to_the_cost_of_their_candidate(distribution: str) 
     spec = {"selector": {WORKLOAD: "P2"}, "trafficDistribution": distribution}
     service = msgspec.convert({"metadata": {"name": "p2", "namespace": "default"}, "spec": spec}, Service)
     state.on_service_change("default/p2", None, service)
-    for line in explain(state, pod("P1")).candidates:
-        assert sum(cell.cost for cell in line.peer_costs) == line.cost
-        depends = [
-            cell
-            for cell, peer in zip(line.peer_costs, explain(state, pod("P1")).peers, strict=True)
-            if peer.direction == "depends-on"
-        ]
-        assert sum(c.satisfied for c in depends) == line.satisfied
-        assert sum(c.violated for c in depends) == line.violated
+    explanation = explain(state, pod("P1"))
+    assert [peer.direction for peer in explanation.peers] == ["depends-on", "depended-on-by"]
+    for candidate in explanation.candidates:
+        dependency, dependent = candidate.peer_costs
+        assert dependency.cost + dependent.cost == candidate.cost
+        assert (dependency.satisfied, dependency.violated) == (candidate.satisfied, candidate.violated)
 
 
 @pytest.mark.parametrize(
-    ("waiting_or_placed", "placed", "sentence"),
+    ("explained_pod", "placed", "sentence"),
     [
         (pod("P1", "n2"), [("P2", "n1")], "on n2 by the rule: cost 1 (P2 1 of 15); 2 nodes refused"),
         (
@@ -95,9 +93,9 @@ def test_costs_by_peer_add_up_to_the_cost_of_their_candidate(distribution: str) 
     ],
 )
 def test_the_reason_for_a_node_is_one_sentence(
-    waiting_or_placed: Pod, placed: list[tuple[str, str]], sentence: str
+    explained_pod: Pod, placed: list[tuple[str, str]], sentence: str
 ) -> None:
-    assert explain(make_state(*placed), waiting_or_placed).conclusion == sentence
+    assert explain(make_state(*placed), explained_pod).conclusion == sentence
 
 
 @pytest.mark.parametrize(
@@ -111,18 +109,19 @@ def test_the_reason_for_a_node_is_one_sentence(
     ],
 )
 def test_ineligible_nodes_are_counted_and_never_the_best_place(ineligible: dict[str, str], conclusion: str) -> None:
-    found = explain(make_state(("P2", "n1")), pod("P1"), ineligible)
-    assert found.conclusion == conclusion
-    rows = {line.node or line.zone: line for line in found.candidates}
-    assert dict(rows["n1"].ineligible) == {"insufficient cpu": 1}
-    assert (rows["n1"].score, rows["z1"].score) == (None, 100 if len(ineligible) == 1 else None)
+    explanation = explain(make_state(("P2", "n1")), pod("P1"), ineligible)
+    assert explanation.conclusion == conclusion
+    candidates = {candidate.node or candidate.zone: candidate for candidate in explanation.candidates}
+    assert dict(candidates["n1"].ineligible) == {"insufficient cpu": 1}
+    assert (candidates["n1"].score, candidates["z1"].score) == (None, 100 if len(ineligible) == 1 else None)
 
 
 def test_nodes_without_labels_are_candidates_and_the_node_of_the_dependency_passes() -> None:
     state = make_state(("P2", "bare"))
     state.on_node_change("bare", None, node("bare", "", ""))
-    found = explain(state, pod("P1"))
-    assert [(line.zone, line.node, line.passes) for line in found.candidates] == [
+    assert [
+        (candidate.zone, candidate.node, candidate.passes) for candidate in explain(state, pod("P1")).candidates
+    ] == [
         ("", "bare", True),
         ("z1", "", False),
         ("z2", "", False),

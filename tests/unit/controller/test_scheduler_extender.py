@@ -180,11 +180,11 @@ async def test_undecodable_requests_get_an_error_with_the_reason(
 async def test_a_body_of_unknown_length_is_refused_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handler, "MAX_REQUEST_BYTES", 4096)
 
-    async def endless() -> AsyncIterator[bytes]:
+    async def chunks() -> AsyncIterator[bytes]:
         for _ in range(64):
             yield b" " * 1024
 
-    async with serve_extender() as service, service.session.post(f"{service.url}/filter", data=endless()) as answer:
+    async with serve_extender() as service, service.session.post(f"{service.url}/filter", data=chunks()) as answer:
         assert answer.status == 413
 
 
@@ -336,7 +336,7 @@ def test_victims_that_the_pod_depends_on_do_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    "pod", [group_pod("somebody-elses"), group_pod(labels={}), group_pod(labels={GROUP: "none", WORKLOAD: "P1"})]
+    "pod", [group_pod("default-scheduler"), group_pod(labels={}), group_pod(labels={GROUP: "none", WORKLOAD: "P1"})]
 )
 def test_preempt_keeps_all_nodes_of_foreign_pods(pod: dict[str, Any]) -> None:
     candidates = victims(n3=["x"])
