@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 import yaml
 
@@ -27,58 +29,44 @@ BANDWIDTH = "network.aware.com/bandwidth"
 INGRESS, EGRESS = "kubernetes.io/ingress-bandwidth", "kubernetes.io/egress-bandwidth"
 
 
-def container(name: str, amount: str | None = None, **fields: Any) -> dict[str, Any]:
+def make_container(name: str, amount: str | None = None, **fields: Any) -> dict[str, Any]:
     amounts = {BANDWIDTH: amount} if amount else {}
     return {"name": name, "image": "x", "resources": {"limits": amounts, "requests": amounts}, **fields}
 
 
-class PodCreator:
-    """Creates pods, and returns their annotations after admission."""
-
-    def __init__(self, client: Client, namespace: str) -> None:
-        self.client, self.namespace, self.count = client, namespace, 0
-
-    async def annotations(
-        self, *containers: dict[str, Any], given: dict[str, str] | None = None, **spec: Any
-    ) -> dict[str, str]:
-        self.count += 1
-        body = {
-            "metadata": {"name": f"p{self.count}", "annotations": given or {}},
-            "spec": {"containers": list(containers), "schedulerName": "nobody", **spec},
-        }
-        pod = await self.client.create(PODS, body, Pod, namespace=self.namespace)
-        return {k: v for k, v in (pod.metadata.annotations or {}).items() if k in {INGRESS, EGRESS}}
+async def create_pod(
+    client: Client, namespace: str, *containers: dict[str, Any], annotations: dict[str, str] | None = None, **spec: Any
+) -> dict[str, str]:
+    """Create a pod; returns its bandwidth annotations after admission."""
+    metadata = {"generateName": "p-", "annotations": annotations or {}}
+    body = {"metadata": metadata, "spec": {"containers": list(containers), "schedulerName": "nobody", **spec}}
+    pod = await client.create(PODS, body, Pod, namespace=namespace)
+    return {k: v for k, v in (pod.metadata.annotations or {}).items() if k in {INGRESS, EGRESS}}
 
 
 @pytest_asyncio.fixture
-async def pods(client: Client, namespace: str) -> AsyncIterator[PodCreator]:
+async def policy(client: Client) -> AsyncIterator[None]:
     documents = list(yaml.safe_load_all(FILE.read_text()))
     for document in documents:
-        await client.apply(
-            KINDS[document["kind"]], document["metadata"]["name"], document, Object, field_manager="tests"
-        )
-    made = PodCreator(client, namespace)
-
-    async def is_active() -> bool:
-        return bool(await made.annotations(container("c", "1M")))
-
-    try:
-        await poll_until(is_active)
-        yield made
-    finally:
-        for document in reversed(documents):
-            await client.delete(KINDS[document["kind"]], document["metadata"]["name"])
+        name = document["metadata"]["name"]
+        await client.apply(KINDS[document["kind"]], name, document, Object, field_manager="tests")
+    yield
+    for document in reversed(documents):
+        await client.delete(KINDS[document["kind"]], document["metadata"]["name"])
 
 
-async def test_annotations_follow_from_limits(pods: PodCreator) -> None:
-    sidecar = container("s", "1M", restartPolicy="Always")
-    init = container("i", "50M")  # Left out of the sum, because it ends before the others start.
-    found = await pods.annotations(
-        container("a", "10M"), container("b", "1500k"), container("c"), initContainers=[sidecar, init]
-    )
-    assert found == {INGRESS: "12500000", EGRESS: "12500000"}
-    found = await pods.annotations(container("a", "10M"), given={EGRESS: "3M"})
-    assert found == {INGRESS: "10000000", EGRESS: "3M"}, "a user's annotation stays"
-    assert await pods.annotations(container("a")) == {}
-    assert await pods.annotations(container("a", "10M"), hostNetwork=True) == {}
-    assert await pods.annotations(container("a", "999")) == {}, "below 1k, the smallest limit"
+@pytest.mark.usefixtures("policy")
+async def test_annotations_follow_from_limits(client: Client, namespace: str) -> None:
+    annotations_of = partial(create_pod, client, namespace)
+    await poll_until(lambda: annotations_of(make_container("c", "1M")), "the policy")
+    sidecar = make_container("s", "1M", restartPolicy="Always")
+    init = make_container("i", "50M")  # Left out of the sum, because it ends before the others start.
+    containers = make_container("a", "10M"), make_container("b", "1500k"), make_container("c")
+    sum_of_limits = await annotations_of(*containers, initContainers=[sidecar, init])
+    assert sum_of_limits == {INGRESS: "12500000", EGRESS: "12500000"}
+    container = make_container("a", "10M")
+    with_own = await annotations_of(container, annotations={EGRESS: "3M"})
+    assert with_own == {INGRESS: "10000000", EGRESS: "3M"}, "a user's annotation stays"
+    assert await annotations_of(make_container("a")) == {}
+    assert await annotations_of(container, hostNetwork=True) == {}
+    assert await annotations_of(make_container("a", "999")) == {}, "below 1k, the smallest limit"
