@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from types import TracebackType
-from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
@@ -54,7 +52,7 @@ _decode_response = msgspec.json.Decoder(_Response).decode
 
 
 class PrometheusClient:
-    """Queries Prometheus. Use it as ``async with PrometheusClient("http://prometheus:9090") as prometheus``.
+    """Queries Prometheus, with a connection for each query.
 
     Args:
         url: base address; a path prefix is kept. ``user:password@`` in it is sent as basic authentication.
@@ -74,26 +72,14 @@ class PrometheusClient:
     ) -> None:
         require_http_url(url, field)
         self.address = url.rstrip("/")
-        self._token, self._timeout_s = token, timeout_s
-        self._session: aiohttp.ClientSession | None = None
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._timeout_s = timeout_s
 
     @property
     def redacted_url(self) -> str:
         """The address without user and password, for messages."""
         parts = urlsplit(self.address)
         return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-
-    async def __aenter__(self) -> Self:
-        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(self._timeout_s), headers=headers)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
 
     async def query(
         self, expression: str, *, at_s: float | None = None, finite_only: bool = True
@@ -106,13 +92,14 @@ class PrometheusClient:
             PrometheusError: there is no response in time, or Prometheus rejects the expression.
         """
         params = {"query": expression} | ({} if at_s is None else {"time": f"{at_s:.3f}"})
-        if self._session is None:
-            raise RuntimeError("use the client as `async with PrometheusClient(url) as prometheus`")
+        timeout, url = aiohttp.ClientTimeout(self._timeout_s), f"{self.address}/api/v1/query"
         try:
             # POST, because an expression may be too long for a URL.
-            async with self._session.post(f"{self.address}/api/v1/query", data=params) as response:
-                body = await response.read()
-                status = response.status
+            async with (
+                aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session,
+                session.post(url, data=params) as response,
+            ):
+                body, status = await response.read(), response.status
         except TimeoutError as error:
             raise PrometheusError(f"{self.redacted_url}: no answer in {self._timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: a token with a line break.

@@ -87,6 +87,6 @@ async def _open_session(command: Command, options: argparse.Namespace, stack: As
     prometheus = None
     if address:
         field = "--prometheus" if options.prometheus else PROMETHEUS_VARIABLE
-        prometheus = await stack.enter_async_context(PrometheusClient(address, field=field))
+        prometheus = PrometheusClient(address, field=field)
     namespace = None if options.all_namespaces else options.namespace or cluster.namespace
     return Session(client, prometheus, namespace, options.netaware_namespace, exit_stack=stack)

@@ -82,7 +82,9 @@ class UsageReader:
         pod_queries = {CPU: queries.pod_cpu, MEMORY: queries.pod_memory, BANDWIDTH_RESOURCE: queries.pod_bandwidth}
         readings: list[UsageReading] = []
 
-        async def run_queries(client: PrometheusClient, queries: Mapping[str, str], *labels: str) -> None:
+        client = PrometheusClient(self._config.prometheus.url, token=token, timeout_s=TIMEOUT_S, field=URL_FIELD)
+
+        async def run_queries(queries: Mapping[str, str], *labels: str) -> None:
             """Add readings or faults of all resources; these labels of a series name its node or pod."""
             for resource in resources:
                 if not queries[resource]:
@@ -94,11 +96,7 @@ class UsageReader:
                 else:
                     readings.extend(_convert_vector(resource, vector, labels))
 
-        url = self._config.prometheus.url
-        async with PrometheusClient(url, token=token, timeout_s=TIMEOUT_S, field=URL_FIELD) as client:
-            await asyncio.gather(
-                run_queries(client, node_queries, "node"), run_queries(client, pod_queries, "namespace", "pod")
-            )
+        await asyncio.gather(run_queries(node_queries, "node"), run_queries(pod_queries, "namespace", "pod"))
         return UsageBatch(tuple(readings), tuple(faults))
 
 

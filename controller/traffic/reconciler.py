@@ -82,15 +82,15 @@ class TrafficController:
         if not self._config.prometheus_url:
             self._has_result = True
             await asyncio.Event().wait()
-        async with PrometheusClient(self._config.prometheus_url, field="traffic.prometheusUrl") as prometheus:
-            try:
-                while True:
-                    await self._read_and_compare(prometheus)
-                    await asyncio.sleep(self._config.interval_s)
-            finally:
-                # Another replica leads from now on.
-                self._metrics.comparison, self._condition_states = None, {}
-                self._failure_count, self._has_result = 0, False
+        prometheus = PrometheusClient(self._config.prometheus_url, field="traffic.prometheusUrl")
+        try:
+            while True:
+                await self._read_and_compare(prometheus)
+                await asyncio.sleep(self._config.interval_s)
+        finally:
+            # Another replica leads from now on.
+            self._metrics.comparison, self._condition_states = None, {}
+            self._failure_count, self._has_result = 0, False
 
     def conditions(self, key: str) -> list[Condition]:
         """The condition AsDescribed of a group: Unknown if its traffic is no longer measured, none if it was not measured yet."""

@@ -64,8 +64,7 @@ async def run_prometheus(
     program = await asyncio.create_subprocess_exec(programs["prometheus"], *argv)
     try:
         await poll_until(partial(answers_ok, f"{url}/-/ready"), "Prometheus to be ready", 60)
-        async with PrometheusClient(url, timeout_s=60) as client:
-            yield client
+        yield PrometheusClient(url, timeout_s=60)
     finally:
         program.terminate()
         await program.wait()
