@@ -107,15 +107,9 @@ async def test_propose_apply_writes_the_appgroup_and_labels_pod_templates(
 
     await poll_until(have_pods)
     async with run_prometheus(prometheus_programs, tmp_path, format_exposition(make_series(namespace))) as prometheus:
-        arguments = [
-            "propose",
-            "-n",
-            namespace,
-            f"--prometheus={prometheus.address}",
-            f"--kubeconfig={control_plane.kubeconfig}",
-        ]
-        code = "import sys; from controller.cli import main; sys.exit(main())"
-        await run_command([sys.executable, "-c", code, *arguments, "--apply"], "propose", 60)
+        flags = f"--prometheus={prometheus.address}", f"--kubeconfig={control_plane.kubeconfig}", "--apply"
+        program = Path(sys.executable).parent / "kubectl-netaware"
+        await run_command([program, "propose", "-n", namespace, *flags], "propose", 60)
     (group,) = await client.list(APPGROUPS, AppGroup, namespace=namespace)
     edges = {(w.workload.name, d.workload.name) for w in group.spec.workloads or () for d in w.dependencies or ()}
     assert edges == set(CALLS)

@@ -275,10 +275,8 @@ def test_node_fit_checks_constraints_requests_and_usage(
 def test_node_fit_is_checked_again_for_equal_pods_with_other_labels() -> None:
     anti = {"podAntiAffinity": {REQUIRED: [{**BY_HOST, "labelSelector": {"matchLabels": {"app": "a"}}}]}}
     shy = pod("shy", "idle", spec={"affinity": anti})
-    nodes, usage = [node("hot"), node("idle", cpu="64")], {"hot": amounts(4, 1), "idle": amounts(0, 1)}
     pods = [single_pod(name, labels={"app": name}) for name in ("a", "b", "c")]
-    view = snapshot(nodes, [*pods, shy], usage, {name: amounts(0.9, 0.1) for name in ("a", "b", "c")})
-    assert moved_pods(decide_once(view, make_config())) == ["b", "c"]
+    assert moved_pods(decide_for(*pods, shy, cpu=0.9)) == ["b", "c"]
 
 
 def test_required_anti_affinity_counts_moves_of_the_same_round() -> None:
@@ -326,13 +324,11 @@ def test_earlier_moves_take_capacity_before_usage_shows_them() -> None:
 
 def test_a_moved_pod_that_still_terminates_is_a_recent_move() -> None:
     """Its grace period may be longer than `limits.usageLagS`, and until its containers end the node is as loaded as before."""
-    nodes, usage = [node("hot"), node("idle")], {"hot": amounts(3, 1), "idle": amounts(0.1, 1)}
     bound: dict[str, Any] = {"replacement_node": "idle", "replacement_bound_at_s": NOW_S - 250}
     history = History(pending_moves=(pending_move("default/old", "old", planned_at_s=NOW_S - 250, **bound),))
     old = [single_pod("old", uid="old", deleting=True, phase=phase) for phase in ("Running", "Failed")]
     for pods, moves in (([], ["p"]), (old[:1], []), (old[1:], ["p"])):
-        view = snapshot(nodes, [single_pod("p"), *pods], usage, {"p": amounts(1, 0.1)})
-        assert moved_pods(decide_once(view, make_config(), history=history)) == moves
+        assert moved_pods(decide_for(single_pod("p"), *pods, history=history)) == moves
 
 
 WEB_PODS = {"labelSelector": {"matchLabels": {"app": "web"}}}

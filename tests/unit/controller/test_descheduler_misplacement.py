@@ -286,20 +286,7 @@ def test_zone_survival_moves_no_replica_without_spread_zone_or_a_node_that_can_t
     assert moved_pods(plan(world)) == []
 
 
-def test_zone_survival_moves_one_replica_once_after_the_hold_time() -> None:
-    """One round a minute, for half an hour: the replacement in z2 ends the strategy's reason."""
-    placed, durations, moves = dict(TOGETHER), ReasonDurations(), []
-    for minute in range(30):
-        world = cluster(placed, spread="zone")
-        decision = plan(world, assume_lasting=False, durations=durations, now=NOW_S + 60 * minute, holdS=300)
-        durations = decision.durations
-        for move in decision.plan.moves:
-            moves.append((minute, move.pod, move.target))
-            placed[move.pod.partition("/")[2]] = move.target
-    assert moves == [(5, "default/web-2", "z2-n1")]
-
-
-def test_network_misplacement_does_not_undo_zone_survival() -> None:
+def test_zone_survival_moves_one_replica_after_the_hold_time_and_network_misplacement_does_not_undo_it() -> None:
     """Two days of rounds with all defaults: web's dependency is in z1, at a cost of 30 from z2, and web should survive a zone."""
     placed = {"web-1": "z1-n1", "web-2": "z1-n2", "db-1": "z1-n1"}
     costs = {("z1", "z2"): 30, ("z1", "z3"): 40, ("z2", "z3"): 40}
@@ -312,11 +299,11 @@ def test_network_misplacement_does_not_undo_zone_survival() -> None:
         decision = decide(view, history, durations, config, now).decision
         durations, history = decision.durations, add_moves(decision.history, decision.pending_moves)
         for move in decision.plan.moves:
-            moves.append((move.strategy, move.target))
+            moves.append((minute, move.strategy, move.target))
             world.on_pod_change(move.pod, None)
             name = f"web-{minute}"
             world.on_pod_change(f"default/{name}", replica(name, move.target, created_s=now))
-    assert moves == [("ZoneSurvival", "z2-n1")]
+    assert moves == [(5, "ZoneSurvival", "z2-n1")]
 
 
 def test_network_misplacement_may_move_the_only_replica_of_a_zone_to_a_third_zone() -> None:
