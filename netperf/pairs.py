@@ -72,7 +72,7 @@ class PlanOptions(Section, frozen=True):
 
     Attributes:
         interval_s: shortest length of a round.
-        slot_s: time for one probe; a round lasts max(interval_s, slots * slot_s), with Z - 1 slots for Z zones (Z if odd).
+        slot_s: time for one probe; with many zones a round lasts longer than interval_s, so that its slots fit.
         node_pairs: pairs of nodes that measure two zones; with three, a slow node does not look like a slow path.
     """
 

@@ -179,8 +179,7 @@ class TrafficCollector:
 def _make_byte_counters(zone: str, read_at_s: float, totals: Iterable[EdgeBytes]) -> Metric:
     family = CounterMetricFamily(
         "netaware_traffic_bytes",
-        "Bytes, with IP headers, between a workload's pods on this node and an address that they call. The server `outside` is"
-        " every public address, an empty server all edges beyond the 2,000 of a node.",
+        "Bytes, with IP headers, between a workload's pods on this node and an address that they call (docs/traffic.md).",
         labels=(*_CLIENT_LABELS, "server", "port", "direction"),
     )
     for edge, request_bytes, response_bytes in totals:

@@ -1,7 +1,4 @@
-"""The ordered list of conditions that a pod must meet to be evicted.
-
-`kubectl netaware deschedule --dry-run` prints the list, and docs/generate.py writes it into docs/descheduling.md.
-"""
+"""The ordered list of conditions that a pod must meet to be evicted; docs/generate.py writes it into docs/descheduling.md."""
 
 from __future__ import annotations
 
@@ -64,7 +61,7 @@ def report_first_failure(
 
 
 def _check_reason_duration(_: PlanBuilder, candidate: Candidate) -> str:
-    """There has been a better node for `misplacement.holdS`. `LowNodeLoad` considers only pods of anomalous nodes."""
+    """There has been a better node for `misplacement.holdS`."""
     return candidate.duration_failure
 
 
@@ -80,7 +77,7 @@ def _check_eviction_protection(_: PlanBuilder, candidate: Candidate) -> str:
 
 
 def _check_bare_pod(_: PlanBuilder, candidate: Candidate) -> str:
-    """A controller replaces it, or the annotation `descheduler.alpha.kubernetes.io/evict` is true."""
+    """A controller replaces it, or its annotation `descheduler.alpha.kubernetes.io/evict` is true."""
     is_kept = candidate.pod.is_bare and not candidate.pod.is_eviction_allowed
     return "no controller would replace it" if is_kept else ""
 
@@ -166,7 +163,7 @@ def _check_node_limit(builder: PlanBuilder, candidate: Candidate) -> str:
 
 
 def _check_free_capacity(_: PlanBuilder, candidate: Candidate) -> str:
-    """More than `numberOfNodes` nodes are underutilized, and together they can take more usage before they reach their high thresholds."""
+    """More than `numberOfNodes` nodes are underutilized, and together they can take more usage."""
     return candidate.capacity_failure
 
 
@@ -229,7 +226,7 @@ def _check_unavailable_limit(builder: PlanBuilder, candidate: Candidate) -> str:
 
 
 def _check_disruption_budget(builder: PlanBuilder, candidate: Candidate) -> str:
-    """No PodDisruptionBudget selects it, or exactly one, which allows a disruption. One with an unknown operator may select any."""
+    """No PodDisruptionBudget selects it, or only one, which allows a disruption. An unknown operator selects every pod."""
     return builder.allowed_disruptions.unevictable_reason(candidate.pod)
 
 

@@ -75,8 +75,8 @@ class SchedulerConfig(Section, frozen=True):
     """Placement and gates.
 
     Attributes:
-        scheduler_names: schedulers whose pods the extender scores; empty for all. Only pods of ``network-aware-scheduler`` are
-            gated by the shipped policy; templates of others must contain the gate.
+        scheduler_names: schedulers whose pods the extender scores; empty for all. Pods of others than network-aware-scheduler are
+            gated only if their template has the gate.
         placement: how plans reach pods without the label ``netaware.io/placement``.
         parity: ``upstream`` for exactly the behaviour of upstream's plugins, without plans.
         network_overhead, allocatable: arguments of upstream's plugins NetworkOverhead and NodeResourcesAllocatable.
