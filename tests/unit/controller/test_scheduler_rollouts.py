@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
-from typing import Any
 
 from controller.cluster.pods import target_of
 from controller.scheduler.gating.planner_time import MIN_SEARCH_S
@@ -33,25 +32,23 @@ class Cluster(LeaderCluster):
         self.declared.by_workload = dict.fromkeys(self.services, REPLICAS)
 
     def roll(self, service: str) -> None:
-        """What the Deployment and ReplicaSet controllers do about one service now."""
+        """Create or delete a pod of a service as the Deployment and ReplicaSet controllers would now."""
         group, new_hash = self.services[service], f"h{self.revision}"
-        mine = [pod for pod in self.pods_of(group) if pod.workload == service]
-        new = [pod for pod in mine if pod.metadata.label("pod-template-hash") == new_hash]
-        old = [pod for pod in mine if pod not in new]
-        if len(new) < REPLICAS and len(mine) < REPLICAS + bool(old):
+        pods = [pod for pod in self.pods_of(group) if pod.workload == service]
+        new = [pod for pod in pods if pod.metadata.label("pod-template-hash") == new_hash]
+        old = [pod for pod in pods if pod not in new]
+        if len(new) < REPLICAS and len(pods) < REPLICAS + bool(old):
             self.serial += 1
-            key = f"{service}-{self.serial}"
-            made = self.add_pod(group, key, service, CPU)
-            owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": f"{service}-{new_hash}", "controller": True}
-            owners = [{**owner, "uid": f"{service}-{new_hash}"}]
-            labels = {**(made.metadata.labels or {}), "pod-template-hash": new_hash}
-            created = format_time(self.now)
-            meta: dict[str, Any] = {"labels": labels, "creationTimestamp": created, "ownerReferences": owners}
-            self.change(f"d/{key}", metadata=meta)
-        elif all([self.is_ready(pod.metadata.key) for pod in mine]) and old and len(mine) > REPLICAS:  # noqa: C419
-            on = [pod.spec.node_name for pod in mine]
-            goes = max(old, key=lambda pod: (on.count(pod.spec.node_name), self.rng.random()))
-            self.delete(group, goes.metadata.key)
+            name, replica_set = f"{service}-{self.serial}", f"{service}-{new_hash}"
+            created = self.add_pod(group, name, service, CPU)
+            owner = {"kind": "ReplicaSet", "name": replica_set, "uid": replica_set, "controller": True}
+            labels = {**(created.metadata.labels or {}), "pod-template-hash": new_hash}
+            times = {"creationTimestamp": format_time(self.now)}
+            self.change(created.metadata.key, metadata={"labels": labels, "ownerReferences": [owner], **times})
+        elif all([self.is_ready(pod.metadata.key) for pod in pods]) and old and len(pods) > REPLICAS:  # noqa: C419
+            nodes = [pod.spec.node_name for pod in pods]
+            deleted = max(old, key=lambda pod: (nodes.count(pod.spec.node_name), self.rng.random()))
+            self.delete(group, deleted.metadata.key)
 
     def is_ready(self, key: str) -> bool:
         if not self.pods[key].is_ready and self.now - self.bound_at.get(key, self.now) >= self.ready_s:
@@ -75,7 +72,7 @@ class Cluster(LeaderCluster):
             await self.plans.make_plan(group)
 
     def schedule(self) -> None:
-        """Bind what is released; a node without room is counted, as FailedScheduling would be."""
+        """Bind released pods to their targets; ``refused`` counts those whose node is full, as FailedScheduling would."""
         for key, pod in self.pods.items():
             target = target_of(pod)
             if pod.is_waiting and not pod.is_gated and target is not None:
@@ -93,14 +90,14 @@ class Cluster(LeaderCluster):
         self.now += 1.0
 
     @property
-    def done(self) -> bool:
+    def is_rolled_out(self) -> bool:
         new = [pod for pod in self.pods.values() if pod.metadata.label("pod-template-hash") == f"h{self.revision}"]
         return len(new) == len(self.pods) == REPLICAS * len(self.services) and all(pod.is_bound for pod in new)
 
-    async def roll_out(self, limit: int) -> None:
-        for _ in range(limit):
+    async def roll_out(self, max_steps: int) -> None:
+        for _ in range(max_steps):
             await self.step()
-            if self.done:
+            if self.is_rolled_out:
                 return
         raise AssertionError([pod.metadata.key for pod in self.pods.values() if pod.is_waiting])
 
@@ -114,7 +111,7 @@ class Cluster(LeaderCluster):
 
 
 async def test_a_restart_of_everything_keeps_what_the_plan_gained_in_a_full_cluster() -> None:
-    """Room for 45 pods, of which 36 are there when 18 more come; each zone has room for 3 of its 6."""
+    """Capacity for 45 pods, of which 36 are bound when 18 more are created; each zone has free capacity for 3 of its 6."""
     cluster = Cluster(cpu=5 * CPU + 1, ready_s=2)
     await cluster.roll_out(20)
     assert cluster.services_across_zones() == []
@@ -122,8 +119,8 @@ async def test_a_restart_of_everything_keeps_what_the_plan_gained_in_a_full_clus
         cluster.searches.clear()
         await cluster.roll_out(120)
         assert cluster.services_across_zones() == []
-        made = [search_s for _, search_s in cluster.searches if search_s > MIN_SEARCH_S]
-        assert len(made) < 36, "no plan is made anew because a pod was replaced"
+        first_searches = [search_s for _, search_s in cluster.searches if search_s > MIN_SEARCH_S]
+        assert len(first_searches) < 36, "no plan is made again because a pod was replaced"
     assert cluster.refused == 0
 
 
@@ -138,7 +135,7 @@ async def test_pods_go_elsewhere_if_the_replaced_pods_stay() -> None:
 
 
 async def test_pods_give_up_full_nodes_one_at_a_time() -> None:
-    """All of a service's predecessors wait for it in one full node; the other zones have room for three pods each."""
+    """All old pods are on one full node; the nodes of the other zones have capacity for three pods each."""
     cluster = Cluster(cpu=8 * CPU, ready_s=1, groups=1, services=4, hosts=1)
     cluster.cpu = 3 * CPU
     for name, zone in (("n01", "z1"), ("n02", "z2")):
@@ -151,7 +148,7 @@ async def test_pods_give_up_full_nodes_one_at_a_time() -> None:
 
 
 async def test_a_pod_takes_a_free_node_near_its_group_instead_of_waiting() -> None:
-    """All of the group is in one full node; a node of its zone has room for one pod, and one of another zone for three."""
+    """The group is on one full node; a node of its zone has capacity for one pod, and one of another zone for three."""
     cluster = Cluster(cpu=8 * CPU, ready_s=1, groups=1, services=4, hosts=1)
     await cluster.roll_out(20)
     for name, zone, cluster.cpu in (("n01", "z0", CPU), ("n02", "z1", 3 * CPU)):
