@@ -10,10 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import NO_LOCATION
 from controller.cluster.pods import Target
-from controller.scheduler.config import AllocatableArgs
 from controller.scheduler.extender.node_index import NodeIndex, NodeNames, entry_head
 from controller.scheduler.rules import (
     MAX_SCORE,
@@ -47,11 +45,13 @@ def encode_pass_all(names_json: bytes) -> bytes:
 
 
 class AnswerEncoder:
-    """Encodes answers, and remembers the last list that filter returned, because the next prioritize request usually has the same list."""
+    """Encodes answers, and remembers the last list that filter returned, because the next prioritize request usually has the same list.
 
-    def __init__(self, state: State, overhead: NetworkOverheadArgs, allocatable: AllocatableArgs) -> None:
-        self._state, self._overhead, self._allocatable = state, overhead, allocatable
-        self._index = NodeIndex(state, allocatable)
+    ``weight`` is the factor of NetworkOverhead's score.
+    """
+
+    def __init__(self, state: State, weight: int) -> None:
+        self._state, self._weight, self._index = state, weight, NodeIndex(state)
         self._last_filtered: tuple[int, NodeNames] | None = None
         """The version of the nodes, and the list."""
 
@@ -166,7 +166,7 @@ class AnswerEncoder:
         if score_table.neutral_reason:
             score_table = ScoreTable(score_table.neutral_reason, [NodeScore()] * len(self._state.locations))
         scores = self._score_locations(names, score_table, target)
-        if with_allocatable and self._allocatable.weight:
+        if with_allocatable and self._state.allocatable_args.weight:
             scores = self._add_allocatable(names, scores)
         parts: list[bytes] = []
         for index, nodes in names.by_location.items():
@@ -204,28 +204,27 @@ class AnswerEncoder:
         self, index: int, score: int, exceptions: dict[str, int], target: Target | None
     ) -> _LocationScores:
         """Weighted scores of a location: the plan's node has the highest, its zone higher scores than other zones, each by the rule."""
-        weight = self._overhead.weight
-        if target is None:
-            return _LocationScores(score * weight, {node: value * weight for node, value in exceptions.items()})
-        is_planned_zone = self._state.locations[index] == target.location
 
         def weigh(value: int) -> int:
-            in_planned_zone = _PLANNED_ZONE_BASE + value // _PLANNED_ZONE_DIVISOR
-            return (in_planned_zone if is_planned_zone else value // _OTHER_ZONES_DIVISOR) * weight
+            if target is not None and self._state.locations[index] == target.location:
+                value = _PLANNED_ZONE_BASE + value // _PLANNED_ZONE_DIVISOR
+            elif target is not None:
+                value //= _OTHER_ZONES_DIVISOR
+            return value * self._weight
 
         weighted = {node: weigh(value) for node, value in exceptions.items()}
-        if self._state.location_index.get(target.node) == index:
-            weighted[target.node] = MAX_SCORE * weight
+        if target is not None and self._state.location_index.get(target.node) == index:
+            weighted[target.node] = MAX_SCORE * self._weight
         return _LocationScores(weigh(score), weighted)
 
     def _add_allocatable(self, names: NodeNames, scores: Mapping[int, _LocationScores]) -> dict[int, _LocationScores]:
         """The scores plus NodeResourcesAllocatable's weighted scores, which differ from node to node."""
         raw = {name: self._index.raw_score(name) for nodes in names.by_location.values() for name in nodes}
-        low, high = min(raw.values()), max(raw.values())
+        low, high, weight = min(raw.values()), max(raw.values()), self._state.allocatable_args.weight
         sums: dict[int, _LocationScores] = {}
         for index, (score, exceptions) in scores.items():
             by_node = {name: exceptions.get(name, score) for name in names.by_location[index]}
             for name in by_node:
-                by_node[name] += self._allocatable.weight * normalise_allocatable_score(raw[name], low, high)
+                by_node[name] += weight * normalise_allocatable_score(raw[name], low, high)
             sums[index] = _LocationScores(score, by_node)
         return sums

@@ -86,7 +86,7 @@ class Extender:
     ) -> None:
         self._state, self._config, self._metrics, self._describe_unready = state, config, metrics, describe_unready
         self._scheduler_names = frozenset(config.scheduler_names)
-        self._encoder = AnswerEncoder(state, config.network_overhead_args, config.allocatable)
+        self._encoder = AnswerEncoder(state, config.network_overhead_args.weight)
 
     def add_routes(self, app: web.Application) -> None:
         """Add the routes of the verbs to an application."""

@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 
 from controller.cluster.resource_requests import parse_amounts
-from controller.scheduler.config import AllocatableArgs
 from controller.scheduler.rules import raw_allocatable_score
 from controller.scheduler.state import NO_LOCATION_INDEX, State
 
@@ -41,9 +40,8 @@ class NodeIndex:
     An entry head is the start of a node's entry in a prioritize answer: the node's name without the score.
     """
 
-    def __init__(self, state: State, allocatable: AllocatableArgs) -> None:
-        self._state, self._allocatable = state, allocatable
-        self._version = -1
+    def __init__(self, state: State) -> None:
+        self._state, self._version = state, -1
         self._raw_scores: dict[str, int] = {}
         self._names: list[str] = []
         self._number_by_name: dict[str, int] = {}
@@ -112,7 +110,7 @@ class NodeIndex:
         score = self._raw_scores.get(name)
         if score is None:
             allocatable = self._state.allocatable_by_node.get(name)
-            score = raw_allocatable_score(parse_amounts(allocatable), self._allocatable)
+            score = raw_allocatable_score(parse_amounts(allocatable), self._state.allocatable_args)
             if allocatable is not None:
                 self._raw_scores[name] = score
         return score
