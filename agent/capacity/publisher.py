@@ -160,7 +160,7 @@ class Publisher:
         except KubekitError as error:
             self._writes.labels("failed").inc()
             log.log_change("publish", type(error).__name__, "cannot publish the capacity", error=error)
-            self._wake.set()
+            self._wake.set()  # The next round follows the delay at once.
             return self._backoff.next_delay_s()
         self._backoff.reset()
         log.log_change("publish", "", "capacity can be published again")

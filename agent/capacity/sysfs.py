@@ -83,7 +83,7 @@ def _find_hypervisor_evidence(sys: Path, proc: Path, vendor: str, product: str) 
 def _read_start(path: Path) -> str:
     """Read the first 8 KiB of a file, which have the first processor of cpuinfo; empty if the file cannot be read."""
     try:
-        with path.open() as file:
+        with path.open(errors="replace") as file:  # Firmware may have any bytes.
             return file.read(8192)
     except OSError:
         return ""

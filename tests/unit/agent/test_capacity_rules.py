@@ -171,5 +171,7 @@ def test_a_hypervisor_is_known_by_the_processor_or_the_firmware(
     firmware.mkdir(parents=True)
     (firmware / "sys_vendor").write_text(vendor + "\n")
     (firmware / "product_name").write_text(product + "\n")
+    (firmware / "chassis_asset_tag").write_bytes(b"\xff\n")  # no UTF-8
     (tmp_path / "cpuinfo").write_text(cpuinfo)
-    assert bool(read_machine(tmp_path, tmp_path).hypervisor_evidence) == virtual
+    machine = read_machine(tmp_path, tmp_path)
+    assert (bool(machine.hypervisor_evidence), machine.asset_tag) == (virtual, "\ufffd")
