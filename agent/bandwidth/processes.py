@@ -92,7 +92,7 @@ def _remove_dashes(uid: str) -> str:
 def _read_start_ticks(directory: Path) -> int | None:
     """Read the start time in clock ticks since boot from ``/proc/<pid>/stat`` (proc(5)); None if the process has ended."""
     try:
-        fields_after_name = (directory / "stat").read_text().rpartition(")")[2].split()  # The name may contain blanks.
-        return int(fields_after_name[_START_TIME_FIELD])
+        text = (directory / "stat").read_text(errors="replace")  # The process's name may contain any bytes.
+        return int(text.rpartition(")")[2].split()[_START_TIME_FIELD])
     except (OSError, ValueError, IndexError):
         return None

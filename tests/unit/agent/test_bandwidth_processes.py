@@ -53,13 +53,14 @@ def make_process(proc: Path, pid: int, cgroup: str, started: int, name: str = "a
     directory = proc / str(pid)
     (directory / "net").mkdir(parents=True)
     (directory / "cgroup").write_text(cgroup)
-    (directory / "stat").write_text(f"{pid} ({name}) S " + " ".join(["0"] * 18) + f" {started} 0 0\n")
+    stat = f"{pid} ({name}) S " + " ".join(["0"] * 18) + f" {started} 0 0\n"
+    (directory / "stat").write_text(stat, errors="surrogateescape")
 
 
 def test_the_oldest_process_of_a_pod_is_found(tmp_path: Path) -> None:
     pause = "f" * 64
     make_process(tmp_path, 300, f"0::/kubepods/pod{UID}/{CONTAINER}", 900)
-    make_process(tmp_path, 40000, f"0::/kubepods/pod{UID}/{pause}", 100, name="a) (b")
+    make_process(tmp_path, 40000, f"0::/kubepods/pod{UID}/{pause}", 100, name="a) (\udcff")  # a byte that is not UTF-8
     make_process(tmp_path, 77, "0::/init.scope", 1)
     (tmp_path / "self").mkdir()
     (tmp_path / "88").mkdir()  # ended between listing and reading
