@@ -18,20 +18,16 @@ import psutil
 
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError, KubekitError, UnreachableError
-from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Node, Object, Resource
+from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Node, Object
 from lab.cluster import Lab
 from lab.installation import list_result_configmaps
 from lab.programs import Program
 from lab.topology import zone_pair
 from netperf.contract import NETAWARE_NAMESPACE, PLAN_SELECTOR, RESULTS_NAME, ZONE_LABEL
 from tests.chaos.faults import CONTROL_PLANE, HELPERS, Fault
+from tests.support.admission import POLICIES, POLICY_BINDINGS
 from tests.support.etcd import create_client_context
 
-_ADMISSION = "admissionregistration.k8s.io"
-POLICIES = Resource(_ADMISSION, "v1", "validatingadmissionpolicies", "ValidatingAdmissionPolicy", is_namespaced=False)
-BINDINGS = Resource(
-    _ADMISSION, "v1", "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", is_namespaced=False
-)
 _POLICY_PREFIX = "chaos-"
 _IS_OUR_USER = f"request.userInfo.username.startsWith('system:serviceaccount:{NETAWARE_NAMESPACE}:netaware-')"
 _LATENCY_FACTOR, _CORRUPTED_SHARE = 4, 0.5
@@ -176,7 +172,7 @@ class FaultInjector:
         name = f"{_POLICY_PREFIX}{fault.at_s:g}"
 
         async def allow() -> None:
-            for resource in (BINDINGS, POLICIES):
+            for resource in (POLICY_BINDINGS, POLICIES):
                 try:
                     await self._client.delete(resource, name)
                 except ApiError as error:
@@ -184,7 +180,9 @@ class FaultInjector:
                         raise
 
         self._revert_later(fault, allow)
-        for resource, spec in zip((POLICIES, BINDINGS), _build_policy_and_binding(name, fault.target), strict=True):
+        for resource, spec in zip(
+            (POLICIES, POLICY_BINDINGS), _build_policy_and_binding(name, fault.target), strict=True
+        ):
             await self._client.create(resource, {"metadata": {"name": name}, "spec": spec}, Object)
 
     async def _fill_etcd(self, fault: Fault) -> None:

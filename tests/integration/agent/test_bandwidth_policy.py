@@ -9,22 +9,13 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-import yaml
 
 from kubekit.client import Client
-from kubekit.wire import PODS, Object, Pod, Resource
+from kubekit.wire import PODS, Pod
+from lab.controlplane import ControlPlane
 from lab.polling import poll_until
 
 FILE = Path(__file__).parents[3] / "manifests" / "policies" / "bandwidth-annotations.yaml"
-GROUP = "admissionregistration.k8s.io"
-KINDS = {
-    "MutatingAdmissionPolicy": Resource(
-        GROUP, "v1", "mutatingadmissionpolicies", "MutatingAdmissionPolicy", is_namespaced=False
-    ),
-    "MutatingAdmissionPolicyBinding": Resource(
-        GROUP, "v1", "mutatingadmissionpolicybindings", "MutatingAdmissionPolicyBinding", is_namespaced=False
-    ),
-}
 BANDWIDTH = "network.aware.com/bandwidth"
 INGRESS, EGRESS = "kubernetes.io/ingress-bandwidth", "kubernetes.io/egress-bandwidth"
 
@@ -45,14 +36,10 @@ async def create_pod(
 
 
 @pytest_asyncio.fixture
-async def policy(client: Client) -> AsyncIterator[None]:
-    documents = list(yaml.safe_load_all(FILE.read_text()))
-    for document in documents:
-        name = document["metadata"]["name"]
-        await client.apply(KINDS[document["kind"]], name, document, Object, field_manager="tests")
+async def policy(control_plane: ControlPlane) -> AsyncIterator[None]:
+    await control_plane.run_kubectl("apply", "--server-side", "-f", FILE)
     yield
-    for document in reversed(documents):
-        await client.delete(KINDS[document["kind"]], document["metadata"]["name"])
+    await control_plane.run_kubectl("delete", "-f", FILE)
 
 
 @pytest.mark.usefixtures("policy")

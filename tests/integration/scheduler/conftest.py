@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
-import yaml
 
 from controller.cluster.crds import (
     APPGROUP_LABEL,
@@ -26,7 +25,8 @@ from controller.cluster.pods import Pod
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.gating.controller import GatingController
 from kubekit.client import MERGE_PATCH, Client
-from kubekit.wire import NODES, PODS, Node, Object, Resource
+from kubekit.wire import NODES, PODS, Node, Object
+from lab.controlplane import ControlPlane
 from lab.nodes import is_usable
 from lab.polling import poll_until
 from lab.programs import Program
@@ -35,17 +35,6 @@ from tests.support.bodies import appgroup_body, weight_body
 from tests.support.scheduling import run_leader, serve_extender
 
 POLICY = Path(__file__).parents[3] / "manifests" / "policies" / "appgroup-gate.yaml"
-ADMISSION = {
-    f"{prefix}AdmissionPolic{ending[0]}": Resource(
-        "admissionregistration.k8s.io",
-        "v1",
-        f"{prefix.lower()}admissionpolic{ending[1]}",
-        f"{prefix}AdmissionPolic{ending[0]}",
-        is_namespaced=False,
-    )
-    for prefix in ("Mutating", "Validating")
-    for ending in (("y", "ies"), ("yBinding", "ybindings"))
-}
 PROFILE = "network-aware-scheduler"
 LONG_WAIT = GatesConfig(max_wait_s=1200, missing_workload_timeout_s=600)
 """Timeouts of gates that do not pass during a test."""
@@ -118,13 +107,9 @@ def zones(client: Client, namespace: str, ready_node: MakeNode) -> MakeZones:
 
 
 @pytest_asyncio.fixture
-async def gate_policy(client: Client, namespace: str) -> AsyncIterator[None]:
+async def gate_policy(client: Client, namespace: str, control_plane: ControlPlane) -> AsyncIterator[None]:
     """The shipped admission policy, in force during the test."""
-    documents = [d for d in yaml.safe_load_all(POLICY.read_text()) if d]
-    for document in documents:
-        await client.apply(
-            ADMISSION[document["kind"]], document["metadata"]["name"], document, Object, field_manager="tests"
-        )
+    await control_plane.run_kubectl("apply", "--server-side", "-f", POLICY)
 
     async def is_in_force() -> bool:
         pod = await create_pod(client, namespace, "policy-probe", group="none", workload="none")
@@ -133,8 +118,7 @@ async def gate_policy(client: Client, namespace: str) -> AsyncIterator[None]:
 
     await poll_until(is_in_force)
     yield
-    for document in reversed(documents):
-        await client.delete(ADMISSION[document["kind"]], document["metadata"]["name"])
+    await control_plane.run_kubectl("delete", "-f", POLICY)
 
 
 async def create_pod(

@@ -22,7 +22,6 @@ from kubekit.wire import NAMESPACES, PODS, Object
 from lab.polling import poll_until
 from tests.integration.conftest import MakeNode
 from tests.integration.scheduler.conftest import (
-    ADMISSION,
     LONG_WAIT,
     MakeZones,
     Scheduling,
@@ -33,6 +32,7 @@ from tests.integration.scheduler.conftest import (
     wait_for_event,
     wait_until_bound,
 )
+from tests.support.admission import POLICIES, POLICY_BINDINGS
 from tests.support.scheduling import running
 
 pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(600)]
@@ -210,7 +210,6 @@ async def test_a_gate_opens_if_the_api_server_refuses_the_target_annotation(
 ) -> None:
     """A policy forbids the annotation, so the pod is released without it."""
     name = f"deny-{namespace}"
-    policies, bindings = ADMISSION["ValidatingAdmissionPolicy"], ADMISSION["ValidatingAdmissionPolicyBinding"]
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"]}
     here = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
     expression = "!has(object.metadata.annotations) || !('netaware.io/target' in object.metadata.annotations)"
@@ -218,9 +217,9 @@ async def test_a_gate_opens_if_the_api_server_refuses_the_target_annotation(
         "matchConstraints": {"resourceRules": [rule], "namespaceSelector": here},
         "validations": [{"expression": expression, "message": "not here"}],
     }
-    await client.create(policies, {"metadata": {"name": name}, "spec": spec}, Object)
+    await client.create(POLICIES, {"metadata": {"name": name}, "spec": spec}, Object)
     bound = {"policyName": name, "validationActions": ["Deny"]}
-    await client.create(bindings, {"metadata": {"name": name}, "spec": bound}, Object)
+    await client.create(POLICY_BINDINGS, {"metadata": {"name": name}, "spec": bound}, Object)
     try:
         await ready_node("n-a", zone="a", region="r")
         await create_pod(client, namespace, "probe", nodeName="n-a")
@@ -232,5 +231,5 @@ async def test_a_gate_opens_if_the_api_server_refuses_the_target_annotation(
             await create_pod(client, namespace, "a", group="a1", workload="A")
             await wait_until_bound(client, namespace, "a")
     finally:
-        for resource in (bindings, policies):
+        for resource in (POLICY_BINDINGS, POLICIES):
             await client.delete(resource, name)
