@@ -48,8 +48,8 @@ def find_sandboxes(proc: Path, uids: Collection[str]) -> dict[str, PodSandbox]:
     oldest_by_uid: dict[str, tuple[int, PodSandbox]] = {}  # with the start time
     for directory in (entry for entry in proc.iterdir() if entry.name.isdigit()):
         try:
-            owner = parse_cgroup((directory / "cgroup").read_text())
-        except (OSError, UnicodeDecodeError):
+            owner = parse_cgroup((directory / "cgroup").read_text(errors="replace"))
+        except OSError:
             continue  # The process has ended.
         uid = uid_by_plain_uid.get(owner.plain_uid) if owner is not None else None
         if owner is None or uid is None:
@@ -66,8 +66,8 @@ def read_pod_interface_index(proc: Path, pid: int) -> int | None:
     ``/proc/<pid>/net/igmp`` lists indexes and names of devices, so the namespace need not be entered.
     """
     try:
-        lines = (proc / str(pid) / "net" / "igmp").read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
+        lines = (proc / str(pid) / "net" / "igmp").read_text(errors="replace").splitlines()
+    except OSError:
         return None
     for line in lines:
         words = line.split()

@@ -73,7 +73,8 @@ def test_the_index_of_eth0_is_read_from_outside_the_namespace(tmp_path: Path) ->
     (tmp_path / "5" / "net" / "igmp").write_text(
         "Idx\tDevice    : Count Querier\tReporter\n"
         "1\tlo        :     1      V3\n\t\t\t\t010000E0     1 0:00000000\t\t0\n"
-        "14\teth0      :     1      V3\n"
+        "13\t\udcff      :     1      V3\n14\teth0      :     1      V3\n",
+        errors="surrogateescape",
     )
     assert read_pod_interface_index(tmp_path, 5) == 14
     assert read_pod_interface_index(tmp_path, 6) is None
