@@ -132,9 +132,10 @@ async def test_idle_connections_of_a_peer_with_many_are_closed_before_new_ones_o
 
 async def test_a_connection_whose_peer_does_not_read_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_limits, "UNREAD_TIMEOUT_S", 1.0)
-    server = make_server()
+    server, has_request = make_server(), asyncio.Event()
 
     async def large(_: web.Request) -> web.Response:
+        has_request.set()
         return web.Response(body=b"x" * (32 << 20))
 
     server.app.router.add_get("/large", large)
@@ -142,7 +143,7 @@ async def test_a_connection_whose_peer_does_not_read_is_closed(monkeypatch: pyte
         host, _, port = address.rpartition(":")
         with socket.create_connection((host, int(port))) as peer:
             peer.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
-            await poll_until(lambda: len(server.connection_limiter) == 1)
+            await has_request.wait()
             await poll_until(lambda: len(server.connection_limiter) == 0)
 
 
