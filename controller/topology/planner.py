@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from controller.cluster.cluster_cache import ClusterCache
+from controller.cluster.cluster_cache import ClusterCache, call_unless
 from controller.cluster.crds import FIELD_MANAGER, NetworkTopology
 from controller.cluster.pod_info import PodInfo
 from controller.topology.config import TopologyConfig
@@ -81,7 +82,7 @@ class ProbePlanner:
         self._left_out_gauge = gauge("netaware_probe_plan_left_out", left_out, ["reason"])
         changes = "Changes: plan-written, plan-deleted, plan-too-large, results-created, results-keys-removed."
         self._writes = Counter("netaware_probe_plan_writes", changes, ["result"], registry=registry)
-        cache.nodes.subscribe(self._on_node_change)
+        cache.nodes.subscribe(call_unless(is_probe_node_unchanged, self._schedule_plan))
         cache.agent_pods.subscribe(self._schedule_plan)
         cache.plans.subscribe(self._schedule_plan)
 
@@ -91,10 +92,6 @@ class ProbePlanner:
 
     def _schedule_plan(self, *_: object) -> None:
         self._queue.add_after(PLAN_KEY, DEBOUNCE_S)
-
-    def _on_node_change(self, _key: str, old: Node | None, new: Node | None) -> None:
-        if not is_probe_node_unchanged(old, new):
-            self._schedule_plan()
 
     async def run(self) -> None:
         """Write plans until cancelled."""
@@ -182,13 +179,12 @@ class ProbePlanner:
     def _report_plan(self, plan: ProbePlan) -> None:
         self._zone_pairs_gauge.set(plan.link_count)
         self._interval_gauge.set(plan.interval_s)
-        reasons = [refusal.reason for refusal in plan.refusals]
         self._left_out_gauge.clear()
-        for reason in sorted(set(reasons)):
-            self._left_out_gauge.labels(reason).set(reasons.count(reason))
+        for reason, count in collections.Counter(refusal.reason for refusal in plan.refusals).items():
+            self._left_out_gauge.labels(reason).set(count)
         shown = ", ".join(f"{refusal.key} ({refusal.reason})" for refusal in plan.refusals[:MAX_NAMES_SHOWN])
         message = "nodes or zones take no part in probing"
-        log.log_change("left-out", shown, message, level="info", count=len(reasons), first=shown)
+        log.log_change("left-out", shown, message, level="info", count=len(plan.refusals), first=shown)
 
     async def _remove_obsolete_results(self) -> None:
         """Remove keys that are refused or not planned, so that objects do not grow without limit."""

@@ -26,7 +26,6 @@ from tests.support.descheduler_builders import (
     History,
     Host,
     PersistentVolume,
-    PodDisruptionBudget,
     PodInfo,
     ReasonDurations,
     UsageView,
@@ -52,7 +51,6 @@ class World(NamedTuple):
     view: DeschedulerSnapshot
     history: History
     config: dict[str, Any]
-    budgets: list[PodDisruptionBudget]
 
 
 def is_chosen(rng: random.Random, share: float) -> bool:
@@ -247,7 +245,7 @@ def make_world(seed: int) -> World:
     ]
     usage = make_usage(rng, nodes, pods)
     view = snapshot(nodes, pods, usage.by_node, usage.by_pod, budgets=budgets, volumes=make_volumes(rng, nodes))
-    return World(view, make_history(rng, pods), make_config(rng), budgets)
+    return World(view, make_history(rng, pods), make_config(rng))
 
 
 def check_round(seed: int) -> int:
@@ -353,7 +351,7 @@ def check_targets(world: World, decision: DescheduleDecision) -> None:
 
 
 def check_budgets(world: World, decision: DescheduleDecision) -> None:
-    for pdb in world.budgets:
+    for pdb in world.view.budgets:
         pods = [world.view.pods.by_key[move.pod] for move in decision.plan.moves]
         evicted = [p for p in pods if p.namespace == pdb.metadata.namespace and selects(pdb.spec.selector, p.labels)]
         assert len(evicted) <= pdb.status.disruptions_allowed

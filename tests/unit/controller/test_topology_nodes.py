@@ -24,22 +24,16 @@ from netperf.sample import NodeLocation
 from tests.support.descheduler_builders import PodInfo, node_object, read_pod
 from tests.unit.controller.components import fill_store
 
+ANNOUNCEMENT = '{"address": "10.0.0.1", "port": 1}'
+
 
 def node(
-    name: str,
-    zone: str = "z1",
-    region: str = "r1",
-    *,
-    ready: bool = True,
-    cordoned: bool = False,
-    agent: object = True,
-    version: str = "1",
+    name: str, zone: str = "z1", region: str = "r1", *, agent: str = ANNOUNCEMENT, version: str = "1", **fields: Any
 ) -> Node:
+    """A node with two addresses; an empty ``agent`` means that no agent announces itself."""
     labels = {"topology.kubernetes.io/zone": zone, "topology.kubernetes.io/region": region}
-    note = json.dumps({"address": "10.0.0.1", "port": 1}) if agent is True else agent
-    placed = {label: value for label, value in labels.items() if value}
-    plain = node_object(name, labels=placed, ready=ready, unschedulable=cordoned)
-    annotations = {"netaware.io/agent": str(note)} if note else None
+    plain = node_object(name, labels={label: value for label, value in labels.items() if value}, **fields)
+    annotations = {"netaware.io/agent": agent} if agent else None
     metadata = msgspec.structs.replace(plain.metadata, resource_version=version, annotations=annotations)
     addresses = [NodeAddress("InternalIP", address) for address in ("10.0.0.1", "fd00::1")]
     status = msgspec.structs.replace(plain.status, addresses=addresses)
@@ -94,12 +88,12 @@ def test_an_address_that_two_nodes_spell_differently_is_one_address() -> None:
     ("candidate", "agent_pods", "expected"),
     [
         (node("a"), {}, (True, True, True)),
-        (node("a", agent=None), {}, (True, True, False)),
+        (node("a", agent=""), {}, (True, True, False)),
         (node("a", agent="no json"), {}, (True, True, False)),
         (node("a"), {"a": AgentPods(is_ready=False)}, (True, True, False)),
         (node("a"), {"a": AgentPods(is_ready=True), "b": AgentPods(is_ready=False)}, (True, True, True)),
         (node("a", ready=False), {}, (False, True, True)),
-        (node("a", cordoned=True), {}, (True, False, True)),
+        (node("a", unschedulable=True), {}, (True, False, True)),
     ],
 )
 def test_readiness_cordons_and_agents_decide_whether_a_node_is_probed(
