@@ -26,7 +26,7 @@ HOST_WEIGHT, ZONE_WEIGHT = 100, 60
 SCORE_DIVISOR = 3
 """Divides the scores of other zones, so that their weights, at most 33, are below `ZONE_WEIGHT`."""
 MAX_PREFERRED_ZONES = 20
-"""Zones with preferred terms; the API server stores them in every pod."""
+"""Most zones with a preferred term."""
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 _REPLACING_KINDS = frozenset({"ReplicaSet", "StatefulSet"})
 """Kinds of owners that replace a deleted pod without a penalty; a deleted pod of a Job counts against its backoffLimit."""

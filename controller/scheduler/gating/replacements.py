@@ -37,35 +37,32 @@ class ExpectedReplacements:
     """Expected replacements of all groups, and the nodes reserved for them."""
 
     def __init__(self) -> None:
-        self._by_group: dict[str, dict[str, ExpectedReplacement]] = {}
-        """Group -> key of the evicted pod -> its replacement."""
+        self._expected: dict[tuple[str, str], ExpectedReplacement] = {}
+        """Group and key of the evicted pod -> its replacement."""
 
     def add(self, group: str, key: str, expected: ExpectedReplacement) -> None:
         """Add the expected replacement of a group's pod, instead of an earlier one, whose eviction was refused."""
-        self._by_group.setdefault(group, {})[key] = expected
+        self._expected[group, key] = expected
 
     def forget_group(self, group: str) -> None:
         """Forget a deleted group."""
-        self._by_group.pop(group, None)
+        self._expected = {pod: expected for pod, expected in self._expected.items() if pod[0] != group}
 
     def drop_expired(self, now: float) -> int:
         """Drop expired reservations; returns how many."""
-        count_before = sum(map(len, self._by_group.values()))
-        current = {
-            group: {key: expected for key, expected in by_key.items() if expected.expires_at > now}
-            for group, by_key in self._by_group.items()
-        }
-        self._by_group = {group: by_key for group, by_key in current.items() if by_key}
-        return count_before - sum(map(len, current.values()))
+        count_before = len(self._expected)
+        self._expected = {pod: expected for pod, expected in self._expected.items() if expected.expires_at > now}
+        return count_before - len(self._expected)
+
+    def _of_group(self, group: str) -> list[ExpectedReplacement]:
+        return [expected for (expected_group, _), expected in self._expected.items() if expected_group == group]
 
     def add_requests_of_others(
         self, reserved: dict[str, Amounts], group: str, pods_of: Callable[[str], Sequence[Pod]]
     ) -> None:
         """Add to node -> reserved amounts the requests of other groups' replacements that do not exist yet."""
-        for other, by_key in self._by_group.items():
-            if other == group:
-                continue
-            expected_pods = by_key.values()
+        for other in dict.fromkeys(expected_group for expected_group, _ in self._expected if expected_group != group):
+            expected_pods = self._of_group(other)
             pods = [pod for pod in pods_of(other) if pod.is_active]
             # A replacement that exists has a reservation by the plan of its own group.
             existing = Counter(pod.workload for pod in pods if any(expected.matches(pod) for expected in expected_pods))
@@ -77,7 +74,7 @@ class ExpectedReplacements:
 
     def add_targets(self, targets: dict[str, Target], group: str, pods: Sequence[Pod]) -> None:
         """Add to pod key -> target the reserved node of each of the group's replacements that exists, waits and has no target yet."""
-        for expected in self._by_group.get(group, {}).values():
+        for expected in self._of_group(group):
             replacements = (pod.metadata.key for pod in pods if pod.is_waiting and expected.matches(pod))
             key = next((key for key in replacements if key not in targets), None)
             if key is not None:
