@@ -30,14 +30,13 @@ class WorkloadView(View, frozen=True):
 
     Attributes:
         selector: value of the workload label on its pods.
-        name, kind: of the Deployment or other object that creates its pods.
+        name: of the Deployment or other object that creates its pods.
         index: position in the order of the group's present status, from 1; null if that order lacks the workload.
         pods: its pods that have not finished, sorted by namespace and name.
     """
 
     selector: str
     name: str
-    kind: str
     index: int | None
     pods: tuple[PodView, ...]
 
@@ -173,7 +172,6 @@ def _build_workload_views(
         WorkloadView(
             selector=workload.selector,
             name=workload.name,
-            kind=workload.kind,
             index=index_by_selector.get(workload.selector),
             pods=tuple(_build_pod_view(pod, locations) for pod in pods_by_selector.get(workload.selector, ())),
         )

@@ -132,8 +132,7 @@ async def test_simulate_ignores_resources_of_the_groups_own_pods_in_any_namespac
     pods = [pod(name, on, namespace="shop") for name, on in (("a", "n1"), ("b", "n2"))]
     for body in pods:
         body["spec"] |= make_pod_spec("3")
-    session = session_of(HEAD, *NODES_WITH_4_CPUS, app_group, *pods)
-    session.namespace = "default"
+    session = session_of(HEAD, *NODES_WITH_4_CPUS, app_group, *pods, namespace="default")
     simulation = await run_command(session, "simulate", "-f", file)
     assert simulation.network_aware.unplaced == simulation.default_scheduler.unplaced == 0
 
@@ -143,7 +142,7 @@ async def test_simulate_uses_the_spread_annotation_and_the_services_traffic_dist
     app_group["metadata"]["annotations"] = {"netaware.io/spread": "zone"}
     file = write_group_file(tmp_path, app_group, *(make_deployment(name, replicas=2) for name in "ab"))
     spec = {"selector": {"app": "b"}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferClose"}
-    service = {"kind": "Service", "metadata": {"name": "b", "namespace": "default"}, "spec": spec}
+    service = make_manifest("Service", "b", spec, namespace="default")
     session = session_of(HEAD, *NODES_WITH_4_CPUS, service, topology(weight("UserDefined", 7)))
     plan = (await run_command(session, "simulate", "-f", file)).network_aware
     assert sorted(plan.zones_by_workload["a"]) == sorted(plan.zones_by_workload["b"]) == ["z1", "z2"]
