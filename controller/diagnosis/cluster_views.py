@@ -31,7 +31,7 @@ class PairView(View, frozen=True):
         origin, destination: names of the zones.
         cost: cost in the weight that `NetworkView.weight_name` names; null if that has none.
         basis: source of the cost.
-        p50_us, p90_us, p99_us, jitter_us, loss_ratio: round trips of a sample of the pair in any direction, as they count for costs: of
+        p50_us, p90_us, p99_us, jitter_us, loss_ratio: round trips as they count for costs, from one sample of either direction: that of
             the node pair from which the cost comes, else the newest.
         measured_at: time of that sample, unix seconds; at most this machine's time.
         quality_flags: why that sample is not trusted; empty if it is.

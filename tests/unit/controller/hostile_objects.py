@@ -39,7 +39,7 @@ PAYLOADS = (
     "\u202egnp.exe\u2066\u200f\ufeff\U000e0041",
     "l" * 400,
 )
-NUMBERS = range(250)
+APPLICATIONS = range(250)
 """Numbers of the applications."""
 Json = dict[str, Any]
 
@@ -170,7 +170,7 @@ def make_node(name: str, index: int, number: int) -> Json:
 def make_results() -> dict[str, str]:
     """Data of a results ConfigMap, for pairs of the nodes and for others."""
     data: dict[str, str] = {}
-    for number in NUMBERS:
+    for number in APPLICATIONS:
         zone, node = hostile_text("zone", number), hostile_text("node", number)
         sample = {
             "origin": {"node": f"n{number}-0", "zone": "z0", "region": "r"},
@@ -228,10 +228,10 @@ async def read_hostile_traffic(session: Session, *_: object) -> Traffic:
     """Traffic of every application between its workloads, and to external addresses."""
     pairs = [
         [WorkloadId(hostile_text("ns", n), hostile_text(word, n), "Deployment") for word in ("name a", "name b")]
-        for n in NUMBERS
+        for n in APPLICATIONS
     ]
     dependencies = (ObservedDependency(a, b, bytes_per_s=9.0, peak_bytes_per_s=9.0) for a, b in pairs)
-    omitted = (OmittedTraffic("external", hostile_text("name a", n), hostile_text("out", n), 1.0) for n in NUMBERS)
+    omitted = (OmittedTraffic("external", hostile_text("name a", n), hostile_text("out", n), 1.0) for n in APPLICATIONS)
     ids = [workload for pair in pairs for workload in pair]
     workloads = Workloads(
         location_counts={workload: Counter({Location("r", "z1"): 1}) for workload in ids},

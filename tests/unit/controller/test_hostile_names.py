@@ -33,8 +33,8 @@ from kubekit.errors import KubekitError
 from kubekit.text import NAME_PLACEHOLDER, format_command
 from tests.unit.controller.cluster_facts import NOW_S
 from tests.unit.controller.hostile_objects import (
+    APPLICATIONS,
     FORGED,
-    NUMBERS,
     PAYLOAD,
     PAYLOADS,
     HostileCluster,
@@ -50,7 +50,7 @@ LARGE_ANSWERS = ("status", "diagnose", "graph")
 T = TypeVar("T")
 
 
-def hostile_copies(value: T) -> Iterator[T]:
+def make_hostile_copies(value: T) -> Iterator[T]:
     """Copies of a value, each with another of its texts replaced by `PAYLOAD`; only those that its type accepts."""
     encoded = msgspec.json.encode(value).decode()
     for text in sorted(set(re.findall(r'"(?:[^"\\]|\\.)*"', encoded))):
@@ -60,7 +60,7 @@ def hostile_copies(value: T) -> Iterator[T]:
             continue
 
 
-def fixes_of(facts: Facts) -> Iterator[str]:
+def list_fixes(facts: Facts) -> Iterator[str]:
     for finding in diagnose(facts):
         yield from finding.fix
     for pod in facts.pods:
@@ -86,7 +86,12 @@ def assert_pasting_is_safe(lines: Iterable[str], folder: Path) -> None:
 
 def test_commands_to_paste_never_run_text_of_objects(tmp_path: Path) -> None:
     assert_pasting_is_safe(
-        {line for situation in SITUATIONS for facts in hostile_copies(situation.facts) for line in fixes_of(facts)},
+        {
+            line
+            for situation in SITUATIONS
+            for facts in make_hostile_copies(situation.facts)
+            for line in list_fixes(facts)
+        },
         tmp_path,
     )
 
@@ -141,7 +146,7 @@ async def print_harmless_answer(
     return (fix for finding in findings for fix in finding.fix)
 
 
-def notes_and_conditions(snapshot: ClusterSnapshot) -> Iterator[str]:
+def list_notes_and_messages(snapshot: ClusterSnapshot) -> Iterator[str]:
     """Notes of events about findings, and messages of AppGroups' conditions."""
     event_filter, facts, membership = FindingEventFilter(), build_facts(snapshot), snapshot.build_membership()
     findings = diagnose(facts)
@@ -161,12 +166,12 @@ async def test_ten_thousand_hostile_objects_reach_no_command_line_terminal_or_pa
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr("controller.cli.propose.read_traffic", read_hostile_traffic)
     monkeypatch.setattr("controller.cli.money.read_traffic", read_hostile_traffic)
-    cluster = HostileCluster(*(body for number in NUMBERS for body in make_objects(number)))
+    cluster = HostileCluster(*(body for number in APPLICATIONS for body in make_objects(number)))
     assert len(cluster.objects) >= 10_000
     await cluster.read_snapshot()
     fixes = {fix for argv in COMMANDS for fix in await print_harmless_answer(cluster, capsys, *argv)}
     assert_harmless(gzip.decompress(_compute_page_data(cluster.snapshot).body).decode())
-    notes = list(notes_and_conditions(cluster.snapshot))
+    notes = list(list_notes_and_messages(cluster.snapshot))
     assert len(notes) > 500
     for note in notes:
         assert_harmless(note)
