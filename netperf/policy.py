@@ -24,7 +24,7 @@ class CostPolicy(Section, frozen=True):
     Attributes:
         percentile: percentile of the round trips that is used for the cost.
         unit_us: latency per unit of cost, rounded up; 100 suits zones less than a millisecond apart.
-        hysteresis: a cost stays while the latency is no further than this share (or twice the noise) outside the range of the cost.
+        hysteresis: share of the cost by which the latency must leave the cost's range before the cost changes (or twice the noise).
         stale_after_s: a latency older than this and than three rounds is stale; it is still used.
         expire_after_s: a latency older than this is not used; the pair is inferred or absent.
         external_stale_after_s: staleAfterS of latencies that other components write, counted from their last change; null for never.

@@ -88,15 +88,15 @@ class LimitsConfig(Section, frozen=True):
 
     Attributes:
         per_node: evictions from a node in a round; earlier ones count until their replacement is bound.
-        per_namespace: evictions from a namespace, counted likewise.
-        per_round: evictions in the cluster, counted likewise.
+        per_namespace: the same for a namespace.
+        per_round: the same for the cluster.
         per_workload: evictions of a workload's pods within workloadBackoffS: a number, or a percentage of its pods (at least one).
         unavailable_per_workload: pods of a workload that may be missing, not ready or moving: a number or a percentage (at least one).
         workload_backoff_s: period of perWorkload; first back-off of a pod whose move the planner would undo.
         failure_backoff_s: first back-off of a workload after a failed move or a refused eviction; doubles up to a week.
         usage_lag_s: time until usage shows a move; in this time, later rounds of LowNodeLoad evict no other pod of the node.
         start_timeout_s: time until a replacement must be bound; if it waits for longer, its move did not help.
-        min_success_percent: a strategy stops if less than this share of four or more moves in a day helped; with 0 it never stops.
+        min_success_percent: a strategy stops if less than this share of its moves of a day helped, of at least four; with 0 it never stops.
     """
 
     per_node: Count = 2

@@ -38,7 +38,7 @@ INEFFECTIVE_OUTCOMES: Mapping[MoveOutcome, str] = {
     "returned": "its replacement is on the same node, or in the zone that it should leave",
     "node-still-overutilized": "the node is still overutilized",
     "target-overutilized": "its new node is overutilized too",
-    "cost-not-fallen": "neither its network cost nor its violated dependencies fell",
+    "cost-not-fallen": "its network cost rose, or is the same and no violation ended",
     "not-ready": "its replacement is not ready",
     "not-scheduled": "its replacement has no node",
 }
