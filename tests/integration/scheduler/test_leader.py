@@ -31,8 +31,8 @@ from tests.integration.scheduler.conftest import (
 pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(600)]
 
 NO_WAIT = SchedulerConfig(gates=GatesConfig(max_wait_s=1200, missing_workload_timeout_s=0))
-FOREIGN = "somebodys.example/gate"
-ALONE: dict[str, dict[str, int]] = {"P0": {}, "P1": {}}
+FOREIGN_GATE = "example.com/gate"
+NO_DEPENDENCIES: dict[str, dict[str, int]] = {"P0": {}, "P1": {}}
 
 
 class DeniedClient:
@@ -62,19 +62,21 @@ async def open_gates(client: Client, namespace: str, pod: str) -> None:
 
 
 async def count_placement_events(client: Client, namespace: str, *pods: str) -> list[int]:
-    found = [await list_events(client, namespace, pod) for pod in pods]
-    return [sum(event["reason"] == "NetworkPlacement" for event in events) for events in found]
+    events_by_pod = [await list_events(client, namespace, pod) for pod in pods]
+    return [sum(event["reason"] == "NetworkPlacement" for event in events) for events in events_by_pod]
 
 
 async def test_a_new_leader_reports_no_placement_of_pods_that_were_bound_before(
     client: Client, namespace: str, lead: Lead, zones: MakeZones
 ) -> None:
     await zones("a")
-    await create_group(client, namespace, ALONE)
+    await create_group(client, namespace, NO_DEPENDENCIES)
     start = asyncio.Event()
     async with lead(NO_WAIT, start=start) as controller:
         for name in ("old", "gone"):
-            await create_pod(client, namespace, name, group="a1", workload="P1", schedulingGates=[{"name": FOREIGN}])
+            await create_pod(
+                client, namespace, name, group="a1", workload="P1", schedulingGates=[{"name": FOREIGN_GATE}]
+            )
             await poll_until(lambda: _sees_gated(controller, 1))
             await open_gates(client, namespace, name)
             await bind(client, namespace, name, "n-a")
@@ -84,7 +86,7 @@ async def test_a_new_leader_reports_no_placement_of_pods_that_were_bound_before(
         await create_pod(client, namespace, "probe", group="a1", workload="P0")
         await poll_until(lambda: _is_released(client, namespace, "probe"))
         await client.delete(PODS, "probe", namespace=namespace, grace_period_s=0)
-        await create_pod(client, namespace, "new", group="a1", workload="P1", schedulingGates=[{"name": FOREIGN}])
+        await create_pod(client, namespace, "new", group="a1", workload="P1", schedulingGates=[{"name": FOREIGN_GATE}])
         await poll_until(lambda: _sees_gated(controller, 1))
         await open_gates(client, namespace, "new")
         await bind(client, namespace, "new", "n-a")
@@ -120,25 +122,27 @@ async def test_reservations_of_a_deleted_group_are_released(
 ) -> None:
     """Its pods in another namespace belong to no group then."""
     await zones("a", capacity={"cpu": "2"})
-    await create_group(client, namespace, ALONE, name="first", members=1, namespaces={"P1": admitting_namespace})
+    await create_group(
+        client, namespace, NO_DEPENDENCIES, name="first", members=1, namespaces={"P1": admitting_namespace}
+    )
     async with lead(SchedulerConfig(gates=LONG_WAIT)) as controller:
         await create_pod(
             client,
             admitting_namespace,
-            "theirs",
+            "guest",
             group="first",
             workload="P1",
             requests={"cpu": "2"},
             automountServiceAccountToken=False,
         )
 
-        await poll_until(lambda: _is_released(client, admitting_namespace, "theirs"))
+        await poll_until(lambda: _is_released(client, admitting_namespace, "guest"))
         assert controller.plans.reservations.reserved_by_others("")
         await client.delete(APPGROUPS, "first", namespace=namespace)
         await poll_until(lambda: not controller.state.groups)
-        await client.delete(PODS, "theirs", namespace=admitting_namespace, grace_period_s=0)
-        await create_group(client, namespace, ALONE, name="second", members=1)
-        await create_pod(client, namespace, "ours", group="second", workload="P1", requests={"cpu": "2"})
+        await client.delete(PODS, "guest", namespace=admitting_namespace, grace_period_s=0)
+        await create_group(client, namespace, NO_DEPENDENCIES, name="second", members=1)
+        await create_pod(client, namespace, "own", group="second", workload="P1", requests={"cpu": "2"})
         await poll_until(lambda: controller.plans.planned_condition(f"{namespace}/second") is not None)
         planned = controller.plans.planned_condition(f"{namespace}/second")
         assert planned is not None
@@ -151,7 +155,7 @@ async def test_in_affinity_mode_no_zone_is_required_without_the_right_to_evict(
     """The leader asks for the right when it starts."""
     await zones("a", "b")
     await create_group(client, namespace, {"P1": {"P2": 10}, "P2": {}})
-    found: list[Pod] = []
+    pods: list[Pod] = []
     body = workload_body("p1", "P1", schedulerName=PROFILE)
     async with lead(
         SchedulerConfig(gates=LONG_WAIT, placement="affinity"), writer=cast("Client", DeniedClient(client))
@@ -160,11 +164,11 @@ async def test_in_affinity_mode_no_zone_is_required_without_the_right_to_evict(
         await create_pod(client, namespace, "p2", group="a1", workload="P2", nodeName="n-b")
 
         async def released() -> bool:
-            found[:] = [p for p in await client.list(PODS, Pod, namespace=namespace) if p.workload == "P1"]
-            return bool(found) and not found[0].is_gated
+            pods[:] = [p for p in await client.list(PODS, Pod, namespace=namespace) if p.workload == "P1"]
+            return bool(pods) and not pods[0].is_gated
 
         await poll_until(released)
-    affinity = found[0].spec.affinity
+    affinity = pods[0].spec.affinity
     assert affinity is not None
     assert affinity.node_affinity is not None
     assert affinity.node_affinity.preferred_during_scheduling_ignored_during_execution

@@ -35,8 +35,8 @@ PRIORITIES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityCla
 
 def autoscaler_sees(pod: Pod) -> bool:
     """Whether Cluster Autoscaler would create a node for the pod: it lists unschedulable pods."""
-    found = pod.condition("PodScheduled")
-    return pod.is_waiting and found is not None and found.status == "False" and found.reason == "Unschedulable"
+    scheduled = pod.condition("PodScheduled")
+    return pod.is_waiting and scheduled is not None and scheduled.reason == "Unschedulable"
 
 
 async def test_the_autoscaler_sees_all_pods_of_an_unschedulable_chain(
@@ -56,8 +56,8 @@ async def test_the_autoscaler_sees_all_pods_of_an_unschedulable_chain(
             return all([autoscaler_sees(await read_pod(client, namespace, name)) for name in names])
 
         await poll_until(autoscaler_sees_all)
-        asked = [await read_pod(client, namespace, name) for name in names]
-        assert [pod.spec.affinity for pod in asked] == [None] * len(names)
+        pods = [await read_pod(client, namespace, name) for name in names]
+        assert [pod.spec.affinity for pod in pods] == [None] * len(names)
         for node in ("n-b", "n-c"):
             await ready_node(node, zone="a", region="r", capacity={"cpu": "8"})
         placed = await wait_until_bound(client, namespace, *names)
@@ -109,11 +109,11 @@ async def test_pods_are_preempted_only_on_nodes_that_the_filter_allows(
             for zone in ("a", "b"):
                 await create_pod(client, namespace, f"low-{zone}", requests={"cpu": "2"}, nodeName=f"n-{zone}")
             spec: dict[str, Any] = {"priorityClassName": urgent, "requests": {"cpu": "2"}}
-            made = await create_pod(client, namespace, "p1", group="a1", workload="P1", **spec)
-            gates = {"spec": {"schedulingGates": None}, "metadata": {"uid": made.metadata.uid}}
+            created = await create_pod(client, namespace, "p1", group="a1", workload="P1", **spec)
+            gates = {"spec": {"schedulingGates": None}, "metadata": {"uid": created.metadata.uid}}
             await client.patch(PODS, "p1", gates, Object, namespace=namespace)
             assert await wait_until_bound(client, namespace, "p1") == {"p1": "n-a"}
-            left = {pod.metadata.name for pod in await client.list(PODS, Pod, namespace=namespace)}
+            remaining = {pod.metadata.name for pod in await client.list(PODS, Pod, namespace=namespace)}
     finally:
         await client.delete(PRIORITIES, urgent)
-    assert left == {"p1", "p2", "low-b"}
+    assert remaining == {"p1", "p2", "low-b"}
