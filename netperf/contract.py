@@ -1,6 +1,4 @@
-"""Names that programs, manifests and users share (labels, annotations, the extended resource, objects), the agent's announcement, and the
-pause between readings of connection tracking.
-"""
+"""The contract between agent, controller, manifests and users: names, the announcement, and the pauses of reading connection tracking."""
 
 from __future__ import annotations
 

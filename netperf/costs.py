@@ -179,11 +179,10 @@ def _choose_latencies(
             for p in pairs
             if p in inferred
         }
-    for pair in pairs:
-        if pair not in latencies:
-            latency = _find_last_good_latency(pair, state, fresh_node_pairs, oldest_at_s, unverified=True)
-            if latency is not None:
-                latencies[pair] = latency
+    for pair in [pair for pair in pairs if pair not in latencies]:
+        latency = _find_last_good_latency(pair, state, fresh_node_pairs, oldest_at_s, unverified=True)
+        if latency is not None:
+            latencies[pair] = latency
     return latencies
 
 
@@ -284,11 +283,10 @@ def _is_unreachable(link: ZoneLink, state: CostState, fresh_node_pairs: _FreshNo
     if any(state[pair].is_unreachable for pair in directions):
         # Agents count failures from 1 again after a restart and for new nodes, which is no recovery either.
         return not any(failure.has_answered for failure in failures)
-    if not failures:
-        return False
     has_several_reporters = len({failure.origin.node for failure in failures}) > 1
     required_failures = UNREACHABLE_FAILURES if has_several_reporters else UNREACHABLE_FAILURES_SINGLE_REPORTER
-    return all(not failure.has_answered and failure.failures_in_a_row >= required_failures for failure in failures)
+    lasting_failures = [f for f in failures if not f.has_answered and f.failures_in_a_row >= required_failures]
+    return bool(failures) and lasting_failures == failures
 
 
 def _find_consensus(fresh_node_pairs: _FreshNodePairs, state: CostState, unreachable_links: set[ZoneLink]) -> Consensus:
@@ -331,8 +329,9 @@ def _find_measured_latency(
     fewest_samples = min(p.smoothed.count for p in counted_node_pairs)
     mad_us = min(p.smoothed.mad_us for p in counted_node_pairs)
     noise_us = 2 * mad_us / math.sqrt(max(1, fewest_samples))
-    spread_us = consensus.spread_us_by_link[link] * 1.5 / math.sqrt(len(counted_node_pairs))
-    error_us = max(noise_us, spread_us, MIN_ERROR_US)
+    # The standard deviation of a normal distribution is 1.5 times its median absolute deviation.
+    standard_error_us = 1.5 * consensus.spread_us_by_link[link] / math.sqrt(len(counted_node_pairs))
+    error_us = max(noise_us, standard_error_us, MIN_ERROR_US)
     if link in consensus.disputed_links:
         error_us = max(error_us, INFERRED_ERROR_RATIO * latency_us)
     return _ZonePairLatency(
