@@ -235,6 +235,8 @@ class GroupPlans:
             _check_size(pods, replicas)
             cache_key = self._inputs.cache_key(group, pods)
             await asyncio.sleep(0)  # Key and snapshot of thousands of pods would block the event loop together.
+            if group not in self._state.groups:
+                return  # It was deleted meanwhile.
             snapshot = self._build_snapshot(group, pods)
             with self._metrics.plan_duration.time():
                 plan, below_priority = await self._plan_with_preemption(group, snapshot)

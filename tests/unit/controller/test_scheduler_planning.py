@@ -143,6 +143,15 @@ async def test_the_reservations_of_a_deleted_group_end_while_its_pods_wait() -> 
     assert world.plans.reservations.reserved_by_others("d/g2") == {}
 
 
+async def test_a_group_that_is_deleted_while_its_plan_begins_does_not_end_the_planner() -> None:
+    world = world_with_one_pod()
+    plan = asyncio.create_task(world.plans.make_plan("d/g1"))
+    await asyncio.sleep(0)
+    world.state.on_group_change("d/g1", world.state.groups["d/g1"], None)
+    await plan
+    assert world.planned_snapshots == []
+
+
 @pytest.mark.parametrize("is_complete", [False, True], ids=["incomplete", "complete"])
 async def test_a_started_group_may_use_the_reservations_of_a_group_with_an_incomplete_plan(
     *, is_complete: bool
