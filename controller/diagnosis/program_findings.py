@@ -141,7 +141,7 @@ def _list_pod_fixes(facts: Facts, pods: Sequence[ProgramPod], deployment: str) -
 
 
 def _format_rollout_undo(facts: Facts, deployment: str, failed_hashes: Sequence[str]) -> str:
-    """The command that returns a Deployment to its newest revision without the failed templates; to the previous one if no hash is known."""
+    """The command that returns a Deployment to its newest revision without a failed template; to the previous revision without hashes."""
     undo = facts.format_kubectl("rollout undo deployment/{}", deployment)
     if not failed_hashes:
         return undo

@@ -27,7 +27,7 @@ DEFAULT_INTERVAL_S = PlanOptions().interval_s
 
 
 def build_network(snapshot: ClusterSnapshot) -> NetworkView:
-    """All zones and all ordered pairs of them, with the costs that the scheduler uses, else those of any other NetworkTopology and weight."""
+    """All zones, and all ordered pairs with the costs that the scheduler uses, else with those of another NetworkTopology or weight."""
     topology = _choose_shown_topology(snapshot)
     namespaces = ("", topology.metadata.namespace) if topology is not None else ()
     is_in_use = any(topology == _find_topology_in_use(snapshot, namespace) for namespace in namespaces)

@@ -13,7 +13,7 @@ PROMETHEUS = ROOT / "manifests" / "prometheus"
 
 
 def read_labels_by_series() -> dict[str, set[str]]:
-    """Read docs/metrics.md: name of a series, with the suffix of a histogram -> labels.
+    """Read docs/metrics.md: name of each exported series, with the suffix of a histogram -> labels.
 
     In the document, *pair* stands for the labels that the sentence "*pair* is `a, b`" lists.
     """
@@ -28,11 +28,6 @@ def read_labels_by_series() -> dict[str, set[str]]:
         else:
             labels_by_series[name] = labels
     return labels_by_series
-
-
-def list_exported_series() -> set[str]:
-    """Names of all series that the programs export."""
-    return set(read_labels_by_series())
 
 
 def read_rules(file: str) -> list[dict[str, Any]]:

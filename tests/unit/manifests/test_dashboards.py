@@ -9,13 +9,7 @@ from typing import Any
 
 import yaml
 
-from tests.unit.manifests.metric_names import (
-    ROOT,
-    list_exported_series,
-    list_recorded_series,
-    read_labels_by_series,
-    read_rules,
-)
+from tests.unit.manifests.metric_names import ROOT, list_recorded_series, read_labels_by_series, read_rules
 
 FOLDER = ROOT / "manifests" / "grafana"
 DASHBOARDS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) for path in FOLDER.glob("*.json")}
@@ -26,13 +20,9 @@ PANELS = [
     if panel["type"] != "row"
 ]
 TARGETS = [(title, target) for title, panel in PANELS for target in panel["targets"]]
-METRICS = list_exported_series() | list_recorded_series()
-METRICS |= {
-    "up",
-    "ALERTS",
-    "process_resident_memory_bytes",
-    "process_cpu_seconds_total",
-}  # of Prometheus and its client
+METRICS = read_labels_by_series().keys() | list_recorded_series()
+# Metrics of Prometheus and its client.
+METRICS |= {"up", "ALERTS", "process_resident_memory_bytes", "process_cpu_seconds_total"}
 PROMQL_WORDS = {
     *("sum", "max", "min", "count", "avg", "rate", "increase", "by", "or", "and", "vector", "le"),
     *("histogram_quantile", "label_values", "quantile", "time"),
