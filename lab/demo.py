@@ -33,7 +33,7 @@ from controller.cluster.pods import OUR_SCHEDULER, PLACEMENT_LABEL
 from controller.topology.weights import zone_costs_of
 from kubekit import conditions, quantity
 from kubekit.client import Client
-from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, Object, Pod, Resource
+from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, SERVICES, Object, Pod
 from lab import boutique, namespaces, report
 from lab.cluster import ALL_COMPONENTS, Lab
 from lab.controlplane import object_exists
@@ -59,7 +59,6 @@ _REAL_POD_SHARE = 0.21
 _REQUESTS_PER_S, _LOAD_S, _WARM_UP_S = 8, 40, 5
 COMPONENTS = ("controller-manager", "kwok")
 FRONTEND = "frontend"
-SERVICES = Resource("", "v1", "services", "Service")
 MIN_SAMPLES = 3
 """Samples that a zone pair needs, from any of its node pairs."""
 _POLL_S = 0.2

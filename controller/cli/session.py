@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from controller.cli.workload_controller import WorkloadController
-from controller.cluster.crds import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, SERVICES, AppGroup, NetworkTopology
+from controller.cluster.crds import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import Pod
 from controller.cluster.services import Service
@@ -37,6 +37,7 @@ from kubekit.wire import (
     NAMESPACES,
     NODES,
     PODS,
+    SERVICES,
     STATEFUL_SETS,
     ConfigMap,
     Node,

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES, SERVICES, AppGroup, NetworkTopology
+from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import Pod
 from controller.cluster.services import Service
@@ -16,7 +16,7 @@ from kubekit.client import Client
 from kubekit.reflector import Reflector
 from kubekit.selectors import parse_selector
 from kubekit.stores import FilteredStore, Handler, Store
-from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, ConfigMap, Node, Object
+from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, SERVICES, ConfigMap, Node, Object
 from netperf.contract import AGENT_POD_SELECTOR, PLAN_LABEL, PLAN_SELECTOR
 
 T = TypeVar("T")

@@ -10,7 +10,6 @@ from typing import Any
 from kubekit.wire import Condition, Object, Resource, Wire
 from netperf.contract import CONTROLLER
 
-SERVICES = Resource("", "v1", "services", "Service")
 APPGROUPS = Resource("appgroup.diktyo.x-k8s.io", "v1alpha1", "appgroups", "AppGroup")
 NETWORK_TOPOLOGIES = Resource("networktopology.diktyo.x-k8s.io", "v1alpha1", "networktopologies", "NetworkTopology")
 

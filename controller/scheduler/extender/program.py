@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
-from controller.cluster.crds import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, SERVICES, AppGroup, NetworkTopology
+from controller.cluster.crds import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
 from controller.cluster.pods import Pod
 from controller.cluster.services import Service as KubernetesService
 from controller.scheduler.config import SchedulerConfig
@@ -21,7 +21,7 @@ from kubekit.health import EventLoopMonitor, InformerMetrics, describe_stale_sto
 from kubekit.http import HealthChecks, Server
 from kubekit.reflector import Reflector
 from kubekit.runtime import run_memory_compaction, supervise
-from kubekit.wire import NAMESPACES, NODES, PODS, Node, Object
+from kubekit.wire import NAMESPACES, NODES, PODS, SERVICES, Node, Object
 from netperf.contract import NETAWARE_NAMESPACE
 
 log = logs.get("controller.scheduler.extender.program")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from controller.cli.session import Session
-from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES, SERVICES, AppGroup, NetworkTopology
+from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
 from controller.convert.spellings import convert_documents
 from controller.diagnosis.events import EventReporter
 from controller.topology.weights import zone_costs_of
@@ -19,7 +19,7 @@ from kubekit.client import MERGE_PATCH, Client
 from kubekit.conditions import find_condition
 from kubekit.errors import ApiError
 from kubekit.events import EventRecorder
-from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, EVENTS, PODS, Object, Pod, Resource
+from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, EVENTS, PODS, SERVICES, Object, Pod, Resource
 from lab.polling import poll_until
 from lab.programs import Program
 from tests.integration.conftest import MakeNode, crd_bodies, remove_crds
