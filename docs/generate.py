@@ -122,7 +122,8 @@ def format_type(kind: Any) -> str:
         bounds = [
             re.sub(rf"(\S+) to (?:{YEAR_S}|1000000)$", r"≥ \1", str(m)) for m in parts[1:] if isinstance(m, Range)
         ] + [f"{sign} {getattr(m, name)}" for m in limits for name, sign in _BOUNDS if getattr(m, name) is not None]
-        return ", ".join([*([format_type(parts[0])] if parts[0] is not float or not bounds else []), *bounds])
+        names = [format_type(parts[0])] if parts[0] is not float or not bounds else []
+        return re.sub(r"≥ (\S+), ≤ (\S+)", r"\1 to \2", ", ".join([*names, *bounds]))
     if origin is typing.Literal:
         return ", ".join(f"`{part}`" if part else "empty" for part in parts)
     if origin in {typing.Union, types.UnionType}:
