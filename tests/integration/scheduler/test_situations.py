@@ -38,7 +38,7 @@ ZONES = ("z0", "z1", "z2")
 BOTH_WAYS = symmetric_costs({("z0", "z1"): 5, ("z1", "z2"): 5, ("z0", "z2"): 50})
 CHAIN = ("web", "m", "db")
 LIMIT, REPLICAS = 10, 2
-FOREIGN_GATE = "somebodys.example/gate"
+FOREIGN_GATE = "example.com/gate"
 SHORT_WAIT = GatesConfig(max_wait_s=5, missing_workload_timeout_s=1)
 PRIORITIES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", is_namespaced=False)
 DRA = "resource.k8s.io"
@@ -92,7 +92,7 @@ class Stage:
     async def wait_until_placed(
         self, count: int = REPLICAS * len(CHAIN), *, other_than: frozenset[str] = frozenset()
     ) -> None:
-        """Wait until so many pods of the group are there, each bound, and none of those with these UIDs."""
+        """Wait until the group has this number of pods, all of them bound, and none with one of these UIDs."""
 
         async def placed() -> bool:
             pods = await self.active_pods()
@@ -105,10 +105,10 @@ class Stage:
 
     async def zones(self) -> dict[str, list[str]]:
         """Workload -> zones of its pods."""
-        found: dict[str, list[str]] = {name: [] for name in CHAIN}
+        zones: dict[str, list[str]] = {name: [] for name in CHAIN}
         for pod in await self.active_pods():
-            found[pod.workload].append(self.zone_of[pod.spec.node_name])
-        return found
+            zones[pod.workload].append(self.zone_of[pod.spec.node_name])
+        return zones
 
     async def count_violations(self) -> int:
         """Pairs of caller and callee that exceed their limit."""
@@ -135,12 +135,10 @@ async def scale(stage: Stage) -> None:
 
 
 async def cordoned(stage: Stage) -> None:
-    before = await stage.pod_uids()
     for node, zone in stage.zone_of.items():
         if zone == "z0":
             await cordon(stage.client, node)
-    await stage.delete_all()
-    await stage.wait_until_placed(other_than=before)
+    await recreate(stage)
 
 
 async def other_gates(stage: Stage) -> None:
@@ -149,10 +147,10 @@ async def other_gates(stage: Stage) -> None:
     await poll_until(lambda: stage.has_active_pods(REPLICAS * len(CHAIN)))
     await asyncio.sleep(SHORT_WAIT.max_wait_s + 1)
     for pod in await stage.active_pods():
-        assert pod.is_gated, "ours waits for theirs"
-        left = [{"name": gate.name} for gate in pod.spec.scheduling_gates or () if gate.name != FOREIGN_GATE]
+        assert pod.is_gated, "our gate waits for the other gate"
+        gates = [{"name": gate.name} for gate in pod.spec.scheduling_gates or () if gate.name != FOREIGN_GATE]
         path = f"/api/v1/namespaces/{stage.namespace}/pods/{pod.metadata.name}"
-        await stage.client.request("PATCH", path, body={"spec": {"schedulingGates": left}}, content_type=MERGE_PATCH)
+        await stage.client.request("PATCH", path, body={"spec": {"schedulingGates": gates}}, content_type=MERGE_PATCH)
     await stage.wait_until_placed()
 
 
@@ -175,8 +173,8 @@ async def foreign_affinity(stage: Stage) -> None:
     for node in ("n-z1-0", "n-z2-0"):
         await create_pod(stage.client, stage.namespace, f"noisy-{node}", labels={"app": "noisy"}, nodeName=node)
     term = {"labelSelector": {"matchLabels": {"app": "noisy"}}, "topologyKey": ZONE}
-    anti = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
-    await stage.deploy("m", affinity={"podAntiAffinity": anti})
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+    await stage.deploy("m", affinity={"podAntiAffinity": required})
     await stage.deploy("web", "db")
     await stage.wait_until_placed()
 
@@ -250,19 +248,19 @@ async def stage(
     lead: Lead,
 ) -> AsyncIterator[Stage]:
     placement, situation = request.param
-    made = Stage(client, namespace, placement, lead, zoned=situation is not unlabelled)
-    for node, zone in made.zone_of.items():
+    new_stage = Stage(client, namespace, placement, lead, zoned=situation is not unlabelled)
+    for node, zone in new_stage.zone_of.items():
         await ready_node(node, zone=zone, region="r" if zone else "", capacity={"cpu": "4"})
     await set_costs(client, namespace, BOTH_WAYS)
     calls: dict[str, dict[str, int]] = {a: {b: LIMIT} for a, b in pairwise(CHAIN)} | {CHAIN[-1]: {}}
     await create_group(client, namespace, calls, members=REPLICAS * len(CHAIN), algorithm="ReverseKahn")
-    async with made.objects, made.extender, made.leader:
-        await scheduler(extender_url=await made.extender.enter_async_context(extender(made.config)))
-        await made.restart_leader()
+    async with new_stage.objects, new_stage.extender, new_stage.leader:
+        await scheduler(extender_url=await new_stage.extender.enter_async_context(extender(new_stage.config)))
+        await new_stage.restart_leader()
         if situation in WITH_PLACED_GROUP:
-            await made.deploy(*CHAIN)
-            await made.wait_until_placed()
-        yield made
+            await new_stage.deploy(*CHAIN)
+            await new_stage.wait_until_placed()
+        yield new_stage
 
 
 @pytest.mark.parametrize(
