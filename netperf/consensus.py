@@ -170,7 +170,8 @@ def _median_of_others_us(latency: NodePairLatency, latencies: Iterable[NodePairL
 def _find_suspects(latencies_by_link: Mapping[ZoneLink, list[NodePairLatency]]) -> list[NodePairLatency]:
     """The latencies to ignore next.
 
-    If one node is contradicted most, these are its contradicted latencies; else the latencies of a link that contradict its majority.
+    If one node is contradicted most, these are its contradicted latencies, without those that others reported on links where it is one end
+    of every latency. Else they are the latencies of a link that contradict its majority.
     """
     contradictions = _find_contradictions(latencies_by_link)
     severity = contradictions.severity

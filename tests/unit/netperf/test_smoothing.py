@@ -12,13 +12,13 @@ from netperf.smoothing import add_sample, replace_newest_sample
 @pytest.mark.parametrize(
     ("earlier_us", "replaced_us", "new_us", "window_us"),
     [
-        ([1000.0] * 3, 1000.0, 5000.0, [1000.0] * 3),
-        ([1000.0], 5000.0, 1010.0, [1000.0, 1010.0]),
-        ([1000.0], 5000.0, 9000.0, [1000.0]),
-        ([1000.0] * 3, 1000.0, 1010.0, [1000.0] * 3 + [1010.0]),
-        ([1000.0, 5000.0], 5000.0, 9000.0, [5000.0]),
-        ([1000.0], 1090.0, 1180.0, [1000.0]),
-        ([], 1000.0, 5000.0, [5000.0]),
+        pytest.param([1000.0] * 3, 1000.0, 5000.0, [1000.0] * 3, id="near to outlier"),
+        pytest.param([1000.0], 5000.0, 1010.0, [1000.0, 1010.0], id="outlier to near"),
+        pytest.param([1000.0], 5000.0, 9000.0, [1000.0], id="outlier to outlier"),
+        pytest.param([1000.0] * 3, 1000.0, 1010.0, [1000.0] * 3 + [1010.0], id="near to near"),
+        pytest.param([1000.0, 5000.0], 5000.0, 9000.0, [5000.0], id="confirmation to outlier"),
+        pytest.param([1000.0], 1090.0, 1180.0, [1000.0], id="outlier only without the replaced sample"),
+        pytest.param([], 1000.0, 5000.0, [5000.0], id="only sample"),
     ],
 )
 def test_a_sample_written_again_within_a_round_replaces_the_one_before(
