@@ -97,7 +97,7 @@ class ResultsQueue:
 
     def set_pairs(self, keys: Collection[str], interval_s: float) -> None:
         """Forget all pairs but those with these sample keys, and set the length of a round."""
-        self._result_by_key = {key: pair for key, pair in self._result_by_key.items() if key in keys}
+        self._result_by_key = {key: result for key, result in self._result_by_key.items() if key in keys}
         self._interval_s = interval_s
         self._signal_if_due()
 
@@ -108,37 +108,37 @@ class ResultsQueue:
 
     def forget_written(self) -> None:
         """Forget the written samples and failures, because the next object may be empty."""
-        for pair in self._result_by_key.values():
-            pair.written_sample = pair.failure_written_at_s = None
+        for result in self._result_by_key.values():
+            result.written_sample = result.failure_written_at_s = None
 
     def add_sample(self, sample: Sample) -> None:
         """Queue a sample, to be written soon unless it is equivalent to the written one."""
-        pair = self._pair_of(sample.origin, sample.destination, sample.measurement.test)
-        pair.failure, written_sample = None, pair.written_sample
-        pair.is_urgent = (
-            pair.is_urgent
-            or pair.failure_written_at_s is not None
+        result = self._result_of(sample.origin, sample.destination, sample.measurement.test)
+        result.failure, written_sample = None, result.written_sample
+        result.is_urgent = (
+            result.is_urgent
+            or result.failure_written_at_s is not None
             or written_sample is None
-            or self._now_s() - pair.written_at_s >= refresh_interval_s(self._interval_s)
-            or pair.equivalent_writes < MIN_EQUIVALENT_WRITES
+            or self._now_s() - result.written_at_s >= refresh_interval_s(self._interval_s)
+            or result.equivalent_writes < MIN_EQUIVALENT_WRITES
             or not is_equivalent(sample, written_sample)
         )
-        pair.sample = sample
+        result.sample = sample
         self._signal_if_due()
 
     def add_failure(self, failure: Failure, test: Test) -> None:
         """Queue a failure in place of a waiting sample; ignore it after `MAX_URGENT_FAILURES` in a row while the written one is fresh."""
-        pair = self._pair_of(failure.origin, failure.destination, test)
-        age_s = self._now_s() - pair.failure_written_at_s if pair.failure_written_at_s is not None else float("inf")
+        result = self._result_of(failure.origin, failure.destination, test)
+        age_s = self._now_s() - result.failure_written_at_s if result.failure_written_at_s is not None else float("inf")
         if failure.failures_in_a_row <= MAX_URGENT_FAILURES or age_s >= refresh_interval_s(self._interval_s):
-            pair.sample, pair.is_urgent, pair.failure, pair.is_failure_over = None, False, failure, False
+            result.sample, result.is_urgent, result.failure, result.is_failure_over = None, False, failure, False
             self._signal_if_due()
 
     def clear_failure(self, origin: NodeLocation, destination: NodeLocation, test: Test) -> None:
         """Queue the removal of the failure, because the peer answered again."""
-        pair = self._pair_of(origin, destination, test)
-        if pair.failure is not None or pair.failure_written_at_s is not None:
-            pair.failure, pair.is_failure_over = None, True
+        result = self._result_of(origin, destination, test)
+        if result.failure is not None or result.failure_written_at_s is not None:
+            result.failure, result.is_failure_over = None, True
             self._signal_if_due()
 
     def select_pending(self) -> list[PairResult]:
@@ -147,34 +147,38 @@ class ResultsQueue:
             return []
         # Copies, because results are added while these are written.
         return [
-            copy(pair) for pair in self._result_by_key.values() if pair.sample or pair.failure or pair.removes_failure
+            copy(result)
+            for result in self._result_by_key.values()
+            if result.sample or result.failure or result.removes_failure
         ]
 
     def mark_written(self, results: Collection[PairResult]) -> None:
         """Record results of `select_pending` as written."""
         now_s = self._now_s()
-        for result in results:
-            pair = self._result_by_key.get(result.key)
-            if pair is None:
+        for written in results:
+            result = self._result_by_key.get(written.key)
+            if result is None:
                 continue
-            if result.failure is not None:
-                pair.failure_written_at_s = now_s
-                pair.failure = None if pair.failure is result.failure else pair.failure
+            if written.failure is not None:
+                result.failure_written_at_s = now_s
+                result.failure = None if result.failure is written.failure else result.failure
                 continue
-            pair.failure_written_at_s, pair.is_failure_over = None, False
-            if result.sample is not None:
-                is_repeated = pair.written_sample is not None and is_equivalent(result.sample, pair.written_sample)
-                pair.equivalent_writes = pair.equivalent_writes + 1 if is_repeated else 1
-                pair.written_sample, pair.written_at_s = result.sample, now_s
-                if pair.sample is result.sample:
-                    pair.sample, pair.is_urgent = None, False
+            result.failure_written_at_s, result.is_failure_over = None, False
+            if written.sample is not None:
+                is_repeated = result.written_sample is not None and is_equivalent(written.sample, result.written_sample)
+                result.equivalent_writes = result.equivalent_writes + 1 if is_repeated else 1
+                result.written_sample, result.written_at_s = written.sample, now_s
+                if result.sample is written.sample:
+                    result.sample, result.is_urgent = None, False
 
-    def _pair_of(self, origin: NodeLocation, destination: NodeLocation, test: Test) -> PairResult:
+    def _result_of(self, origin: NodeLocation, destination: NodeLocation, test: Test) -> PairResult:
         key = sample_key(origin, destination, test)
         return self._result_by_key.setdefault(key, PairResult(key, test))
 
     def _is_due(self) -> bool:
-        return any(pair.is_urgent or pair.failure or pair.is_failure_over for pair in self._result_by_key.values())
+        return any(
+            result.is_urgent or result.failure or result.is_failure_over for result in self._result_by_key.values()
+        )
 
     def _signal_if_due(self) -> None:
         if self._is_due():
