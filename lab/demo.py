@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -94,7 +95,7 @@ class Demo:
         return bool(self.lab.real_nodes.nodes)
 
     async def run(self) -> report.DemoReport:
-        """Place the application with both schedulers, and compare the placements; ``elapsed_s`` is 0."""
+        """Place the application with both schedulers; return the report, with 0 as ``elapsed_s`` and without ``images``."""
         medians = await self._wait_until_measured()
         self.print_progress("deploying the Online Boutique with the default scheduler")
         default, default_latency = await self._deploy_and_measure("default-scheduler", "boutique-default")
@@ -162,7 +163,7 @@ class Demo:
             has_costs = condition is not None and condition.status == "True"
             return has_costs and len(medians) == 2 * pair_count == len(zone_costs_of(network.weight(NETPERF_COSTS)))
 
-        await self._wait_until(is_measured, lambda: missing, timeout_s)
+        await self._poll_until(is_measured, lambda: missing, timeout_s)
         return medians
 
     async def _read_newest_samples(self, network: NetworkTopology) -> dict[frozenset[str], list[Sample]]:
@@ -190,22 +191,26 @@ class Demo:
             application = boutique.shuffle_deployments(application, self.seed)
         await self.client.create(NAMESPACES, {"metadata": {"name": namespace, "labels": labels or {}}}, Object)
         account = partial(object_exists, self.client, SERVICE_ACCOUNTS, "default", namespace)
-        await self._wait_until(account, f"namespace {namespace}")
+        await self._poll_until(account, f"namespace {namespace}")
         await self.client.create(APPGROUPS, application.group, Object, namespace=namespace)
-        await self._wait_until(lambda: self._is_ordered(namespace), "the controller to order the AppGroup")
+        await self._poll_until(lambda: self._is_ordered(namespace), "the controller to order the AppGroup")
         for resource, objects in ((SERVICES, application.services), (DEPLOYMENTS, application.deployments)):
             for item in objects.values():
                 await self.client.create(resource, item, Object, namespace=namespace)
-        pod_count = len(application.deployments)
-        await self._wait_until(lambda: self._is_placed(namespace, pod_count), f"{pod_count} pods to be placed")
-        pods = await self.client.list(PODS, Pod, namespace=namespace)
+
+        async def find_placed_pods() -> list[Pod] | None:
+            pods = await self.client.list(PODS, Pod, namespace=namespace)
+            bound_pods = [pod for pod in pods if pod.spec.node_name]
+            return bound_pods if len(bound_pods) == len(application.deployments) else None
+
+        pods = await self._poll_until(find_placed_pods, f"{len(application.deployments)} pods to be placed")
         selectors = {w["workload"]["selector"]: w["workload"]["name"] for w in application.group["spec"]["workloads"]}
         node_by_workload = {selectors[p.metadata.label(WORKLOAD_LABEL)]: p.spec.node_name for p in pods}
         latency = (
             await self._measure_request_latency(namespace, node_by_workload[FRONTEND]) if self.has_real_nodes else None
         )
         await self.client.delete(NAMESPACES, namespace)
-        await self._wait_until(lambda: self._is_gone(namespace), "the pods to be deleted")
+        await self._poll_until(lambda: self._is_gone(namespace), "the pods to be deleted")
         return node_by_workload, latency
 
     async def _measure_request_latency(self, namespace: str, node: str) -> report.RequestLatency:
@@ -257,19 +262,15 @@ class Demo:
             )
         return edges
 
-    async def _wait_until(
+    async def _poll_until(
         self, check: Callable[[], object], description: str | Callable[[], str], timeout_s: float = _PLACE_TIMEOUT_S
-    ) -> None:
+    ) -> Any:
         on_retry = self.lab.programs.check_running
-        await poll_until(check, description, timeout_s, every_s=_POLL_S, on_retry=on_retry, error=LabError)
+        return await poll_until(check, description, timeout_s, every_s=_POLL_S, on_retry=on_retry, error=LabError)
 
     async def _is_ordered(self, namespace: str) -> bool:
         groups = await self.client.list(APPGROUPS, AppGroup, namespace=namespace)
         return bool(groups and groups[0].status.topology_order)
-
-    async def _is_placed(self, namespace: str, pod_count: int) -> bool:
-        pods = await self.client.list(PODS, Pod, namespace=namespace)
-        return sum(bool(p.spec.node_name) for p in pods) == pod_count
 
     async def _is_gone(self, namespace: str) -> bool:
         return not await self.client.list(PODS, Pod, namespace=namespace)

@@ -32,15 +32,6 @@ DATAGRAM_DURATION_S = 10.0
 """Long enough for a p90 from at most four datagrams a second."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of ``serve ADDRESS`` and ``probe ADDRESS``."""
-    parser = argparse.ArgumentParser(prog="python -m lab.measure", description=__doc__)
-    parser.add_argument("verb", choices=("serve", "probe"))
-    parser.add_argument("address", help="address to serve on, or to probe")
-    parser.add_argument("--prober", choices=("netperf", "datagrams"), default="netperf")
-    return parser
-
-
 async def serve_probes(address: str, prober: str, passphrase: bytes) -> None:
     """Answer probes until cancelled."""
     if prober == "datagrams":
@@ -88,7 +79,11 @@ async def measure_with_datagrams(address: str, passphrase: bytes) -> Measurement
 
 def main() -> int:
     """Run the command line; return the exit code."""
-    args = build_parser().parse_args()
+    parser = argparse.ArgumentParser(prog="python -m lab.measure", description=__doc__)
+    parser.add_argument("verb", choices=("serve", "probe"))
+    parser.add_argument("address", help="address to serve on, or to probe")
+    parser.add_argument("--prober", choices=("netperf", "datagrams"), default="netperf")
+    args = parser.parse_args()
     logs.configure(level="warning")
     passphrase = os.environ[PASSPHRASE_VARIABLE].encode()
     run = serve_probes if args.verb == "serve" else probe_and_print

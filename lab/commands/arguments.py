@@ -12,13 +12,13 @@ from kubekit.errors import ConfigError
 from lab.progress import ProgressPrinter
 from lab.topology import DEFAULT_TOPOLOGY, KUBELETS, REAL, TOPOLOGY_DIR, Topology, load_topology
 
-_DEFAULT_NAME = "lab"
+DEFAULT_NAME = "lab"
 
 
 def add_name(parser: argparse.ArgumentParser) -> None:
     """Add the option ``--name``."""
     parser.add_argument(
-        "--name", default=_DEFAULT_NAME, help="which lab; labs of different names run side by side (%(default)s)"
+        "--name", default=DEFAULT_NAME, help="which lab; labs of different names run side by side (%(default)s)"
     )
 
 
@@ -60,11 +60,6 @@ def make_progress_printer() -> ProgressPrinter:
         console.print(f"[dim]{time.monotonic() - started:6.1f} s[/]  {text}", highlight=False, soft_wrap=True)
 
     return print_progress
-
-
-def format_name_option(name: str) -> str:
-    """The ``--name`` option of a printed command; empty for the default name."""
-    return "" if name == _DEFAULT_NAME else f" --name {name}"
 
 
 def read_topology(text: str, kubelets: str | None = None) -> Topology | None:

@@ -195,7 +195,7 @@ def _print_usage(lab: dict[str, Any], *, as_json: bool) -> None:
         for node in lab["nodes"]:
             table.add_row(node["name"], node["region"], node["zone"], node["address"], node["netns"], node["kubelet"])
         console.print(table)
-    option = arguments.format_name_option(lab["name"])
+    option = "" if lab["name"] == arguments.DEFAULT_NAME else f" --name {lab['name']}"
     console.print(f"export KUBECONFIG={lab['kubeconfig']}", soft_wrap=True)
     console.print(f"{lab['kubectl']} get nodes -L topology.kubernetes.io/zone", soft_wrap=True)
     if lab["nodes"]:

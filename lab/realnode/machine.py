@@ -52,7 +52,12 @@ def check_machine(environment: Mapping[str, str], nft: Path, *, node_count: int)
 
 def choose_snapshotter(folder: Path) -> str:
     """Return the snapshotter that containerd can use in this folder: ``overlayfs`` if possible, else ``native``."""
-    return "overlayfs" if _supports_overlay(folder) else "native"
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        for name in ("lower", "upper", "work", "merged"):
+            (Path(scratch) / name).mkdir()
+        options = f"lowerdir={scratch}/lower,upperdir={scratch}/upper,workdir={scratch}/work"
+        mount = ["mount", "-t", "overlay", "-o", options, "overlay", f"{scratch}/merged"]
+        return "native" if _try_command([*_UNSHARE, *mount], {}, "") else "overlayfs"
 
 
 def _find_tool(tool: str) -> str | None:
@@ -111,16 +116,6 @@ def _is_inotify_instance(descriptor: Path) -> bool:
     except OSError:
         # The descriptor has been closed since.
         return False
-
-
-def _supports_overlay(folder: Path) -> bool:
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        for name in ("lower", "upper", "work", "merged"):
-            (Path(scratch) / name).mkdir()
-        options = f"lowerdir={scratch}/lower,upperdir={scratch}/upper,workdir={scratch}/work"
-        return not _try_command(
-            [*_UNSHARE, "mount", "-t", "overlay", "-o", options, "overlay", f"{scratch}/merged"], {}, ""
-        )
 
 
 def _try_command(argv: list[str], environment: Mapping[str, str], text: str) -> str:

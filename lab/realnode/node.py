@@ -188,19 +188,17 @@ class RealNode:
             config_files.build_registry_hosts(self.registry_url)
         )
         (etc / "cni/net.d/10-lab.conflist").write_text(config_files.build_cni_config(self.network.pod_ranges))
-        (etc / "kubernetes/kubelet.yaml").write_text(self._build_kubelet_config())
-        (etc / "kubernetes/proxy.yaml").write_text(
-            config_files.build_proxy_config(node=self.name, cluster_pod_range=self.cluster_pod_range)
-        )
-        self._write_credentials(etc / "kubernetes")
-
-    def _build_kubelet_config(self) -> str:
         node = self.network.node
-        return config_files.build_kubelet_config(
+        kubelet_config = config_files.build_kubelet_config(
             dns=SERVICE_DNS,
             max_pods=min(quantity.parse_int(node.pods), MAX_PODS_PER_NODE),
             reserved=compute_system_reserved(node.cpu, node.memory),
         )
+        (etc / "kubernetes/kubelet.yaml").write_text(kubelet_config)
+        (etc / "kubernetes/proxy.yaml").write_text(
+            config_files.build_proxy_config(node=self.name, cluster_pod_range=self.cluster_pod_range)
+        )
+        self._write_credentials(etc / "kubernetes")
 
     def _write_credentials(self, folder: Path) -> None:
         authority = self.control_plane.authority

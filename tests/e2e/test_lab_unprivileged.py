@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.e2e.labs import LabCommand
+from tests.e2e.real_cluster import Cluster
 
 DROP_PRIVILEGES = ["setpriv", "--bounding-set=-net_admin,-sys_admin", "--"]
 
@@ -38,8 +39,7 @@ def test_the_host_reaches_a_lab_in_a_user_namespace(lab_command: LabCommand) -> 
         assert started.returncode == 0, started.stderr
         lab = json.loads(started.stdout)
         assert lab["server"].startswith("https://127.0.0.1:")
-        argv = [lab["kubectl"], "--kubeconfig", lab["kubeconfig"], "get", "nodes", "-o", "name"]
-        nodes = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=30).stdout.split()
+        nodes = Cluster(lab).run("get", "nodes", "-o", "name").split()
         assert nodes == [f"node/n{i}" for i in range(1, 9)]
         list_names = [*lab["enter_command"], "ls", "/run/netns"]
         names = subprocess.run(list_names, check=True, capture_output=True, text=True, timeout=30).stdout.split()

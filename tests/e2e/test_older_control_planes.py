@@ -6,7 +6,7 @@ The first run builds the oldest control plane, which takes some minutes.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -18,13 +18,14 @@ from controller.cluster.pods import TARGET_ANNOTATION, PlacementMode
 from kubekit import conditions
 from kubekit.client import Client
 from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Object, Pod
-from lab import boutique, polling
+from lab import boutique
 from lab.build import Binaries, find_or_build_programs
 from lab.cluster import Lab
 from lab.controlplane import object_exists
 from lab.demo import COMPONENTS
 from lab.errors import BootError
 from lab.installation import get_network_topology, install
+from lab.polling import poll_until
 from lab.topology import load_topology
 from netperf.contract import ZONE_LABEL
 from tests.integration.manifests.kubectl import write_kustomization
@@ -33,6 +34,7 @@ from tests.support.tools.builds import OLDEST_CONTROL_PLANE
 
 DEADLINE_S = 360.0
 BOUTIQUE = "boutique"
+wait_until = partial(poll_until, timeout_s=DEADLINE_S, every_s=0.3)
 
 pytestmark = [pytest.mark.minors, pytest.mark.timeout(1500, func_only=True)]
 
@@ -188,7 +190,3 @@ class Steps:
         body = {"apiVersion": "v1", "kind": "Pod", **pod, "metadata": {**pod["metadata"], "name": "dry-run"}}
         response = await self._client.request("POST", f"{PODS.path(BOUTIQUE)}?dryRun=All", body=body)
         return bool(json.loads(response)["spec"].get("schedulingGates"))
-
-
-async def wait_until(check: Callable[[], Awaitable[bool]], description: str) -> None:
-    await polling.poll_until(check, description, DEADLINE_S, every_s=0.3)
