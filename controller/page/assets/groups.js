@@ -81,17 +81,12 @@ function layOutColumns(group) {
 // Returns the length of the longest path from a root, by selector.
 function findDepths(group) {
   const depths = new Map(group.workloads.map((workload) => [workload.selector, 0]));
-  // The number of workloads bounds the rounds and the depth, because a cycle would never end.
-  for (let round = 0; round < group.workloads.length; round++) {
-    let hasChanged = false;
-    for (const dependency of group.dependencies) {
-      const depth = Math.min(depths.get(dependency.caller) + 1, group.workloads.length - 1);
-      if (depths.get(dependency.callee) < depth && round < group.workloads.length - 1) {
-        depths.set(dependency.callee, depth);
-        hasChanged = true;
-      }
+  // No path without a cycle is longer; with a cycle, depths would never stop growing.
+  const maxDepth = group.workloads.length - 1;
+  for (let round = 0; round < maxDepth; round++) {
+    for (const { caller, callee } of group.dependencies) {
+      depths.set(callee, Math.max(depths.get(callee), Math.min(depths.get(caller) + 1, maxDepth)));
     }
-    if (!hasChanged) break;
   }
   return depths;
 }
