@@ -281,7 +281,7 @@ def test_a_cleanup_removes_our_limits_and_ifbs_of_all_pods_and_nothing_else() ->
     assert rules.plan_cleanup(foreign_state) == []
 
 
-def test_our_ifbs_are_removed_with_their_pod_and_others_stay() -> None:
+def test_our_ifbs_are_removed_with_their_pod_or_limit_and_others_stay() -> None:
     ifb_of_deleted_pod = replace(IFB_DEVICE, alias="netaware:gone")
     foreign_ifb = state.Device(index=31, name="bwp0000000000ff", kind="ifb")
     ifb_in_use = replace(IFB_DEVICE, index=32, name="bwp0000000000aa", alias="netaware:here")
@@ -289,13 +289,9 @@ def test_our_ifbs_are_removed_with_their_pod_and_others_stay() -> None:
     devices, filters = (ifb_of_deleted_pod, foreign_ifb, ifb_in_use, unused_ifb), (replace(REDIRECT, target_index=32),)
     plan = plan_for(make_pod(), devices=devices, filters=filters, qdiscs=(INGRESS_QDISC,))
     assert plan.actions == (state.DeleteIfb(IFB), state.DeleteIfb("bwp0000000000bb"))
-
-
-def test_an_ifb_that_the_next_repair_uses_stays() -> None:
-    (action,) = plan_for(make_pod(egress=RATE), devices=(OUR_IFB,)).actions
-    assert isinstance(action, state.SetEgressLimit)
-    # The device of a pod without a known sandbox stays too.
-    assert plan_for(make_pod(egress=RATE), devices=(OUR_IFB,), sandbox=None).actions == ()
+    (repair,) = plan_for(make_pod(egress=RATE), devices=(OUR_IFB,)).actions
+    assert isinstance(repair, state.SetEgressLimit), "the repair uses the ifb"
+    assert plan_for(make_pod(egress=RATE), devices=(OUR_IFB,), sandbox=None).actions == (), "the sandbox is unknown yet"
 
 
 def test_the_device_of_eth0_counts_among_several_networks() -> None:

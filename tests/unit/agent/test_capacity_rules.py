@@ -102,7 +102,6 @@ def routes(*devices: int, multipath: bool = False) -> tuple[Route, ...]:
 @pytest.mark.parametrize(
     ("links", "default_routes", "expected"),
     [
-        pytest.param((bond("active-backup", active_slave_index=3), FAST, SLOW), routes(2), 10 * G, id="active backup"),
         pytest.param((bond("active-backup", active_slave_index=4), FAST, SLOW), routes(2), G, id="after a failover"),
         pytest.param((bond("active-backup"), FAST, SLOW), routes(2), "has no active slave", id="no active slave"),
         pytest.param((bond("802.3ad", active_aggregator=1), *LACP_PORTS), routes(2), 50 * G, id="LACP: one aggregator"),
