@@ -98,13 +98,13 @@ def test_one_seed_gives_one_placement_alone_and_in_parallel_threads() -> None:
 
 def test_an_expired_deadline_still_gives_a_placement_within_capacity() -> None:
     problem = make_problem([0, 0, 1, 1], [20, 10], (0, 1, Routing.NODE))
-    at = solve(problem, deadline_s=0.0)
-    assert (np.bincount(at[at >= 0], minlength=4) <= 9).all()
-    assert len(at) == 30
+    host_of = solve(problem, deadline_s=0.0)
+    assert (np.bincount(host_of[host_of >= 0], minlength=4) <= 9).all()
+    assert len(host_of) == 30
 
 
 def test_a_search_beyond_its_deadline_keeps_the_hinted_hosts() -> None:
-    """Each replica is apart from its peer; with time left, each workload would move to one host."""
+    """Each replica is on another host than its peer; with time left, all would move to one host."""
     hints = on_hosts(0, 0, 0, 2, 2, 2)
     native_problem = NativeProblem(make_problem([0, 0, 1, 1], [3, 3], (0, 1, Routing.ANY)))
     assert native_problem.search(hints, seed=0, steps=0, deadline_s=-1.0).host_of.tolist() == hints.tolist()
@@ -136,7 +136,7 @@ def test_a_hint_is_kept_unless_another_placement_is_better() -> None:
 
 
 @pytest.mark.parametrize(
-    ("routing", "at", "latency", "max_load_ratio"),
+    ("routing", "hosts", "latency", "max_load_ratio"),
     [
         # Hosts 0, 1 in zone 0, 2, 3 in zone 1, and 4 in none; two callers, then the replicas of the callee.
         (Routing.ANY, (0, 2, 0, 2), (30 + 1000) / 2, 1.0),
@@ -153,12 +153,12 @@ def test_a_hint_is_kept_unless_another_placement_is_better() -> None:
     ],
 )
 def test_calls_are_routed_as_by_kube_proxy(
-    routing: Routing, at: tuple[int, ...], latency: float, max_load_ratio: float
+    routing: Routing, hosts: tuple[int, ...], latency: float, max_load_ratio: float
 ) -> None:
     has_zone_label = np.array([True, True, False])
-    problem = make_problem([0, 0, 1, 1, 2], [2, len(at) - 2], (0, 1, routing), has_zone_label=has_zone_label)
-    found = evaluate(problem, on_hosts(*at))
-    assert (found.latency, found.max_load_ratio) == pytest.approx((latency, max_load_ratio))
+    problem = make_problem([0, 0, 1, 1, 2], [2, len(hosts) - 2], (0, 1, routing), has_zone_label=has_zone_label)
+    evaluation = evaluate(problem, on_hosts(*hosts))
+    assert (evaluation.latency, evaluation.max_load_ratio) == pytest.approx((latency, max_load_ratio))
 
 
 def test_only_replicas_that_may_answer_violate_a_limit() -> None:
@@ -190,9 +190,9 @@ def test_a_workload_that_must_span_zones_is_not_in_one_zone() -> None:
 
 def rule(kind: RuleKind, domain_of: list[int], roles: dict[int, int], **changes: object) -> DomainRule:
     domains = max(domain_of) + 1
-    nothing = np.zeros(domains, np.int64)
-    found = DomainRule(kind, roles, np.array(domain_of, np.int64), nothing, nothing, np.ones(domains, np.bool_))
-    return msgspec.structs.replace(found, **changes)
+    no_pods = np.zeros(domains, np.int64)
+    default = DomainRule(kind, roles, np.array(domain_of, np.int64), no_pods, no_pods, np.ones(domains, np.bool_))
+    return msgspec.structs.replace(default, **changes)
 
 
 BOTH = COUNTED | OWNER
@@ -201,48 +201,48 @@ FIRST_ZONE, FIRST_DOMAIN = np.array([[True, True, False, False]]), np.array([Tru
 
 
 @pytest.mark.parametrize(
-    ("replicas", "bound_by", "changes", "holds"),
+    ("replicas", "domain_rule", "changes", "holds"),
     [
         (
             [4],
             rule(RuleKind.SPREAD, ZONES, {0: BOTH}),
             {},
-            lambda at: sorted(ZONES[host] for host in at) == [0, 0, 1, 1],
+            lambda hosts: sorted(ZONES[host] for host in hosts) == [0, 0, 1, 1],
         ),
         (
             [2],
             rule(RuleKind.SPREAD, ZONES, {0: OWNER}, bound_counted=np.array([2, 0])),
             {},
-            lambda at: {ZONES[host] for host in at} == {1},
+            lambda hosts: {ZONES[host] for host in hosts} == {1},
         ),
-        ([4], rule(RuleKind.SPREAD, ZONES, {0: BOTH}, lacks_domains=True), {}, lambda at: at.count(-1) == 2),
-        ([4], rule(RuleKind.SPREAD, ZONES, {0: BOTH}), {"allowed": FIRST_ZONE}, lambda at: at.count(-1) == 3),
+        ([4], rule(RuleKind.SPREAD, ZONES, {0: BOTH}, lacks_domains=True), {}, lambda hosts: hosts.count(-1) == 2),
+        ([4], rule(RuleKind.SPREAD, ZONES, {0: BOTH}), {"allowed": FIRST_ZONE}, lambda hosts: hosts.count(-1) == 3),
         (
             [4],
             rule(RuleKind.SPREAD, ZONES, {0: BOTH}, is_eligible=FIRST_DOMAIN),
             {"allowed": FIRST_ZONE},
-            lambda at: -1 not in at,
+            lambda hosts: -1 not in hosts,
         ),
-        ([5], rule(RuleKind.ANTI_AFFINITY, HOSTS, {0: BOTH}), {}, lambda at: sorted(at) == [-1, *HOSTS]),
+        ([5], rule(RuleKind.ANTI_AFFINITY, HOSTS, {0: BOTH}), {}, lambda hosts: sorted(hosts) == [-1, *HOSTS]),
         (
             [1, 3],
             rule(RuleKind.ANTI_AFFINITY, ZONES, {0: OWNER, 1: COUNTED}),
             {},
-            lambda at: {ZONES[host] for host in at[1:]} == {1 - ZONES[at[0]]},
+            lambda hosts: {ZONES[host] for host in hosts[1:]} == {1 - ZONES[hosts[0]]},
         ),
         (
             [2, 1],
             rule(RuleKind.AFFINITY, HOSTS, {0: OWNER, 1: COUNTED}),
             {"free_cpu": 2},
-            lambda at: sorted(at[:2]) == [-1, at[2]],
+            lambda hosts: sorted(hosts[:2]) == [-1, hosts[2]],
         ),
-        ([4], rule(RuleKind.PREFERENCE, HOSTS, {0: BOTH}, price=1.0), {}, lambda at: sorted(at) == HOSTS),
+        ([4], rule(RuleKind.PREFERENCE, HOSTS, {0: BOTH}, price=1.0), {}, lambda hosts: sorted(hosts) == HOSTS),
     ],
 )
-def test_a_rule_about_other_pods_holds(replicas: list[int], bound_by: DomainRule, changes: Any, holds: Any) -> None:
+def test_a_rule_about_other_pods_holds(replicas: list[int], domain_rule: DomainRule, changes: Any, holds: Any) -> None:
     """On two hosts in each of two zones. A spread counts missing domains as empty, and leaves out ineligible ones."""
-    at = solve(make_problem(ZONES, replicas, domain_rules=(bound_by,), **changes)).tolist()
-    assert holds(at), at
+    hosts = solve(make_problem(ZONES, replicas, domain_rules=(domain_rule,), **changes)).tolist()
+    assert holds(hosts), hosts
 
 
 def spread_allows(pod: dict[str, Any], node: dict[str, Any], nodes: Any, bound: Any) -> bool:
@@ -327,7 +327,7 @@ def test_topology_spread_allows_the_nodes_that_kube_scheduler_allows() -> None:
 
 
 def test_the_target_of_an_affinity_moves_to_the_zone_of_its_owner() -> None:
-    """The second may only be in zone 1, in the zone of the first. Calls pull the first to zone 0."""
+    """The owner may only be in zone 1, and must be in the zone of its target. Calls attract the target to zone 0."""
     zones = [0, 0, 1, 1]
     allowed = np.array([[True, True, True, True], [False, False, True, True], [True, True, False, False]])
     affinity = rule(RuleKind.AFFINITY, zones, {1: OWNER, 0: COUNTED})
@@ -340,9 +340,9 @@ def test_the_target_of_an_affinity_moves_to_the_zone_of_its_owner() -> None:
         domain_rules=(affinity,),
         free_cpu=2,
     )
-    at = solve(problem)
-    assert (at >= 0).all()
-    assert zones[at[0]] == zones[at[1]] == 1
+    host_of = solve(problem)
+    assert (host_of >= 0).all()
+    assert zones[host_of[0]] == zones[host_of[1]] == 1
 
 
 def test_replicas_without_calls_take_the_emptier_hosts() -> None:
@@ -378,8 +378,8 @@ def test_colocation_has_the_same_penalty_for_the_rest_of_a_rollout() -> None:
     bound_hosts = tuple(() if workload == workloads - 1 else tuple(used) for workload in range(workloads))
     free = np.array([[40 - sum(host in hosts for hosts in bound_hosts)] for host in range(3)], np.int64)
     last = np.array([workloads - 1] * 2)
-    left = msgspec.structs.replace(problem, free=free, class_of=last, fixed_hosts=bound_hosts)
-    assert sorted(solve(left).tolist()) == used
+    rest = msgspec.structs.replace(problem, free=free, class_of=last, fixed_hosts=bound_hosts)
+    assert sorted(solve(rest).tolist()) == used
 
 
 def test_compile_errors_name_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,10 +418,11 @@ def test_the_search_finds_the_best_of_all_placements_with_nodes_without_a_zone(s
     )
     problem = msgspec.structs.replace(problem, tables=(CallCostTable(far, 30.0, far > rng.randint(300, 700)),))
 
-    def objective(at: Ints) -> tuple[int, float]:
-        found = evaluate(problem, at)
-        return found.violations, found.latency
+    def objective(host_of: Ints) -> tuple[int, float]:
+        evaluation = evaluate(problem, host_of)
+        return evaluation.violations, evaluation.latency
 
-    placements = (np.array(p, np.int64) for p in product(range(4), repeat=5))
-    best = min(objective(at) for at in placements if (np.bincount(at, minlength=4) <= problem.free[:, 0]).all())
+    placements = (np.array(hosts, np.int64) for hosts in product(range(4), repeat=5))
+    feasible = (p for p in placements if (np.bincount(p, minlength=4) <= problem.free[:, 0]).all())
+    best = min(map(objective, feasible))
     assert objective(solve(problem, seed=seed)) == pytest.approx(best)
