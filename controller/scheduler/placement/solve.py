@@ -36,6 +36,7 @@ def solve(problem: Problem, hints: Ints | None = None, *, seed: int = 0, deadlin
     replicas = len(problem.class_of)
     if not replicas or not len(problem.free):
         return np.full(replicas, -1, np.int64)
+    # Each search has a seed of its own, from this one on.
     native_problem, seed, ends_at = NativeProblem(problem), seed * 1000, time.monotonic() + deadline_s
     runs, steps = _runs_and_steps(problem)
     any_zone, zones = [-1] * runs, _zones_by_free_capacity(problem)[:runs]

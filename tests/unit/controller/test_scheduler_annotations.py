@@ -30,7 +30,7 @@ def plan_of(bandwidths: tuple[str, ...] = (), **annotations: str) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("bandwidths", "said", "zone"),
+    ("bandwidths", "annotations", "zone"),
     [
         ((), {"measured_weights": TO_1}, "z1"),
         ((), {"measured_weights": TO_2}, "z2"),
@@ -43,18 +43,18 @@ def plan_of(bandwidths: tuple[str, ...] = (), **annotations: str) -> Plan:
     ids=["measured", "measured-otherwise", "before-bandwidth", "bandwidth", "user-first", "unreadable", "of-no-pair"],
 )
 def test_the_plan_follows_the_users_weights_then_measured_traffic_then_bandwidths(
-    bandwidths: tuple[str, ...], said: dict[str, str], zone: str
+    bandwidths: tuple[str, ...], annotations: dict[str, str], zone: str
 ) -> None:
-    assert plan_of(bandwidths, **said).targets["default/w0-0"].zone == zone
+    assert plan_of(bandwidths, **annotations).targets["default/w0-0"].zone == zone
 
 
 def test_invalid_traffic_is_left_out_and_reported() -> None:
-    problems: list[str] = []
-    odd = groups.group_of(CASE, measured_weights='{"w0": {"w1": -1, "w2": 7.5}}')
-    assert read_weights(odd, "netaware.io/measured-weights", problems) == {("w0", "w2"): 7.5}
-    assert problems == ["annotation netaware.io/measured-weights: not within 0 to 1e+18: w0 to w1"]
-    huge = plan_of(weights='{"w0": {"w1": 1.7e308, "w2": 1.7e308}}')
-    assert huge.latency_us < 1e9, "no latency comes of sums that are infinite"
-    assert huge.annotation_errors == ("annotation netaware.io/weights: not within 0 to 1e+18: w0 to w1, w0 to w2",)
-    (problem,) = plan_of(measured_weights='["w1"]').annotation_errors
-    assert "netaware.io/measured-weights" in problem
+    errors: list[str] = []
+    group = groups.group_of(CASE, measured_weights='{"w0": {"w1": -1, "w2": 7.5}}')
+    assert read_weights(group, "netaware.io/measured-weights", errors) == {("w0", "w2"): 7.5}
+    assert errors == ["annotation netaware.io/measured-weights: not within 0 to 1e+18: w0 to w1"]
+    plan = plan_of(weights='{"w0": {"w1": 1.7e308, "w2": 1.7e308}}')
+    assert plan.latency_us < 1e9, "a sum of these weights would be infinite"
+    assert plan.annotation_errors == ("annotation netaware.io/weights: not within 0 to 1e+18: w0 to w1, w0 to w2",)
+    (error,) = plan_of(measured_weights='["w1"]').annotation_errors
+    assert "netaware.io/measured-weights" in error

@@ -10,25 +10,25 @@ CASE = groups.GroupCase((3, 3), ((0, 1, 100),), ((0, 9, 9), (9, 0, 9), (9, 9, 0)
 """w0 calls w1 in three zones."""
 
 
-def scaled_out(workload: str, callers: tuple[int, ...], callees: tuple[int, ...], more: int) -> list[str]:
-    """Zones of the new replicas, given the zones of what runs."""
+def zones_of_new_replicas(workload: str, callers: tuple[int, ...], callees: tuple[int, ...], count: int) -> list[str]:
+    """Zones of the new replicas of a workload, given the zones of the running callers and callees."""
     pods = [groups.bound_pod(f"w0-{i}", "w0", f"n{zone}-0") for i, zone in enumerate(callers)]
     pods += [groups.bound_pod(f"w1-{i}", "w1", f"n{zone}-0") for i, zone in enumerate(callees)]
-    pods += [groups.waiting_pod(f"{workload}-new-{i}", workload) for i in range(more)]
+    pods += [groups.waiting_pod(f"{workload}-new-{i}", workload) for i in range(count)]
     nodes = [groups.node(f"n{zone}-{number}", f"z{zone}", "9") for zone in range(3) for number in range(4)]
-    near = [groups.service("w1", "PreferSameZone")]
-    plan = groups.plan_of(CASE, nodes, pods=pods, services=near, objective="time", spread="soft")
+    services = [groups.service("w1", "PreferSameZone")]
+    plan = groups.plan_of(CASE, nodes, pods=pods, services=services, objective="time", spread="soft")
     assert not plan.unplaced
     return sorted(target.zone for target in plan.targets.values())
 
 
 SCALE_OUTS = {
-    "where-callers-have-none": ("w1", (0, 1, 2), (0,), ["z1", "z2"]),
-    "where-most-callers-are": ("w1", (0, 0, 1), (1,), ["z0", "z0"]),
-    "beside-the-hot-one": ("w1", (0, 0, 0, 0), (0, 1), ["z0"]),
-    "by-shares": ("w1", (0, 0, 0, 1), (0, 1), ["z0", "z0"]),
-    "where-it-is-hotter": ("w1", (1, 1, 2, 2), (1, 1, 2), ["z2"]),
-    "callers-where-replicas-have-room": ("w0", (0, 0), (0, 2), ["z2"]),
+    "zones whose callers have no replica": ("w1", (0, 1, 2), (0,), ["z1", "z2"]),
+    "the zone of most callers": ("w1", (0, 0, 1), (1,), ["z0", "z0"]),
+    "beside an overloaded replica": ("w1", (0, 0, 0, 0), (0, 1), ["z0"]),
+    "by the share of callers": ("w1", (0, 0, 0, 1), (0, 1), ["z0", "z0"]),
+    "the zone with more load per replica": ("w1", (1, 1, 2, 2), (1, 1, 2), ["z2"]),
+    "callers near replicas without load": ("w0", (0, 0), (0, 2), ["z2"]),
 }
 
 
@@ -36,4 +36,4 @@ SCALE_OUTS = {
 def test_new_replicas_go_where_callers_are_and_replicas_are_overloaded(
     workload: str, callers: tuple[int, ...], callees: tuple[int, ...], zones: list[str]
 ) -> None:
-    assert scaled_out(workload, callers, callees, len(zones)) == zones
+    assert zones_of_new_replicas(workload, callers, callees, len(zones)) == zones
