@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter
@@ -22,6 +23,7 @@ from kubekit.wire import EVENTS, ObjectMeta, Resource, format_time
 
 log = logs.get("kubekit.events")
 
+EventType = Literal["Normal", "Warning"]
 MAX_NOTE_BYTES = 1024
 """Longest note in bytes, by the API server's validation."""
 _MAX_FIELD_LENGTH = 128
@@ -52,7 +54,7 @@ def make_reference(resource: Resource, metadata: ObjectMeta) -> ObjectReference:
 
 class _PendingEvent(msgspec.Struct, frozen=True):
     regarding: ObjectReference
-    type: str
+    type: EventType
     reason: str
     action: str
     note: str
@@ -101,17 +103,10 @@ class EventRecorder:
         for cause in LOSS_CAUSES:
             self._lost_counter.labels(cause)
 
-    def record_normal(self, regarding: ObjectReference, reason: str, note: str, *, action: str = "") -> None:
-        """Queue a Normal event; ``action`` is by default the reason."""
-        self._enqueue("Normal", regarding, reason, note, action or reason)
-
-    def record_warning(self, regarding: ObjectReference, reason: str, note: str, *, action: str = "") -> None:
-        """Queue a Warning event; ``action`` is by default the reason."""
-        self._enqueue("Warning", regarding, reason, note, action or reason)
-
-    def _enqueue(self, type_: str, regarding: ObjectReference, reason: str, note: str, action: str) -> None:
+    def record(self, type_: EventType, regarding: ObjectReference, reason: str, note: str, *, action: str = "") -> None:
+        """Queue an event; ``action`` is by default the reason."""
         note = cut_bytes(make_printable(note), MAX_NOTE_BYTES)
-        event = _PendingEvent(regarding, type_, reason, action, note, self._clock())
+        event = _PendingEvent(regarding, type_, reason, action or reason, note, self._clock())
         if self._queue.full():
             self._queue.get_nowait()
             self._lost_counter.labels("queue-full").inc()

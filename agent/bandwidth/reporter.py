@@ -92,9 +92,8 @@ class LimitReporter:
         is_new = pod.created_at_s is None or time.time() - pod.created_at_s < NEW_POD_AGE_S
         if is_first and not self._has_reported and not is_new:
             return
-        send = self._recorder.record_normal if is_normal else self._recorder.record_warning
         regarding = ObjectReference(PODS.api_version, PODS.kind, pod.name, pod.namespace, pod.uid)
-        send(regarding, reason, note, action=action)
+        self._recorder.record("Normal" if is_normal else "Warning", regarding, reason, note, action=action)
 
 
 def _format_event_note(status: LimitStatus) -> str:

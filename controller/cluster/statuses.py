@@ -11,7 +11,7 @@ from controller.cluster.crds import FIELD_MANAGER, AppGroup, AppGroupStatus, Net
 from kubekit.client import Client
 from kubekit.conditions import find_changed_conditions, make_condition
 from kubekit.errors import ApiError
-from kubekit.events import EventRecorder, make_reference
+from kubekit.events import EventRecorder, EventType, make_reference
 from kubekit.stores import Store
 from kubekit.wire import Condition, Resource
 
@@ -93,9 +93,9 @@ class StatusWriter:
         for change in find_changed_conditions(before, desired.conditions):
             is_warning = self._is_bad(change)
             if change.type in earlier_types or is_warning:
-                record = self._recorder.record_warning if is_warning else self._recorder.record_normal
+                type_: EventType = "Warning" if is_warning else "Normal"
                 text = f"{change.type} is {change.status}: {change.message}"
-                record(regarding, change.reason, text, action=self._action)
+                self._recorder.record(type_, regarding, change.reason, text, action=self._action)
 
 
 def delay_after_failed_write(error: ApiError, key: str, store: Store[StatusResource]) -> float | None:

@@ -40,7 +40,7 @@ class DeschedulerReporter:
         if result.kind == "evicted":
             log.info("pod evicted", **fields)
             note = f'Pod evicted from node "{move.node}" by the reason "{move.reason}"'  # koord-descheduler's wording
-            self._recorder.record_normal(_pod_reference(move.pod, move.uid), "Descheduled", note)
+            self._recorder.record("Normal", _pod_reference(move.pod, move.uid), "Descheduled", note)
         elif result.kind == "dry-run":
             log.log_change(f"dry-run/{move.pod}", move.node, "pod would be evicted", level="info", **fields)
         elif result.kind != "gone":
@@ -48,7 +48,7 @@ class DeschedulerReporter:
             log.log_change(f"evict/{move.pod}", result.kind, f"eviction {outcome}", pod=move.pod, error=result.message)
             note = f'Eviction from node "{move.node}" for the reason "{move.reason}" {outcome}: {result.message}'
             event_reason = "EvictionFailed" if result.stops_evictions else "EvictionRefused"
-            self._recorder.record_warning(_pod_reference(move.pod, move.uid), event_reason, note)
+            self._recorder.record("Warning", _pod_reference(move.pod, move.uid), event_reason, note)
 
     def report_outcome(self, evaluated: EvaluatedMove) -> None:
         """Report the outcome of a move; as an event if it did not help."""
@@ -64,7 +64,7 @@ class DeschedulerReporter:
             f"{move.workload} is not moved for {backoff_s / 60:.0f} min"
         )
         pod = (pending.replacement_pod, pending.replacement_uid) if pending.replacement_pod else (move.pod, move.uid)
-        self._recorder.record_warning(_pod_reference(*pod), "MoveDidNotHelp", note)
+        self._recorder.record("Warning", _pod_reference(*pod), "MoveDidNotHelp", note)
 
     def report_plan(self, plan: DeschedulePlan) -> None:
         """Report nodes that the round cannot relieve, and those that it can again; log the notes at level debug."""
@@ -75,7 +75,7 @@ class DeschedulerReporter:
                 is_new = log.log_change(topic, state.reason, "node not relieved", node=state.node, reason=state.reason)
                 if is_new:
                     note = f"Node is overutilized, but {state.reason}"
-                    self._recorder.record_warning(ObjectReference("v1", "Node", state.node), "NotRelieved", note)
+                    self._recorder.record("Warning", ObjectReference("v1", "Node", state.node), "NotRelieved", note)
             # A node whose anomaly timed out is still above a threshold: it is not reported as relieved.
             elif state.kind not in {"overutilized", "unknown"}:
                 log.log_change(topic, "", "node is within its thresholds", node=state.node)

@@ -99,7 +99,7 @@ class EventReporter:
         snapshot = await self._read_snapshot()
         for event, metadata in await asyncio.to_thread(find_events, snapshot, self._filter):
             reference = make_reference(event.object_key[0], metadata)
-            self._recorder.record_warning(reference, event.reason, event.note, action="Diagnose")
+            self._recorder.record("Warning", reference, event.reason, event.note, action="Diagnose")
 
 
 def find_events(snapshot: ClusterSnapshot, event_filter: FindingEventFilter) -> list[tuple[FindingEvent, ObjectMeta]]:

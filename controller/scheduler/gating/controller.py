@@ -188,7 +188,7 @@ class GatingController:
             explanation = explain(self.state, pod)
         except DeletedNodeError:
             return  # In parity mode a peer on a deleted node has no costs to explain.
-        self._recorder.record_normal(make_reference(PODS, pod.metadata), "NetworkPlacement", explanation.conclusion)
+        self._recorder.record("Normal", make_reference(PODS, pod.metadata), "NetworkPlacement", explanation.conclusion)
         self.metrics.placed_pods.labels(self._compare_with_target(pod, target)).inc()
 
     def _compare_with_target(self, pod: Pod, target: Target | None) -> str:
@@ -240,7 +240,7 @@ class GatingController:
             self._enqueue(group)
         due_events, events_due_in_s = self._waiting_events.pop_due(pods, decision, now)
         for pod, note in due_events:
-            self._recorder.record_normal(make_reference(PODS, pod.metadata), WAITING_EVENT_REASON, note)
+            self._recorder.record("Normal", make_reference(PODS, pod.metadata), WAITING_EVENT_REASON, note)
         actions, actions_due_in_s = self._unschedulable_pods.choose_actions(pods, plan_state.plan, self.state, now)
         await self._updater.execute_actions(actions)
         if actions:

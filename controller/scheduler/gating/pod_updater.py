@@ -143,7 +143,7 @@ class PodUpdater:
         if template is not None:
             workload, max_wait_s = pod.workload or "(no label)", self._config.gates.max_wait_s
             note = template.format(group=group, workload=workload, max_wait=max_wait_s)
-            self._recorder.record_warning(make_reference(PODS, pod.metadata), "GateOpened", note)
+            self._recorder.record("Warning", make_reference(PODS, pod.metadata), "GateOpened", note)
 
     async def execute_actions(self, actions: Iterable[Action]) -> None:
         """Requeue, replace or report unschedulable pods.
@@ -163,9 +163,9 @@ class PodUpdater:
             if result == "forbidden":
                 self._unschedulable_pods.on_forbidden(action.pod)
             elif result == "deleted":
-                self._recorder.record_normal(about, "Replaced", action.note)
+                self._recorder.record("Normal", about, "Replaced", action.note)
         else:
-            self._recorder.record_warning(about, "UnmetAffinity", action.note)
+            self._recorder.record("Warning", about, "UnmetAffinity", action.note)
 
     async def _patch(self, pod: Pod, patch: PodPatch) -> Pod | None:
         """Patch a pod; returns the new version, or None if the pod has changed or is gone."""

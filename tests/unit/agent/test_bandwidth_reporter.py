@@ -30,10 +30,8 @@ class ReasonRecorder:
     def __init__(self) -> None:
         self.reasons: list[str] = []
 
-    def record_warning(self, _regarding: object, reason: str, *_: object, **__: object) -> None:
+    def record(self, _type: str, _regarding: object, reason: str, *_: object, **__: object) -> None:
         self.reasons.append(reason)
-
-    record_normal = record_warning
 
 
 # In the future: it stays new however long the other tests before it take.

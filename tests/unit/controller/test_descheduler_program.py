@@ -135,7 +135,7 @@ def make_descheduler(
         cast("Any", api),
         cast("Any", stores),
         msgspec.convert(document, DeschedulerConfig),
-        cast("Any", SimpleNamespace(record_normal=lambda *_: None, record_warning=lambda *_: None)),
+        cast("Any", SimpleNamespace(record=lambda *_: None)),
         CollectorRegistry(),
         scheduling=cast("Any", SimpleNamespace(inputs=world.inputs, plans=SimpleNamespace(simulate_replacement=None))),
         usage_reader=cast("Any", SimpleNamespace(read=read)),
@@ -341,7 +341,7 @@ def test_an_event_calls_an_eviction_refused_only_if_the_api_server_refused_it(
     kind: ResultKind, reason: str, outcome: str
 ) -> None:
     events: list[tuple[str, str]] = []
-    recorder = SimpleNamespace(record_warning=lambda _pod, reason, note: events.append((reason, note)))
+    recorder = SimpleNamespace(record=lambda _type, _pod, reason, note: events.append((reason, note)))
     DeschedulerReporter(cast("Any", recorder)).report_eviction(MOVE, EvictionResult(kind, "no answer"))
     assert events == [(reason, f'Eviction from node "n" for the reason "r" {outcome}: no answer')]
 

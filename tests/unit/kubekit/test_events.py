@@ -44,11 +44,11 @@ def lost_counts(registry: CollectorRegistry) -> dict[str, float]:
 
 async def test_a_repeated_event_increases_the_count_of_the_first_one(api: SimulatedApi) -> None:
     async with running_recorder(api) as (recorder, now, _):
-        recorder.record_warning(POD, "LimitNotEnforced", "no TBF on veth1")
+        recorder.record("Warning", POD, "LimitNotEnforced", "no TBF on veth1")
         await poll_until(lambda: api.objects)
-        recorder.record_warning(POD, "LimitNotEnforced", "no TBF on veth1")
+        recorder.record("Warning", POD, "LimitNotEnforced", "no TBF on veth1")
         now[0] += 61
-        recorder.record_warning(POD, "LimitNotEnforced", "no TBF on veth1")
+        recorder.record("Warning", POD, "LimitNotEnforced", "no TBF on veth1")
         await poll_until(lambda: api.count("PATCH"))
     (event,) = api.objects.values()
     about = {"apiVersion": "v1", "kind": "Pod", "name": "web-1", "namespace": "ns", "uid": "uid-1"}
@@ -59,8 +59,8 @@ async def test_a_repeated_event_increases_the_count_of_the_first_one(api: Simula
 
 async def test_an_event_of_an_object_with_a_long_name_has_a_valid_name(api: SimulatedApi) -> None:
     async with running_recorder(api) as (recorder, _, _):
-        recorder.record_normal(
-            ObjectReference("v1", "Pod", "a" * 199 + "." + "b" * 50, "ns", "uid-1"), "Placed", "by the plan"
+        recorder.record(
+            "Normal", ObjectReference("v1", "Pod", "a" * 199 + "." + "b" * 50, "ns", "uid-1"), "Placed", "by the plan"
         )
         await poll_until(lambda: api.objects)
     assert not any(".." in name for name in api.objects)
@@ -69,7 +69,7 @@ async def test_an_event_of_an_object_with_a_long_name_has_a_valid_name(api: Simu
 async def test_an_expired_event_is_created_again_at_once(api: SimulatedApi) -> None:
     async with running_recorder(api) as (recorder, now, _):
         for _ in range(3):
-            recorder.record_warning(POD, "LimitNotEnforced", "no TBF on veth1")
+            recorder.record("Warning", POD, "LimitNotEnforced", "no TBF on veth1")
             await poll_until(lambda: api.objects)
             api.objects.clear()
             now[0] += 7200
@@ -79,10 +79,10 @@ async def test_an_event_that_repeats_stays_remembered(api: SimulatedApi, monkeyp
     monkeypatch.setattr("kubekit.events._MAX_REMEMBERED_EVENTS", 2)
     async with running_recorder(api) as (recorder, now, _):
         for note in ("a", "b", "a", "c"):
-            recorder.record_normal(POD, "Placed", note)
+            recorder.record("Normal", POD, "Placed", note)
         await poll_until(lambda: len(api.objects) == 3)
         now[0] += 61
-        recorder.record_normal(POD, "Placed", "a")
+        recorder.record("Normal", POD, "Placed", "a")
         await poll_until(lambda: api.count("PATCH") == 1 or len(api.objects) > 3)
     assert len(api.objects) == 3
 
@@ -91,9 +91,9 @@ async def test_lost_events_are_counted_and_later_events_are_sent(api: SimulatedA
     async with running_recorder(api) as (recorder, _, registry):
         assert lost_counts(registry) == {}
         api.fail_writes = [403]
-        recorder.record_normal(POD, "A", "first")
+        recorder.record("Normal", POD, "A", "first")
         await poll_until(lambda: lost_counts(registry) == {"refused": 1})
-        recorder.record_normal(POD, "B", "second")
+        recorder.record("Normal", POD, "B", "second")
         await poll_until(lambda: api.objects)
     assert [event["reason"] for event in api.objects.values()] == ["B"]
 
@@ -110,7 +110,7 @@ async def test_an_event_is_not_lost_if_only_the_response_is_malformed() -> None:
         recorder = EventRecorder(client, component="netaware", instance="n1", registry=registry)
         task = asyncio.create_task(recorder.run())
         for reason in ("A", "B"):
-            recorder.record_normal(POD, reason, "note")
+            recorder.record("Normal", POD, reason, "note")
         await poll_until(lambda: len(requests) == 2)
         task.cancel()
     assert lost_counts(registry) == {}
@@ -121,5 +121,5 @@ async def test_a_full_queue_drops_the_oldest() -> None:
     async with Client(ClusterConfig("http://127.0.0.1:9")) as client:
         recorder = EventRecorder(client, component="netaware", instance="n1", registry=registry, max_pending=2)
         for i in range(5):
-            recorder.record_normal(POD, "R", f"note {i}")
+            recorder.record("Normal", POD, "R", f"note {i}")
     assert lost_counts(registry) == {"queue-full": 3}
