@@ -174,8 +174,8 @@ class TopologyController:
 
     async def _compute_zone_map(self) -> ZoneMap:
         """Zones and locations of nodes, computed in a thread; cached until they change."""
-        cached = self._cached_zone_maps
-        if not cached:
+        # Again if they have changed meanwhile, because allocations with outdated locations would be cached.
+        while not (cached := self._cached_zone_maps):
             cached.append(await asyncio.to_thread(build_zone_map, tuple(self._cache.nodes)))
         return cached[0]
 

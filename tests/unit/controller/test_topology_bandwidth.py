@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Mapping
 from fractions import Fraction
@@ -18,9 +19,11 @@ from controller.cluster.membership import Membership
 from controller.cluster.pods import Pod
 from controller.topology.bandwidth import compute_allocations, read_user_capacities, sum_by_region_pair
 from controller.topology.weights import Bandwidths, build_weight, plan_topology_patch
+from kubekit.wire import Node
 from netperf.costs import ZoneCost, ZoneCosts
 from netperf.sample import NodeLocation
 from tests.support.bodies import REGION, ZONE
+from tests.unit.controller import components
 from tests.unit.controller.scheduling import app_group
 from tests.unit.controller.scheduling import group_pod as pod
 
@@ -42,6 +45,19 @@ def allocations(pods: list[Pod], *groups: AppGroup) -> dict[tuple[str, str], int
 def test_sums_by_regions_cover_their_zone_pairs() -> None:
     by_zone = {("z1", "z2"): 1, ("z1", "z3"): 10, ("z2", "z3"): 100, ("z3", "z1"): 1000, ("z1", "zx"): 5}
     assert sum_by_region_pair(by_zone, ZONES) == {("west", "east"): 110, ("east", "west"): 1000}
+
+
+async def test_allocations_are_of_the_current_zones_if_a_node_moves_while_zones_are_read() -> None:
+    objects = (*components.NODES, *components.PODS, components.group(), components.topology())
+    controller = components.Components(*objects).topology_controller()
+    (topology,) = controller._cache.topologies
+    reading = asyncio.create_task(controller._read_snapshot(topology))
+    await asyncio.sleep(0)
+    moved = components.node("n2", "z9")
+    moved["metadata"]["resourceVersion"] = "2"
+    components.fill_store(controller._cache.nodes, [msgspec.convert(moved, Node)])
+    await reading
+    assert list((await controller._read_snapshot(topology)).allocated_bps) == [("z1", "z9")]
 
 
 RatesByPair = Mapping[tuple[str, str], int]
