@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 from kubekit import logs
 from kubekit.errors import ConfigError, KubekitError
-from kubekit.runtime import EXIT_FAILED, EXIT_USAGE
+from kubekit.runtime import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from lab.commands import demo, down, status, up, wan
 
-_EXIT_INTERRUPTED = 130
 # Addresses of labs (lab.network, lab.controlplane), which no proxy reaches.
 _LAB_ADDRESS_RANGES = "198.18.0.0/15,100.64.0.0/10,10.96.0.0/16"
 
@@ -45,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
-        return _EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED
 
 
 if __name__ == "__main__":

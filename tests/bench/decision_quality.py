@@ -26,14 +26,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from controller.appgroups.order import ALGORITHMS
 from controller.cluster.config import NetworkOverheadArgs
-from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES
+from controller.cluster.crds import APPGROUPS
 from controller.cluster.pods import GATE, Pod
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.placement.planner import plan_group
 from kubekit.client import Client
-from kubekit.errors import ApiError
 from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Node, Object
-from lab.controlplane import ControlPlane
+from lab.controlplane import ControlPlane, object_exists
+from lab.nodes import is_usable
 from tests.bench.control_plane import control_plane, delete_pods_and_groups, gather_in_batches
 from tests.integration.conftest import node_body
 from tests.integration.scheduler.conftest import PROFILE, create_pod, set_costs
@@ -82,25 +82,15 @@ async def cluster(cases: list[groups.GroupCase]) -> AsyncIterator[tuple[ControlP
     """A control plane with kwok, and nodes and costs of all groups."""
     async with control_plane(NAMESPACE) as (plane, client):
         await plane.start_kwok()
-        await poll_until(lambda: is_namespace_ready(client))
+        await poll_until(lambda: object_exists(client, SERVICE_ACCOUNTS, "default", NAMESPACE))
         await gather_in_batches([make_nodes(client, number, case) for number, case in enumerate(cases)])
-        await poll_until(lambda: are_nodes_ready(client))
+        await poll_until(lambda: are_nodes_usable(client))
         await make_costs(client, cases)
         yield plane, client
 
 
-async def is_namespace_ready(client: Client) -> bool:
-    try:
-        await client.get(SERVICE_ACCOUNTS, "default", Object, namespace=NAMESPACE)
-        for resource in (APPGROUPS, NETWORK_TOPOLOGIES):
-            await client.list(resource, Object, namespace=NAMESPACE)
-    except ApiError:
-        return False
-    return True
-
-
-async def are_nodes_ready(client: Client) -> bool:
-    return all(node.is_ready and not node.spec.taints for node in await client.list(NODES, Node))
+async def are_nodes_usable(client: Client) -> bool:
+    return all(map(is_usable, await client.list(NODES, Node)))
 
 
 async def make_nodes(client: Client, number: int, case: groups.GroupCase) -> None:

@@ -24,8 +24,8 @@ from lab.unprivileged import plan_relaunch
 from tests.chaos.run import ChaosReport, run_chaos
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The command's options."""
+def main() -> int:
+    """Run chaos; prints the report on stdout and progress on stderr. Raises ConfigError for an invalid topology."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -36,11 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--minutes", type=float, default=10.0, help="minutes for which faults are injected (%(default)s)"
     )
-    return parser
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run chaos; prints the report on stdout and progress on stderr."""
+    args = parser.parse_args()
     topology = arguments.read_topology(args.topology)
     if topology is None or topology.real_nodes:
         raise ConfigError("--topology", "has no nodes, or real ones", "name a topology with simulated nodes")
@@ -51,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     launch.exec_if_wrapped()
     reports: list[ChaosReport] = []
 
-    async def main() -> None:
+    async def run() -> None:
         logs_dir = lab_paths(args.name).state_dir.with_suffix(f".{seed}.logs")
         reports.append(await run_chaos(topology, name=args.name, seed=seed, minutes=args.minutes, logs_dir=logs_dir))
         if args.json:
@@ -59,14 +55,14 @@ def run(args: argparse.Namespace) -> int:
         else:
             print(yaml.safe_dump(msgspec.to_builtins(reports[0]), sort_keys=False), end="")
 
-    code = run_program(main)
+    code = run_program(run)
     return EXIT_FAILED if code == 0 and (not reports or reports[0].violations) else code
 
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
-        sys.exit(run(build_parser().parse_args()))
+        sys.exit(main())
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
