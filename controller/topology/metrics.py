@@ -61,11 +61,9 @@ class _Gauges:
 
 
 class TopologyMetrics(Collector):
-    """Gauges from decisions about NetworkTopologies, and a counter of writes.
+    """Gauges from decisions about NetworkTopologies, and a counter of writes of ``weights``, latencies included, or ``status``.
 
-    Attributes:
-        decisions: ``namespace/name`` of a NetworkTopology -> last decision; empty on replicas that do not lead.
-        writes: the counter; its label ``field`` is weights (latencies included) or status.
+    ``decisions`` has the last decision by ``namespace/name`` of a NetworkTopology; it is empty on replicas that do not lead.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -53,9 +53,8 @@ class _ComputedPlan(NamedTuple):
 class ProbePlanner:
     """Plans probes between the nodes, writes the plan, creates results ConfigMaps, and removes results that are not planned.
 
-    Attributes:
-        interval_s: length of a probing round of the current plan; as configured before the first plan.
-        zone_count: number of zones with nodes; 0 before the first plan.
+    ``interval_s`` is the length of a probing round, and ``zone_count`` the number of zones with nodes; before the first plan they are
+    as configured, and 0.
     """
 
     def __init__(

@@ -16,11 +16,9 @@ from kubekit.wire import split_key
 
 
 class TrafficMetrics(Collector):
-    """Gauges of traffic, its drift and its price.
+    """Gauges of traffic, its drift and its price, from the last comparison, whose traffic was read at ``read_at_s``, unix seconds.
 
-    Attributes:
-        comparison: the last comparison; None before the first, after repeated failures, and on replicas that do not lead.
-        read_at_s: when its traffic was read, unix seconds.
+    There is no comparison before the first one, after repeated failures, and on replicas that do not lead.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -31,16 +29,19 @@ class TrafficMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """The metric families; without samples if there is no comparison."""
         drift_help = "Dependencies that differ from traffic: new, gone, grown beyond ten times minBandwidth."
-        drift = _gauge("netaware_appgroup_traffic_drift", drift_help, "namespace", "appgroup", "kind")
+        group = ("namespace", "appgroup")
+        drift = GaugeMetricFamily("netaware_appgroup_traffic_drift", drift_help, labels=(*group, "kind"))
         rates_help = "Traffic of the group's calls; crossing: true between zones, else false."
-        rates = _gauge("netaware_appgroup_traffic_bytes_per_second", rates_help, "namespace", "appgroup", "crossing")
+        rates = GaugeMetricFamily("netaware_appgroup_traffic_bytes_per_second", rates_help, labels=(*group, "crossing"))
         prices_help = "Price of the traffic of the group's calls in a month of 730 hours."
-        prices = _gauge("netaware_appgroup_traffic_price_per_month", prices_help, "namespace", "appgroup", "currency")
-        zone_pairs_help = "Requests and responses of calls, by the zones of caller and callee."
-        zone_pairs = _gauge(
-            "netaware_zone_pair_traffic_bytes_per_second", zone_pairs_help, "client_zone", "server_zone"
+        prices = GaugeMetricFamily(
+            "netaware_appgroup_traffic_price_per_month", prices_help, labels=(*group, "currency")
         )
-        read_at = _gauge("netaware_traffic_read_timestamp_seconds", "When traffic was last read from Prometheus.")
+        zone_pairs_help = "Requests and responses of calls, by the zones of caller and callee."
+        zones = ("client_zone", "server_zone")
+        zone_pairs = GaugeMetricFamily("netaware_zone_pair_traffic_bytes_per_second", zone_pairs_help, labels=zones)
+        read_at_help = "When traffic was last read from Prometheus."
+        read_at = GaugeMetricFamily("netaware_traffic_read_timestamp_seconds", read_at_help, labels=())
         comparison = self.comparison  # Metrics are collected in a thread, and the leadership may end meanwhile.
         if comparison is not None:
             read_at.add_metric((), self.read_at_s)
@@ -52,10 +53,6 @@ class TrafficMetrics(Collector):
             for pair in comparison.bill.zone_pairs:
                 zone_pairs.add_metric((pair.client_zone, pair.server_zone), pair.bytes_per_s)
         yield from (drift, rates, prices, zone_pairs, read_at)
-
-
-def _gauge(name: str, help_text: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, help_text, labels=labels)
 
 
 def _add_drift(family: GaugeMetricFamily, comparison: Comparison) -> None:

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from controller.cluster.services import Service
 from controller.cluster.volumes import PersistentVolumeClaim
-from controller.descheduler.evict import EvictionResult, ResultKind, evict, outdated_reason
+from controller.descheduler.evict import evict, outdated_reason
 from controller.descheduler.history import BackoffEntry, History, HistoryStore
 from controller.descheduler.low_node_load import LowNodeLoadStrategy
 from controller.descheduler.node_load import LoadClass
@@ -304,46 +304,33 @@ MOVE = Move("default/p", "uid-default-p", "default/Deployment/w", "n", "m", "Low
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "stops_evictions"),
+    ("error", "kind", "outcome"),
     [
-        (None, "evicted", False),
-        (ApiError(429, "TooManyRequests", "budget", causes=("DisruptionBudget",)), "disruption-budget", False),
-        (ApiError(429, "TooManyRequests", "busy", retry_after_s=7), "throttled", True),
-        (ApiError(503, "ServiceUnavailable", ""), "throttled", True),
-        (ApiError(404, "NotFound", ""), "gone", False),
-        (ApiError(409, "Conflict", "the UID in the precondition does not match"), "gone", False),
-        (ApiError(403, "Forbidden", "no"), "forbidden", False),
-        (ApiError(500, "InternalError", "This pod has more than one PodDisruptionBudget"), "refused", False),
+        (None, "evicted", ""),
+        (ApiError(429, "TooManyRequests", "budget", causes=("DisruptionBudget",)), "disruption-budget", "was refused"),
+        (ApiError(429, "TooManyRequests", "busy", retry_after_s=7), "throttled", "failed"),
+        (ApiError(503, "ServiceUnavailable", ""), "throttled", "failed"),
+        (ApiError(404, "NotFound", ""), "gone", ""),
+        (ApiError(409, "Conflict", "the UID in the precondition does not match"), "gone", ""),
+        (ApiError(403, "Forbidden", "no"), "forbidden", "was refused"),
+        (ApiError(500, "InternalError", "This pod has more than one PodDisruptionBudget"), "refused", "was refused"),
         # The pod may have been evicted.
-        (UnreachableError("no answer"), "unknown", True),
+        (UnreachableError("no answer"), "unknown", "may have failed"),
     ],
 )
-async def test_the_result_of_an_eviction_by_the_api_servers_answer(
-    error: KubekitError | None, kind: str, *, stops_evictions: bool
+async def test_the_api_servers_answer_decides_the_result_and_the_event_of_an_eviction(
+    error: KubekitError | None, kind: str, outcome: str
 ) -> None:
-    api = Api(error)
-    for dry_run in (False, True):
-        result = await evict(cast("Any", api), MOVE, dry_run=dry_run)
-        assert result.kind == ("dry-run" if dry_run and error is None else kind)
-        assert result.stops_evictions == stops_evictions
-    assert api.evictions == [("default", "p", "uid-default-p", dry_run) for dry_run in (False, True)]
-
-
-@pytest.mark.parametrize(
-    ("kind", "reason", "outcome"),
-    [
-        ("refused", "EvictionRefused", "was refused"),
-        ("throttled", "EvictionFailed", "failed"),
-        ("unknown", "EvictionFailed", "may have failed"),
-    ],
-)
-def test_an_event_calls_an_eviction_refused_only_if_the_api_server_refused_it(
-    kind: ResultKind, reason: str, outcome: str
-) -> None:
-    events: list[tuple[str, str]] = []
+    api, events = Api(error), list[tuple[str, str]]()
     recorder = SimpleNamespace(record=lambda _type, _pod, reason, note: events.append((reason, note)))
-    DeschedulerReporter(cast("Any", recorder)).report_eviction(MOVE, EvictionResult(kind, "no answer"))
-    assert events == [(reason, f'Eviction from node "n" for the reason "r" {outcome}: no answer')]
+    result, dry_run_result = [await evict(cast("Any", api), MOVE, dry_run=dry_run) for dry_run in (False, True)]
+    assert (result.kind, dry_run_result.kind) == (kind, kind if error else "dry-run")
+    assert result.stops_evictions == outcome.endswith("failed")
+    assert api.evictions == [("default", "p", "uid-default-p", dry_run) for dry_run in (False, True)]
+    DeschedulerReporter(cast("Any", recorder)).report_eviction(MOVE, dry_run_result)
+    reason = "EvictionFailed" if result.stops_evictions else "EvictionRefused"
+    note = f'Eviction from node "n" for the reason "r" {outcome}: {result.message}'
+    assert events == ([(reason, note)] if outcome else [])
 
 
 @pytest.mark.parametrize(("unschedulable", "ready"), [(True, True), (False, False)])
