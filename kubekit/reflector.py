@@ -131,10 +131,11 @@ class Reflector(Store[T]):
     def _record_failure(self, error: KubekitError, backoff: Backoff) -> float:
         """Set and log `failure`, unless the resourceVersion expired; returns the seconds to wait before the next request.
 
-        After a 404 the store is `ready`, because a resource that is not served has no objects.
+        After a 404 the store is `ready` and not stale, because a resource that is not served has no objects.
         """
         if error.is_not_found:
             self.ready.set()
+            self.last_contact_at_s = time.monotonic()
         if not error.is_expired:
             self.failure = str(error.status or type(error).__name__)
             log.log_change(

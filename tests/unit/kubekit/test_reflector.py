@@ -233,9 +233,10 @@ async def test_a_store_of_a_missing_crd_is_ready_and_listed_after_the_crd_is_cre
     api.fail_lists.append(404)
     api.put("a", data={"v": "1"})
     async with running_reflector(api) as store:
+        store.reflector.last_contact_at_s -= 60
         async with asyncio.timeout(60):
             await store.reflector.ready.wait()
-        assert not store.reflector.synced.is_set()
+        assert (store.reflector.synced.is_set(), store.reflector.staleness) == (False, "")
         await poll_until(store.reflector.synced.is_set)
         assert store.data == {"a": "1"}
 
