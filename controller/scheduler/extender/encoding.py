@@ -183,10 +183,15 @@ class AnswerEncoder:
     ) -> dict[int, _LocationScores]:
         """Index of a location -> scores of its nodes, normalised over the nodes of the request and weighted."""
         node_costs: dict[int, dict[str, int]] = {index: {} for index in names.by_location}
+        location_index = self._state.location_index
+        # Not the lists, because a search in a list for each node takes quadratic time.
+        requested = {
+            index: location_index if self._index.are_all_nodes(index, nodes) else frozenset(nodes)
+            for index, nodes in names.by_location.items()
+        }
         for node, node_score in score_table.by_node.items():
-            index = self._state.location_index.get(node, -1)
-            nodes = names.by_location.get(index, ())
-            if nodes and (self._index.are_all_nodes(index, nodes) or node in nodes):
+            index = location_index.get(node, -1)
+            if node in requested.get(index, ()):
                 node_costs[index][node] = node_score.cost
         costs = [cost for costs_of_location in node_costs.values() for cost in costs_of_location.values()]
         for index, nodes in names.by_location.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from controller.scheduler.config import AllocatableArgs, SchedulerConfig
 from controller.scheduler.extender import encoding, handler
 from controller.scheduler.extender.handler import Extender
 from controller.scheduler.metrics import ExtenderMetrics
+from controller.scheduler.rules import NodeScore, ScoreTable
 from controller.scheduler.state import State
 from kubekit.errors import ConfigError
 from kubekit.http import Server
@@ -118,6 +120,20 @@ async def test_changes_count_from_the_next_request_on(deleted: str) -> None:
         assert (await service.ask("filter", group_pod(), ALL))["nodenames"] == ALL
         scores = await service.scores(group_pod(), ALL)
         assert set(scores.values()) == {0} or deleted == "costs"
+
+
+def test_a_list_that_lacks_some_nodes_of_a_zone_is_scored_in_linear_time() -> None:
+    nodes = [node(f"ip-10-0-{i}.compute.internal", "r", "z") for i in range(10_000)]
+    encoder = encoding.AnswerEncoder(state_of(nodes, topology({}), {}), 1)
+    names = [each.metadata.name for each in nodes]
+    score_table = ScoreTable("", [NodeScore()] * 2, {name: NodeScore(1, 0, 1) for name in names[:5000]})
+
+    def cpu_seconds(requested: list[str]) -> float:
+        parsed, started = encoder.parse_names(msgspec.json.encode(requested)), time.thread_time()
+        encoder.encode_priorities(parsed, score_table, None, with_allocatable=False)
+        return time.thread_time() - started
+
+    assert cpu_seconds(names[1:]) < 10 * cpu_seconds(names)
 
 
 async def test_unknown_nodes_are_scored_as_nodes_without_labels() -> None:
