@@ -157,7 +157,8 @@ class State(Index):
     def on_pod_change(self, _: str, old: Pod | None, new: Pod | None) -> None:
         """Update a pod of a group; see `_placed_pod_of` for when it counts."""
         before, after = self._placed_pod_of(old), self._placed_pod_of(new)
-        if before == after:
+        is_replaced = old is not None and new is not None and old.metadata.uid != new.metadata.uid
+        if before == after and not is_replaced:
             return
         self.version += 1
         if old is not None:

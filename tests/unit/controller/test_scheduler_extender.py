@@ -343,10 +343,15 @@ def test_preempt_keeps_only_the_planned_node_unless_another_violates_fewer_budge
 
 
 def test_victims_that_the_pod_depends_on_do_not_count() -> None:
-    """Two pods of P2 in z2 and one in z1: P1 may run in z2, unless they would be evicted for it."""
+    """Two pods of P2 in z2 and one in z1: P1 may run in z2, unless they would be evicted for it.
+
+    Each has replaced a pod of the same name and node while the watch was interrupted, as a StatefulSet's pods do.
+    """
     state = example(SchedulerConfig())
     for uid in ("a", "b"):
-        state.on_pod_change(f"default/{uid}", None, pod("P2", "n3", name=uid, metadata={"uid": uid}))
+        old, new = (pod("P2", "n3", name=uid, metadata={"uid": value}) for value in (f"old-{uid}", uid))
+        state.on_pod_change(f"default/{uid}", None, old)
+        state.on_pod_change(f"default/{uid}", old, new)
     assert set(preempt(victims(n1=[], n3=[], n4=[]), group_pod(), state)) == {"n3", "n4"}
     assert set(preempt(victims(n3=["a"], n4=["a", "b"]), group_pod(), state)) == {"n3"}
 
