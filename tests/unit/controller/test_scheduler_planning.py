@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from controller.cluster.cluster_cache import ClusterCache
 from controller.cluster.crds import APPGROUP_LABEL
+from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GATE, Target, target_of
 from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim
-from controller.scheduler.config import AllocatableArgs
+from controller.scheduler.config import AllocatableArgs, SchedulerConfig
+from controller.scheduler.gating.controller import GatingController
 from controller.scheduler.gating.group_plans import MAX_BACKOFF_S, MIN_BACKOFF_S
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.placement.planner import PlanningError
 from controller.scheduler.placement.worker import PLAN_DEADLINE_S
+from kubekit.client import Client
+from tests.unit.controller.components import SilentEventRecorder, fill_store
 from tests.unit.controller.leader import LeaderCluster
 
 UNSCHEDULABLE = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/12 nodes"}]
@@ -150,6 +155,22 @@ async def test_a_group_that_is_deleted_while_its_plan_begins_does_not_end_the_pl
     world.state.on_group_change("d/g1", world.state.groups["d/g1"], None)
     await plan
     assert world.planned_snapshots == []
+
+
+def test_the_gate_of_a_pod_does_not_count_as_open_because_that_of_its_predecessor_was_opened() -> None:
+    """A list after an interrupted watch shows the new pod in place of the old one of the same name."""
+    client = cast("Client", None)
+    cache = ClusterCache(client, "netaware-system")
+    controller = GatingController(client, cache, SchedulerConfig(), SilentEventRecorder(), CollectorRegistry())
+    reservations, reader, world = controller.plans.reservations, PodReader(), world_with_one_pod()
+    for uid in ("old", "new"):
+        world.change("d/a", metadata={"uid": uid})
+        fill_store(cache.pods, [reader.read(world.pods["d/a"])])
+        if uid == "old":
+            reservations.mark_released("d/a")
+    reservations.reserve("d/g1", [(world.pods["d/a"], "n00")])
+    assert reservations.reserved_by_others_on("d/g2", "n00")
+    assert not reservations.reserved_by_others_on("d/g2", "n00", released_only=True)
 
 
 @pytest.mark.parametrize("is_complete", [False, True], ids=["incomplete", "complete"])
