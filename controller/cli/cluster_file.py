@@ -118,7 +118,7 @@ def _add_object(item: dict[str, Any], cluster: ClusterFile, added_objects: set[t
     field, type_ = _FIELD_BY_KIND[kind]
     name = "?"
     try:
-        normalized = _normalize(_with_current_spelling(item) if kind in _API_VERSION_BY_KIND else item)
+        normalized = normalize(_with_current_spelling(item) if kind in _API_VERSION_BY_KIND else item)
         metadata = normalized.setdefault("metadata", {})
         name = str(metadata.get("name") or "?")
         if kind in _NAMESPACED_KINDS:
@@ -144,17 +144,17 @@ def _with_current_spelling(item: dict[str, Any]) -> dict[str, Any]:
     return convert_documents([item])[0][0]
 
 
-def _normalize(value: Any, key: str = "") -> Any:
+def normalize(value: Any, key: str = "") -> Any:
     """A value of the field ``key`` without nulls, and with quantities as strings."""
     if isinstance(value, dict):
         are_quantities = key in _QUANTITY_MAPS
         return {
-            str(name): str(inner) if are_quantities and isinstance(inner, int | float) else _normalize(inner, str(name))
+            str(name): str(inner) if are_quantities and isinstance(inner, int | float) else normalize(inner, str(name))
             for name, inner in value.items()
             if inner is not None
         }
     if isinstance(value, list):
-        return [_normalize(inner) for inner in value if inner is not None]
+        return [normalize(inner) for inner in value if inner is not None]
     return value
 
 

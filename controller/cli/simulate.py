@@ -14,7 +14,7 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from controller.cli.cluster_file import read_cluster, read_documents
+from controller.cli.cluster_file import normalize, read_cluster, read_documents
 from controller.cli.command import Command
 from controller.cli.offline import OfflinePlan, list_cost_problems, plan_offline, render_offline
 from controller.cli.plan_inputs import make_group_filter, read_inputs
@@ -223,9 +223,9 @@ def _decode_group(documents: Iterable[dict[str, Any]]) -> tuple[AppGroup, list[W
         kind = str(document.get("kind") or "")
         try:
             if kind == "AppGroup":
-                groups.append(msgspec.convert(document, AppGroup))
+                groups.append(msgspec.convert(normalize(document), AppGroup))
             elif kind in {"Deployment", "StatefulSet"}:
-                controllers.append(msgspec.convert(document, WorkloadController))
+                controllers.append(msgspec.convert(normalize(document), WorkloadController))
         except msgspec.ValidationError as error:
             metadata = document.get("metadata")
             name = metadata.get("name", "?") if isinstance(metadata, dict) else "?"

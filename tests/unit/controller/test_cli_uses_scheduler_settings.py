@@ -126,6 +126,14 @@ async def test_malformed_or_too_large_groups_are_usage_errors(objects: list[Json
         await run_command(session_of(HEAD, *NODES), "simulate", "-f", write_group_file(tmp_path, *objects))
 
 
+async def test_null_replicas_are_one_and_quantities_may_be_numbers(tmp_path: Any) -> None:
+    deployment = make_deployment("a", replicas=0)
+    deployment["spec"]["replicas"] = None
+    deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] = 1
+    file = write_group_file(tmp_path, group(), deployment)
+    assert (await run_command(session_of(HEAD, *NODES_WITH_4_CPUS), "simulate", "-f", file)).replicas == 3
+
+
 async def test_simulate_ignores_resources_of_the_groups_own_pods_in_any_namespace(tmp_path: Any) -> None:
     app_group = group("default")
     file = write_group_file(tmp_path, app_group, *(make_deployment(name, replicas=1, cpu="3") for name in "ab"))
