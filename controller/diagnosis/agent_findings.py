@@ -14,9 +14,9 @@ from netperf.contract import AGENT, AGENT_POD_SELECTOR
 from netperf.results import refresh_interval_s
 
 WRITE_DELAY_S = 10.0
-"""An agent writes its samples within this time after a probe."""
+"""An agent writes its results within this time after a probe."""
 MISSED_ROUNDS = 2.0
-"""Rounds added to the refresh interval of samples: an agent repeats unchanged samples in one, and a busy node may miss one."""
+"""Rounds added to the refresh interval: an unchanged sample is written in the round after it, and a busy node may miss a round."""
 MAX_SINGLE_RESTARTS = 3
 """A fix restarts at most this many agents one by one, and more by a restart of the DaemonSet."""
 _ALERT = "NetawareAgentDown"
@@ -56,10 +56,10 @@ def _find_failure_reason(agent: AgentView, facts: Facts) -> str:
         return agent.reason
     interval_s = facts.network.interval_s or 0.0
     max_age_s = refresh_interval_s(interval_s) + WRITE_DELAY_S + MISSED_ROUNDS * interval_s
-    # Only nodes of the probe plan have samples.
-    has_sample = agent.state == "up" and agent.probes > 0 and agent.newest_at is not None
+    # An agent that never wrote a result may be new; `agents-impaired` or `pairs-unmeasured` reports it.
+    has_result = agent.state == "up" and agent.probes > 0 and agent.newest_at is not None
     age_s = facts.now_s - (agent.newest_at or 0.0)
-    return f"its newest sample is {age_s:.0f} s old" if has_sample and age_s > max_age_s else ""
+    return f"its newest result is {age_s:.0f} s old" if has_result and age_s > max_age_s else ""
 
 
 def _build_no_agents_finding(facts: Facts, failures_by_zone: Mapping[str, _ReasonByNode]) -> Finding:

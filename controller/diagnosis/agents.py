@@ -1,4 +1,4 @@
-"""The agent of each node: its state, version, prober, number of probes, and newest sample."""
+"""The agent of each node: its state, version, prober, number of probes, and newest result."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def build_agents(snapshot: ClusterSnapshot) -> tuple[AgentView, ...]:
 
 
 def _find_newest_times(snapshot: ClusterSnapshot) -> dict[str, float]:
-    """Name of a node -> time of its newest sample, as origin or destination, at most the snapshot's time."""
+    """Name of a node -> time of the newest result that its agent wrote, at most the snapshot's time."""
     locations = build_zone_map(snapshot.nodes).location_by_node
     newest_at_by_node: dict[str, float] = {}
     for data in snapshot.results.values():
-        for sample in decode_results(data, locations).samples.values():
-            for node in (sample.origin.node, sample.destination.node):
-                if sample.taken_at:
-                    taken_at = min(sample.taken_at, snapshot.now_s)
-                    newest_at_by_node[node] = max(newest_at_by_node.get(node, 0.0), taken_at)
+        results = decode_results(data, locations)
+        for result in (*results.samples.values(), *results.failures.values()):
+            if result.taken_at:
+                node, taken_at = result.origin.node, min(result.taken_at, snapshot.now_s)
+                newest_at_by_node[node] = max(newest_at_by_node.get(node, 0.0), taken_at)
     return newest_at_by_node
 
 

@@ -115,7 +115,7 @@ class AgentView(View, frozen=True):
         reason: why the agent is not up, or the problem that it reports; empty if it reports none.
         version, prober: what the agent announces; empty if it announces nothing.
         probes: number of node pairs that it measures as origin.
-        newest_at: time of the newest sample with this node, unix seconds; null without samples.
+        newest_at: time of the newest sample or failure that the agent wrote, unix seconds; null without one.
     """
 
     node: str

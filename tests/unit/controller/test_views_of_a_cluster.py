@@ -111,6 +111,13 @@ def test_agents_are_up_down_or_excluded_with_a_reason() -> None:
     assert "results are refused" in first.reason
 
 
+def test_an_agent_that_only_answers_probes_has_no_result() -> None:
+    snapshot = make_snapshot(2)
+    sample = read_samples(snapshot)[0]
+    newest_at = {agent.node: agent.newest_at for agent in build_overview(replace_samples(snapshot, [sample])).agents}
+    assert (newest_at[sample.origin.node], newest_at[sample.destination.node]) == (sample.taken_at, None)
+
+
 def test_agents_that_are_up_are_those_that_the_probe_plan_uses() -> None:
     nodes = (
         make_node("n1", "z1", "r1"),
