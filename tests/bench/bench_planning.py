@@ -17,7 +17,7 @@ from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.placement.worker import PlanningProcess
 from lab.polling import poll_until
 from tests.bench.figures import Figures, figure
-from tests.unit.controller.leader import LeaderCluster
+from tests.unit.controller.planning_cluster import PlanningCluster
 
 HOSTS, WORKLOADS, REPLICAS, CPU = 10_000, 100, 50, 16
 GROUP, OVERSIZED_GROUP, OVERSIZED_REPLICAS = "shop/big", "other/oversized", 50_000_000
@@ -82,9 +82,9 @@ async def _measure() -> Figures:
     }
 
 
-def _build_cluster() -> LeaderCluster:
+def _build_cluster() -> PlanningCluster:
     """A cluster with both groups, without plans."""
-    cluster = LeaderCluster(HOSTS, CPU)
+    cluster = PlanningCluster(HOSTS, CPU)
     cluster.put_group(GROUP, _make_calls(), WORKLOADS * REPLICAS)
     for number in range(WORKLOADS):
         for replica in range(REPLICAS):
@@ -102,7 +102,7 @@ def _make_calls() -> dict[str, dict[str, int]]:
     return {f"w{i}": {f"w{j}": 10 for a, j in sorted(pairs) if a == i} for i in range(WORKLOADS)}
 
 
-async def _warm_up(process: PlanningProcess, cluster: LeaderCluster) -> None:
+async def _warm_up(process: PlanningProcess, cluster: PlanningCluster) -> None:
     """Make a small plan, so that the process knows all hosts before the measurement."""
     cluster.add_group("warm/up", 1)
     cluster.add_pod("warm/up", "w", "P1", 1)

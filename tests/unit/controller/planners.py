@@ -20,13 +20,13 @@ from controller.descheduler.snapshot import take_snapshot
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.scheduler.placement.inputs import PlanInputs
 from kubekit.wire import Node
-from tests.unit.controller.leader import LeaderCluster
+from tests.unit.controller.planning_cluster import PlanningCluster
 
 ZONE, HOST = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
 NOISY = {"app": "noisy"}
 
 
-class Planners(LeaderCluster):
+class Planners(PlanningCluster):
     """Nodes n00 to n05 in zones z0 to z2, and a group with one pending pod."""
 
     def __init__(self) -> None:
@@ -77,11 +77,11 @@ class Planners(LeaderCluster):
         With ``preempting``, the descheduler and `explain` are not asked, because they expect no preemption.
         """
         self.add_pod("d/g", "p1", "P1", 1)
-        self.change("d/p1", spec=spec)
+        self.update_pod("d/p1", spec=spec)
         pod = self.pods["d/p1"]
         self.file.pods.append(pod)
         await self.plans.make_plan("d/g")
-        plan = self.request("d/g").plan
+        plan = self.request_plan("d/g").plan
         offline_plan, _ = plan_offline(self.file)
         assert plan is not None
         assert dict(plan.unplaced_reasons) == offline_plan.unplaced

@@ -24,7 +24,7 @@ from controller.scheduler.placement.planner import PlanningError
 from controller.scheduler.placement.worker import PLAN_DEADLINE_S
 from kubekit.client import Client
 from tests.unit.controller.components import SilentEventRecorder, fill_store
-from tests.unit.controller.leader import LeaderCluster
+from tests.unit.controller.planning_cluster import PlanningCluster
 
 UNSCHEDULABLE = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/12 nodes"}]
 ROUNDS = int(os.environ.get("NETAWARE_ROUNDS", "12"))
@@ -34,7 +34,7 @@ GROUPS = ("d/g1", "d/g2", "e/g3")
 
 async def simulate_events(seed: int) -> int:
     """Three groups at once on 12 nodes of 4 cpu, in a random order of events; returns the number of planned pods."""
-    rng, world = random.Random(seed), LeaderCluster(12, 4)
+    rng, world = random.Random(seed), PlanningCluster(12, 4)
     cpu = {(group, workload): rng.choice([1, 2, 3, 4]) for group in GROUPS for workload in ("P1", "P2")}
     for group in GROUPS:
         world.add_group(group, 4)
@@ -56,15 +56,15 @@ async def simulate_events(seed: int) -> int:
         target = world.plan_of(group).targets.get(key)
         match rng.choice(["release", "bind", "refuse", "delete", "add", "count"]):
             case "release" if pod.is_gated:
-                world.release(key, target)
+                world.open_gate(key, target)
             case "bind" if pod.is_waiting and not pod.is_gated and (node := world.choose_node(pod, rng)):
                 world.bind(key, node)
             case "refuse" if pod.is_waiting and not pod.is_gated and not pod.status.scheduling_failed:
-                world.change(key, status={"conditions": UNSCHEDULABLE})
+                world.update_pod(key, status={"conditions": UNSCHEDULABLE})
                 if (old_target := target_of(pod)) is not None:
                     world.plans.reservations.refused_nodes.add(world.pods[key], old_target.node)
             case "delete":
-                world.delete(group, key)
+                world.delete_pod(key)
             case "add":
                 world.add_pod(group, f"{group[2:]}-new-{step}", "P1", cpu[group, "P1"])
             case "count" if pod.is_bound:
@@ -77,7 +77,7 @@ async def simulate_events(seed: int) -> int:
             elif world.plans.get_or_request(other, pods).is_pending:
                 await world.plans.make_plan(other)
         for idle in tuple(world.plans.reservations.yielding_groups):
-            if world.request(idle).is_pending:
+            if world.request_plan(idle).is_pending:
                 await world.plans.make_plan(idle)
         assert world.list_overcommitted_nodes() == []
     return placed
@@ -88,15 +88,15 @@ async def test_three_groups_never_reserve_the_same_resources(seed: int) -> None:
     assert await simulate_events(seed) > 0
 
 
-def world_with_one_pod(hosts: int = 3, cpu: int = 1) -> LeaderCluster:
+def world_with_one_pod(hosts: int = 3, cpu: int = 1) -> PlanningCluster:
     """A cluster with one group, d/g1, which has one pod, d/a."""
-    world = LeaderCluster(hosts, 4)
+    world = PlanningCluster(hosts, 4)
     world.add_group("d/g1", 1)
     world.add_pod("d/g1", "a", "P1", cpu)
     return world
 
 
-def planned_condition(world: LeaderCluster, group: str) -> tuple[str, str]:
+def planned_condition(world: PlanningCluster, group: str) -> tuple[str, str]:
     """Status and reason of the condition Planned."""
     condition = world.plans.planned_condition(group)
     assert condition is not None
@@ -106,10 +106,10 @@ def planned_condition(world: LeaderCluster, group: str) -> tuple[str, str]:
 async def test_a_refused_node_is_not_planned_again_until_it_changes() -> None:
     world = world_with_one_pod(cpu=2)
     first = (await world.planned_nodes("d/g1"))["d/a"]
-    world.release("d/a", world.plan_of("d/g1").targets["d/a"])
-    world.change("d/a", status={"conditions": UNSCHEDULABLE})
+    world.open_gate("d/a", world.plan_of("d/g1").targets["d/a"])
+    world.update_pod("d/a", status={"conditions": UNSCHEDULABLE})
     world.plans.reservations.refused_nodes.add(world.pods["d/a"], first)
-    assert world.request("d/g1").is_pending
+    assert world.request_plan("d/g1").is_pending
     assert (await world.planned_nodes("d/g1"))["d/a"] != first
     assert world.plans.reservations.refused_nodes.nodes_by_pod(world.pods_of("d/g1")) == {"d/a": frozenset({first})}
     world.add_node(first, "another-zone")
@@ -124,7 +124,7 @@ async def test_a_refused_node_is_not_planned_again_until_it_changes() -> None:
 async def test_a_refused_node_is_planned_again_when_its_usage_falls(
     happens: str, *, is_bound: bool, is_refused: bool
 ) -> None:
-    world = LeaderCluster(1, 4)
+    world = PlanningCluster(1, 4)
     for group in ("d/g1", "d/g2"):
         world.add_group(group, 1)
     world.add_pod("d/g2", "b", "P1", 3)
@@ -135,7 +135,7 @@ async def test_a_refused_node_is_planned_again_when_its_usage_falls(
     refused = world.add_pod("d/g1", "a", "P1", 2)
     world.plans.reservations.refused_nodes.add(refused, "n00")
     assert world.plans.reservations.refused_nodes.nodes_by_pod([refused]) == {"d/a": frozenset({"n00"})}
-    world.bind_and_count("d/b", "n00") if happens == "bind" else world.delete("d/g2", "d/b")
+    world.bind_and_count("d/b", "n00") if happens == "bind" else world.delete_pod("d/b")
     assert bool(world.plans.reservations.refused_nodes.nodes_by_pod([refused])) == is_refused
 
 
@@ -144,7 +144,7 @@ async def test_the_reservations_of_a_deleted_group_end_while_its_pods_wait() -> 
     await world.plans.make_plan("d/g1")
     assert world.plans.reservations.reserved_by_others("d/g2")
     world.state.on_group_change("d/g1", world.state.groups["d/g1"], None)
-    world.request("d/g1")
+    world.request_plan("d/g1")
     assert world.plans.reservations.reserved_by_others("d/g2") == {}
 
 
@@ -164,7 +164,7 @@ def test_the_gate_of_a_pod_does_not_count_as_open_because_that_of_its_predecesso
     controller = GatingController(client, cache, SchedulerConfig(), SilentEventRecorder(), CollectorRegistry())
     reservations, reader, world = controller.plans.reservations, PodReader(), world_with_one_pod()
     for uid in ("old", "new"):
-        world.change("d/a", metadata={"uid": uid})
+        world.update_pod("d/a", metadata={"uid": uid})
         fill_store(cache.pods, [reader.read(world.pods["d/a"])])
         if uid == "old":
             reservations.mark_released("d/a")
@@ -177,7 +177,7 @@ def test_the_gate_of_a_pod_does_not_count_as_open_because_that_of_its_predecesso
 async def test_a_started_group_may_use_the_reservations_of_a_group_with_an_incomplete_plan(
     *, is_complete: bool
 ) -> None:
-    world = LeaderCluster(2, 4)
+    world = PlanningCluster(2, 4)
     for group in ("d/started", "d/other"):
         world.add_group(group, 2)
     world.add_pod("d/started", "a", "P1", 4)
@@ -193,15 +193,15 @@ async def test_a_started_group_may_use_the_reservations_of_a_group_with_an_incom
         return
     assert nodes["d/b"] == "n01"
     assert "d/other" in world.enqueued
-    assert world.request("d/other").is_pending
+    assert world.request_plan("d/other").is_pending
     assert await world.planned_nodes("d/other") == {}
-    assert not world.request("d/started").is_pending
+    assert not world.request_plan("d/started").is_pending
 
 
 @pytest.mark.parametrize("members", [3, 50_000_000])
 async def test_replicas_that_do_not_exist_count_up_to_num_members(members: int) -> None:
     """Two workloads that declare 50 million pods do not delay other groups."""
-    world = LeaderCluster(3, 4)
+    world = PlanningCluster(3, 4)
     world.declared.by_workload = {"P1": 50_000_000, "P2": 50_000_000}
     for group, name, count in (("d/g1", "a", members), ("e/g3", "b", 1)):
         world.add_group(group, count)
@@ -212,25 +212,25 @@ async def test_replicas_that_do_not_exist_count_up_to_num_members(members: int) 
         assert world.planned_snapshots[0].replicas == {"P1": 3, "P2": 0}
     else:
         assert planned_condition(world, "d/g1") == ("False", "TooManyPods")
-        assert world.request("d/g1").plan is None
-    assert world.request("e/g3").plan is not None
+        assert world.request_plan("d/g1").plan is None
+    assert world.request_plan("e/g3").plan is not None
 
 
 async def test_a_failed_plan_is_reported_and_retried_later() -> None:
     world = world_with_one_pod()
     world.failure = PlanningError("DeadlineExceeded", "no plan was found within 30 s")
-    assert world.request("d/g1").is_pending
+    assert world.request_plan("d/g1").is_pending
     await world.plans.make_plan("d/g1")
     assert planned_condition(world, "d/g1") == ("False", "DeadlineExceeded")
-    plan_state = world.request("d/g1")
+    plan_state = world.request_plan("d/g1")
     assert (plan_state.plan, plan_state.is_pending) == (None, False)
     world.now += MIN_BACKOFF_S
-    assert world.request("d/g1").is_pending
+    assert world.request_plan("d/g1").is_pending
     for _ in range(1100):  # 2.0 ** 1024 overflows.
         await world.plans.make_plan("d/g1")
-    assert not world.request("d/g1").is_pending
+    assert not world.request_plan("d/g1").is_pending
     world.now += MAX_BACKOFF_S
-    assert world.request("d/g1").is_pending
+    assert world.request_plan("d/g1").is_pending
     world.failure = None
     await world.plans.make_plan("d/g1")
     assert planned_condition(world, "d/g1") == ("True", "Complete")
@@ -238,10 +238,10 @@ async def test_a_failed_plan_is_reported_and_retried_later() -> None:
 
 async def test_a_group_that_changes_all_the_time_pauses_between_its_plans() -> None:
     world = world_with_one_pod()
-    world.plan_takes_s = 2.0
+    world.plan_duration_s = 2.0
     await world.plans.make_plan("d/g1")
     world.add_pod("d/g1", "b", "P1", 1)
-    plan_state = world.request("d/g1")
+    plan_state = world.request_plan("d/g1")
     assert plan_state.is_pending
     assert plan_state.plan is not None
     assert "d/b" not in plan_state.plan.targets
@@ -254,7 +254,7 @@ async def test_a_group_that_changes_all_the_time_pauses_between_its_plans() -> N
 
 @pytest.mark.parametrize(("weight", "nodes"), [(0, {"small", "large"}), (1, {"small"})])
 async def test_small_pods_leave_the_large_node_free_with_an_allocatable_weight(weight: int, nodes: set[str]) -> None:
-    world = LeaderCluster(0, 10)
+    world = PlanningCluster(0, 10)
     world.state.allocatable_args = AllocatableArgs(weight=weight)
     for world.cpu, name in ((10, "small"), (200, "large")):
         world.add_node(name, "z0")
@@ -266,22 +266,22 @@ async def test_small_pods_leave_the_large_node_free_with_an_allocatable_weight(w
 
 async def test_pods_of_lower_priority_are_evicted_only_as_a_last_resort() -> None:
     """Every node is full; only n00's pods have a lower priority, and the group needs two of their places."""
-    world = LeaderCluster(3, 4)
+    world = PlanningCluster(3, 4)
     world.add_group("d/g", 2)
     for i, priority in enumerate((0, 100, 100)):
         for n in range(4):
             world.add_pod("d/others", f"other-{i}-{n}", "", 1)
-            world.change(f"d/other-{i}-{n}", spec={"priority": priority})
+            world.update_pod(f"d/other-{i}-{n}", spec={"priority": priority})
             world.bind_and_count(f"d/other-{i}-{n}", f"n0{i}")
     for name, workload in (("p1", "P1"), ("p2", "P2")):
         world.add_pod("d/g", name, workload, 1)
-        world.change(f"d/{name}", spec={"priority": 10})
+        world.update_pod(f"d/{name}", spec={"priority": 10})
     assert await world.planned_nodes("d/g") == {"d/p1": "n00", "d/p2": "n00"}
-    plan_state = world.request("d/g")
+    plan_state = world.request_plan("d/g")
     assert (plan_state.awaiting_rollout, plan_state.is_pending) == (frozenset(), False), (
         "no pod is evicted for a gated one"
     )
-    world.change("d/p1", spec={"preemptionPolicy": "Never"})
+    world.update_pod("d/p1", spec={"preemptionPolicy": "Never"})
     await world.plans.make_plan("d/g")
     assert world.plan_of("d/g").unplaced == ("d/p1", "d/p2")
 
@@ -290,7 +290,7 @@ OTHERS = {"topologyKey": "topology.kubernetes.io/zone", "labelSelector": {"match
 AWAY_FROM_OTHERS = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [OTHERS]}}
 
 
-def bind_volume(world: LeaderCluster, _: str) -> None:
+def bind_volume(world: PlanningCluster, _: str) -> None:
     expression = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["z2"]}
     reach = {"nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}}
     volume = msgspec.convert({"metadata": {"name": "pv"}, "spec": reach}, PersistentVolume)
@@ -299,7 +299,7 @@ def bind_volume(world: LeaderCluster, _: str) -> None:
     world.volumes.on_claim_change("d/data", None, msgspec.convert(body, PersistentVolumeClaim))
 
 
-def bind_noisy_pod(world: LeaderCluster, target: str) -> None:
+def bind_noisy_pod(world: PlanningCluster, target: str) -> None:
     world.add_pod("d/other", "noisy", "P1", 1)
     world.bind("d/noisy", target)
     world.count_on_node("d/noisy")
@@ -316,7 +316,7 @@ def bind_noisy_pod(world: LeaderCluster, target: str) -> None:
         ),
         (bind_noisy_pod, lambda target: {"d/a": {"n00", "n01", "n02"} - {target}}),
         (
-            lambda world, _: world.change("d/b", spec={"schedulingGates": [{"name": GATE}]}),
+            lambda world, _: world.update_pod("d/b", spec={"schedulingGates": [{"name": GATE}]}),
             lambda target: {"d/a": {target}, "d/b": {"n00", "n01", "n02"}},
         ),
     ],
@@ -327,31 +327,31 @@ async def test_a_group_is_planned_again_when_inputs_of_its_plan_change(change: A
     world.add_pod("d/g1", "b", "P1", 1)
     claim = [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]
     gates = [{"name": GATE}, {"name": "kueue.x-k8s.io/admission"}]
-    world.change("d/a", spec={"volumes": claim, "affinity": AWAY_FROM_OTHERS})
-    world.change("d/b", spec={"schedulingGates": gates, "affinity": AWAY_FROM_OTHERS})
+    world.update_pod("d/a", spec={"volumes": claim, "affinity": AWAY_FROM_OTHERS})
+    world.update_pod("d/b", spec={"schedulingGates": gates, "affinity": AWAY_FROM_OTHERS})
     first = await world.planned_nodes("d/g1")
-    assert not world.request("d/g1").is_pending
+    assert not world.request_plan("d/g1").is_pending
     assert first.keys() == {"d/a"}
     change(world, first["d/a"])
-    assert world.request("d/g1").is_pending
+    assert world.request_plan("d/g1").is_pending
     second, expected = await world.planned_nodes("d/g1"), hosts(first["d/a"])
     assert second.keys() == expected.keys()
     assert all(second[key] in nodes for key, nodes in expected.items())
 
 
 async def test_constraints_of_waiting_pods_count_beside_bound_pods_of_another_template() -> None:
-    world = LeaderCluster(2, 4)
+    world = PlanningCluster(2, 4)
     world.add_group("d/g1", 2)
     for group, name, cpu, node in (("d/g1", "new", 1, ""), ("d/g1", "old", 3, "n01"), ("d/other", "noisy", 1, "n00")):
         world.add_pod(group, name, "P1", cpu)
         if node:
             world.bind_and_count(f"d/{name}", node)
-    world.change("d/new", spec={"affinity": AWAY_FROM_OTHERS})
+    world.update_pod("d/new", spec={"affinity": AWAY_FROM_OTHERS})
     assert (await world.planned_nodes("d/g1"))["d/new"] == "n01"
 
 
 async def test_a_replacement_is_simulated_without_its_pod_and_hot_nodes() -> None:
-    world = LeaderCluster(2, 4)
+    world = PlanningCluster(2, 4)
     world.add_group("d/g1", 2)
     for name, workload, node in (("a", "P1", "n00"), ("b", "P2", "n01")):
         world.add_pod("d/g1", name, workload, 3)
@@ -371,7 +371,7 @@ async def test_a_replacement_is_simulated_without_its_pod_and_hot_nodes() -> Non
 
 async def test_a_node_is_reserved_for_a_replacement_until_it_exists_or_expires() -> None:
     """A StatefulSet creates a replacement after its predecessor is gone; another group's plan is made meanwhile."""
-    world = LeaderCluster(2, 4)
+    world = PlanningCluster(2, 4)
     for group in ("d/g1", "d/g2"):
         world.add_group(group, 1)
     world.add_pod("d/g2", "other", "P1", 3)
@@ -386,7 +386,7 @@ async def test_a_node_is_reserved_for_a_replacement_until_it_exists_or_expires()
     world.add_pod("d/g1", "evicted", "P1", 3)
     for _ in range(2):  # The first eviction may have been refused, for example by a disruption budget.
         world.plans.expect_replacement("d/g1", "d/evicted", target, duration_s=60)
-    world.delete("d/g1", "d/evicted")
+    world.delete_pod("d/evicted")
     assert await node_of_other_group() != reserved
     assert world.planned_snapshots[-1].reserved[reserved]["cpu"] == 3000
     world.add_pod("d/g1", "replacement", "P1", 3)
@@ -396,7 +396,7 @@ async def test_a_node_is_reserved_for_a_replacement_until_it_exists_or_expires()
     assert world.planned_snapshots[-1].reserved[reserved]["cpu"] == 3000, (
         "now the plan of its own group reserves the node"
     )
-    world.delete("d/g1", "d/replacement")
+    world.delete_pod("d/replacement")
     assert await node_of_other_group() != reserved
     world.now += 61
     assert await node_of_other_group() == reserved, "the reservation has ended"
@@ -413,9 +413,9 @@ async def test_a_replacement_is_planned_for_its_reserved_node_until_that_expires
     zone = world.node_cache.hosts[reserved].location.zone
     world.add_pod("d/g1", "evicted", "P1", 1)
     if not existed_before:
-        world.delete("d/g1", "d/a")
+        world.delete_pod("d/a")
     world.plans.expect_replacement("d/g1", "d/evicted", Target(zone, "r", reserved), duration_s=60)
-    world.delete("d/g1", "d/evicted")
+    world.delete_pod("d/evicted")
     world.add_pod("d/g1", "a", "P1", 1)
     world.now += waits_s
     assert await world.planned_nodes("d/g1") == {"d/a": reserved if is_kept else preferred}
@@ -433,8 +433,8 @@ async def test_a_replacement_is_planned_for_its_reserved_node_until_that_expires
 async def test_slow_plans_of_others_do_not_delay_a_small_group(
     namespaces: int, groups: int, members: int, dense: int, takes_s: float, before: int
 ) -> None:
-    world = LeaderCluster(3, 4)
-    world.plan_takes_s = takes_s
+    world = PlanningCluster(3, 4)
+    world.plan_duration_s = takes_s
     hostile = [f"hostile{n}/g{i}" for n in range(namespaces) for i in range(groups)]
     for group in hostile:
         world.add_group(group, members, dense)
@@ -450,11 +450,11 @@ async def test_slow_plans_of_others_do_not_delay_a_small_group(
 
 
 async def test_a_large_group_is_planned_before_newer_small_ones_of_its_namespace() -> None:
-    world = LeaderCluster(3, 4)
+    world = PlanningCluster(3, 4)
     for group, members in (("d/large", 100), ("d/small", 1)):
         world.add_group(group, members)
         world.add_pod(group, group[2:], "P1", 1)
-        world.request(group)
+        world.request_plan(group)
         world.now += 60
     await world.plan_all("d/large", "d/small")
     assert [snapshot.group.metadata.name for snapshot in world.planned_snapshots] == ["large", "small"]
@@ -467,9 +467,9 @@ async def test_a_plan_with_unplaced_pods_is_made_again_only_after_resources_were
     world.bind_and_count("d/other", "n00")
     assert await world.planned_nodes("d/g1") == {}
     world.now += 600
-    assert not world.request("d/g1").is_pending
-    world.delete("d/g2", "d/other")
-    assert world.request("d/g1").is_pending
+    assert not world.request_plan("d/g1").is_pending
+    world.delete_pod("d/other")
+    assert world.request_plan("d/g1").is_pending
 
 
 def test_histogram_buckets_of_plans_and_gates_reach_the_longest_possible_time() -> None:

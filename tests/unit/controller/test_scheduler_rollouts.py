@@ -9,12 +9,12 @@ from controller.cluster.pods import target_of
 from controller.scheduler.gating.planner_time import MIN_SEARCH_S
 from controller.scheduler.gating.release import ReleaseInputs, decide_releases
 from kubekit.wire import format_time
-from tests.unit.controller.leader import LeaderCluster
+from tests.unit.controller.planning_cluster import PlanningCluster
 
 GROUPS, SERVICES, REPLICAS, HOSTS, CPU = 3, 6, 2, 9, 2
 
 
-class Cluster(LeaderCluster):
+class Cluster(PlanningCluster):
     """Groups of chains of services on nodes in three zones; services are restarted one pod more at a time (maxSurge 1)."""
 
     def __init__(
@@ -44,15 +44,15 @@ class Cluster(LeaderCluster):
             owner = {"kind": "ReplicaSet", "name": replica_set, "uid": replica_set, "controller": True}
             labels = {**(created.metadata.labels or {}), "pod-template-hash": new_hash}
             times = {"creationTimestamp": format_time(self.now)}
-            self.change(created.metadata.key, metadata={"labels": labels, "ownerReferences": [owner], **times})
+            self.update_pod(created.metadata.key, metadata={"labels": labels, "ownerReferences": [owner], **times})
         elif all([self.is_ready(pod.metadata.key) for pod in pods]) and old and len(pods) > REPLICAS:  # noqa: C419
             nodes = [pod.spec.node_name for pod in pods]
             deleted = max(old, key=lambda pod: (nodes.count(pod.spec.node_name), self.rng.random()))
-            self.delete(group, deleted.metadata.key)
+            self.delete_pod(deleted.metadata.key)
 
     def is_ready(self, key: str) -> bool:
         if not self.pods[key].is_ready and self.now - self.bound_at.get(key, self.now) >= self.ready_s:
-            self.change(key, status={"conditions": [{"type": "Ready", "status": "True"}]})
+            self.update_pod(key, status={"conditions": [{"type": "Ready", "status": "True"}]})
         return self.pods[key].is_ready
 
     async def lead(self, group: str) -> None:
@@ -67,7 +67,7 @@ class Cluster(LeaderCluster):
         for release in decide_releases(inputs, self.now, self.config.gates).releases:
             self.plans.reservations.mark_released(release.pod.metadata.key)
             assert plan_state.plan is not None
-            self.release(release.pod.metadata.key, plan_state.plan.targets[release.pod.metadata.key])
+            self.open_gate(release.pod.metadata.key, plan_state.plan.targets[release.pod.metadata.key])
         if plan_state.is_pending:
             await self.plans.make_plan(group)
 

@@ -194,7 +194,7 @@ async def test_future_replicas_are_planned_where_their_claims_can_be_bound() -> 
     cluster.declared.by_workload = {"P1": 5}
     cluster.add_group("d/g", 6)
     cluster.add_pod("d/g", "p1-0", "P1", 1)
-    cluster.change("d/p1-0", spec={"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data-p1-0"}}]})
+    cluster.update_pod("d/p1-0", spec={"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data-p1-0"}}]})
     cluster.bind("d/p1-0", "n01")
     cluster.count_on_node("d/p1-0")
     cluster.add_pod("d/g", "p2-0", "P2", 1)

@@ -1,4 +1,4 @@
-"""A cluster with the leader's state: AppGroups, pods and plans, without an API server."""
+"""A cluster of nodes, AppGroups and pods with their plans, without an API server."""
 
 from __future__ import annotations
 
@@ -37,18 +37,19 @@ class FakeDeclaredReplicas:
         return {w.selector: self.by_workload[w.selector] for w in workloads if w.selector in self.by_workload}
 
 
-class LeaderCluster:
-    """A cluster with the leader's state; plans are made in this process without delay."""
+class PlanningCluster:
+    """Groups are planned in this process; ``searches`` has the namespace and search time of each plan."""
 
-    def __init__(self, hosts: int, cpu: int) -> None:
+    def __init__(self, host_count: int, cpu: int) -> None:
         self.config = SchedulerConfig()
         self.state, self.node_cache, self.volumes = State(self.config, "netaware-system"), NodeCache(), Volumes()
         self.cpu, self.now = cpu, 1000.0
         self.pods: dict[str, Pod] = {}
         self.declared, self.enqueued = FakeDeclaredReplicas(), list[str]()
         self.failure: PlanningError | None = None
-        self.plan_takes_s, self.searches, self.planned_snapshots = 0.0, list[tuple[str, float]](), list[GroupSnapshot]()
-        for i in range(hosts):
+        self.plan_duration_s = 0.0
+        self.searches, self.planned_snapshots = list[tuple[str, float]](), list[GroupSnapshot]()
+        for i in range(host_count):
             self.add_node(f"n{i:02d}", f"z{i % 3}")
         self.plans = GroupPlans(
             PlanInputs(self.state, self.node_cache, self.volumes, None, self.declared),  # type: ignore[arg-type]
@@ -86,20 +87,22 @@ class LeaderCluster:
         self.pods[pod.metadata.key] = pod
         return pod
 
-    def change(self, key: str, **changes: Any) -> None:
+    def update_pod(self, key: str, **changes: Any) -> None:
         body = msgspec.to_builtins(self.pods[key])
         body["spec"] |= changes.pop("spec", {})
         body["status"] |= changes.pop("status", {})
         body["metadata"] |= changes.pop("metadata", {})
         self.pods[key] = msgspec.convert(body, Pod)
 
-    def release(self, key: str, target: Target | None) -> None:
+    def open_gate(self, key: str, target: Target | None) -> None:
         annotations = {TARGET_ANNOTATION: msgspec.json.encode(target).decode()} if target is not None else {}
-        self.change(key, spec={"schedulingGates": []}, metadata={"annotations": annotations})
+        self.update_pod(key, spec={"schedulingGates": []}, metadata={"annotations": annotations})
 
     def bind(self, key: str, node: str) -> None:
         """Bind a pod; the node's usage lacks it until `count_on_node`."""
-        self.change(key, spec={"nodeName": node, "schedulingGates": []}, status={"phase": "Running", "conditions": []})
+        self.update_pod(
+            key, spec={"nodeName": node, "schedulingGates": []}, status={"phase": "Running", "conditions": []}
+        )
 
     def count_on_node(self, key: str) -> None:
         self.node_cache.on_pod_change(key, None, PodReader().read(self.pods[key]))
@@ -108,7 +111,7 @@ class LeaderCluster:
         self.bind(key, node)
         self.count_on_node(key)
 
-    def request(self, group: str) -> PlanState:
+    def request_plan(self, group: str) -> PlanState:
         return self.plans.get_or_request(group, self.pods_of(group))
 
     async def planned_nodes(self, group: str) -> dict[str, str]:
@@ -116,7 +119,7 @@ class LeaderCluster:
         await self.plans.make_plan(group)
         return {key: target.node for key, target in self.plan_of(group).targets.items()}
 
-    def delete(self, group: str, key: str) -> None:
+    def delete_pod(self, key: str) -> None:
         del self.pods[key]
         self.node_cache.on_pod_change(key, None, None)
         self.plans.reservations.forget_pod(key)
@@ -128,7 +131,7 @@ class LeaderCluster:
     async def solve(self, snapshot: GroupSnapshot, search_s: float) -> Plan:
         if self.failure is not None:
             raise self.failure
-        self.now += self.plan_takes_s
+        self.now += self.plan_duration_s
         self.planned_snapshots.append(snapshot)
         self.searches.append((snapshot.group.metadata.namespace, search_s))
         return plan_group(snapshot, deadline_s=search_s)
@@ -136,9 +139,9 @@ class LeaderCluster:
     async def plan_all(self, *groups: str) -> None:
         """Request plans of these groups, and wait until they are made."""
         for group in groups:
-            self.request(group)
-        planner = asyncio.create_task(self.plans.run())
-        while len(self.searches) < len(groups):
+            self.request_plan(group)
+        planner, made = asyncio.create_task(self.plans.run()), len(self.searches)
+        while len(self.searches) < made + len(groups):
             await asyncio.sleep(0)
         planner.cancel()
 
@@ -160,7 +163,7 @@ class LeaderCluster:
         return rng.choice(fitting) if fitting else ""
 
     def list_overcommitted_nodes(self) -> list[str]:
-        """Nodes of gated pods on which bound and planned pods request more than there is."""
+        """Nodes with gated pods whose bound and planned pods request more CPU than the node has."""
         millicores: Counter[str] = Counter()
         nodes_of_gated: set[str] = set()
         for group in self.state.groups:
