@@ -14,6 +14,7 @@ from kubekit.wire import Node
 from netperf.contract import AGENT_ANNOTATION, Announcement, decode_announcement
 from netperf.pairs import ProbeNode
 from netperf.results import decode_results
+from netperf.sample import Failure, Sample
 
 
 def build_agents(snapshot: ClusterSnapshot) -> tuple[AgentView, ...]:
@@ -32,8 +33,9 @@ def _find_newest_times(snapshot: ClusterSnapshot) -> dict[str, float]:
     locations = build_zone_map(snapshot.nodes).location_by_node
     newest_at_by_node: dict[str, float] = {}
     for data in snapshot.results.values():
-        results = decode_results(data, locations)
-        for result in (*results.samples.values(), *results.failures.values()):
+        decoded = decode_results(data, locations)
+        results: list[Sample | Failure] = [*decoded.samples.values(), *decoded.failures.values()]
+        for result in results:
             if result.taken_at:
                 node, taken_at = result.origin.node, min(result.taken_at, snapshot.now_s)
                 newest_at_by_node[node] = max(newest_at_by_node.get(node, 0.0), taken_at)
