@@ -16,7 +16,7 @@ class NetworkOverheadConfig(Section, frozen=True):
 
     Attributes:
         namespaces: namespaces in which AppGroups and NetworkTopologies are searched, in this order.
-        weights_name: name of the weight; NetperfCosts if the NetworkTopology has no weight of this name.
+        weights_name: name of the weight; see `NetworkOverheadArgs.fallback_weights_name`.
         network_topology_name: name of the NetworkTopology.
         score_dependents: also score costs to placed pods that depend on the pod, unlike upstream.
         weight: factor of this score in the extender's answer.
@@ -34,7 +34,9 @@ class NetworkOverheadConfig(Section, frozen=True):
             if not name:
                 raise ConfigError(join_path(field, key), "is empty", "write the name of the object")
         if not self.namespaces or not all(self.namespaces):
-            raise ConfigError(join_path(field, "namespaces"), "names no namespace", "write [default], as upstream does")
+            raise ConfigError(
+                join_path(field, "namespaces"), "is empty, or has an empty name", "write [default], as upstream does"
+            )
 
 
 class NetworkOverheadArgs(NetworkOverheadConfig, frozen=True):
@@ -42,9 +44,9 @@ class NetworkOverheadArgs(NetworkOverheadConfig, frozen=True):
 
     Attributes:
         fallback_weights_name: used if the NetworkTopology has no weight of `weights_name`; empty for none.
-        search_everywhere: search other namespaces besides `namespaces`. An AppGroup is searched in the pod's namespace first, and last
-            in those to which that namespace consents. A NetworkTopology is searched in the group's namespace first, then in
-            `namespaces`, then in netaware's; last, the only NetworkTopology of the cluster is used.
+        search_everywhere: search not only in `namespaces`. For an AppGroup: in the pod's namespace, in `namespaces`, then in those to
+            which the pod's namespace consents. For a NetworkTopology: in the AppGroup's namespace, in `namespaces`, then in netaware's;
+            else the only NetworkTopology of the cluster is used.
         counts_finished_pods: finished and terminating pods count as placed, as in upstream.
         rejects_deleted_nodes: the pod fits nowhere while a dependency's pod is on a deleted node, as in upstream.
     """

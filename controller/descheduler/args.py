@@ -46,7 +46,7 @@ class PodSelector(Section, frozen=True):
 
 
 class AnomalyCondition(Section, frozen=True):
-    """For how long a node must be above a threshold until its pods are moved.
+    """When a node becomes anomalous, so that its pods are moved, and when it is normal again.
 
     Attributes:
         timeout: an anomaly ends after this time unless it is detected again; seconds, or a duration such as ``1m``.
@@ -75,9 +75,9 @@ class WeightArgs(Section, frozen=True):
     bandwidth: Weight | None = msgspec.field(name=BANDWIDTH_RESOURCE, default=None)
 
 
+# koord-descheduler has no default thresholds.
 DEFAULT_LOW_THRESHOLDS = PercentArgs(cpu=45, memory=45)
 DEFAULT_HIGH_THRESHOLDS = PercentArgs(cpu=70, memory=70)
-"""koord-descheduler has no default thresholds."""
 
 
 class PoolArgs(Section, frozen=True):
@@ -90,6 +90,13 @@ class PoolArgs(Section, frozen=True):
     resource_weights: WeightArgs | None = None
     anomaly_condition: AnomalyCondition | None = None
 
+    def check_rules(self, field: str) -> None:
+        """Raise ConfigError for an invalid selector or timeout; checked here and not per pool, where they may be inherited."""
+        if self.node_selector:
+            self.node_selector.compile(join_path(field, "nodeSelector"))
+        if self.anomaly_condition:
+            parse_duration(self.anomaly_condition.timeout, join_path(field, "anomalyCondition.timeout"), minimum_s=1)
+
     def resolve_pool(self, name: str, field: str) -> Pool:
         """Check the settings of the pool ``name``, and add defaults; ``field`` is their path in the user's document.
 
@@ -99,8 +106,8 @@ class PoolArgs(Section, frozen=True):
         low, high = self.low_thresholds, self.high_thresholds
         if low is None and high is None:
             if self.use_deviation_thresholds:
-                remedy = "with useDeviationThresholds give both, such as cpu: 10"
-                raise ConfigError(join_path(field, "highThresholds"), "is empty", remedy)
+                remedy = "with useDeviationThresholds give lowThresholds and highThresholds, such as {cpu: 10}"
+                raise ConfigError(join_path(field, "highThresholds"), "is missing", remedy)
             low, high = DEFAULT_LOW_THRESHOLDS, DEFAULT_HIGH_THRESHOLDS
         low_thresholds, high_thresholds = _values_by_resource(low), _values_by_resource(high)
         _check_thresholds(low_thresholds, high_thresholds, field)
@@ -197,7 +204,7 @@ class LowNodeLoadConfig:
         args: settings that need no conversion are read from here.
         pod_selectors: only pods that match one of them are evicted; any pod if there are none.
         detector_cache_timeout_s: ``detectorCacheTimeout``.
-        pools: a node belongs to the first that selects it.
+        pools: in the order in which they select nodes.
     """
 
     args: LowNodeLoadArgs

@@ -12,8 +12,6 @@ from kubekit.client import Client
 from kubekit.errors import ApiError, MalformedObjectError, UnreachableError
 
 ResultKind = Literal["evicted", "dry-run", "gone", "disruption-budget", "throttled", "forbidden", "refused", "unknown"]
-BUDGET_CAUSE = "DisruptionBudget"
-"""Cause in the API server's response if a PodDisruptionBudget allows no eviction."""
 
 
 class EvictionResult(NamedTuple):
@@ -58,11 +56,10 @@ async def evict(client: Client, move: Move, *, dry_run: bool = False) -> Evictio
     except (UnreachableError, MalformedObjectError) as error:
         return EvictionResult("unknown", str(error))
     except ApiError as error:
-        # 429 means a PodDisruptionBudget only if a cause says so; otherwise the API server is busy.
-        if error.status == 429 and BUDGET_CAUSE in error.causes:
-            return EvictionResult("disruption-budget", error.message)
-        if error.status in {429, 503}:
+        if error.is_throttled or error.status == 503:
             return EvictionResult("throttled", error.message)
+        if error.status == 429:
+            return EvictionResult("disruption-budget", error.message)
         if error.status in {404, 409}:  # deleted, or another pod has its name
             return EvictionResult("gone", error.message)
         return EvictionResult("forbidden" if error.is_forbidden else "refused", error.message)

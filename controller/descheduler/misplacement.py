@@ -144,6 +144,7 @@ class MisplacementStrategies:
             return None if table.neutral_reason else table
         if not self._forbidden_zone(candidate):
             return None
+        # Without scores all nodes are equal, so ZoneSurvival may use any node in another zone.
         return ScoreTable("", [NodeScore()] * len(self._network.locations)) if table.neutral_reason else table
 
     def _score(self, candidate: Candidate, node: str) -> NodeScore:
@@ -153,10 +154,10 @@ class MisplacementStrategies:
         return table.node_score(node, self._network.location_index[node])
 
     def _forbidden_zone(self, candidate: Candidate) -> str:
-        """The zone that the pod must not move to; empty if there is none.
+        """The zone that the pod must not move to; empty if there is none, or if the workload need not survive the loss of a zone.
 
-        If the workload should survive the loss of a zone, that is the zone of all replicas (ZoneSurvival), or of all other replicas, if
-        this one is elsewhere (NetworkMisplacement).
+        ZoneSurvival: the zone of all replicas, if there is one.
+        NetworkMisplacement: the zone of all other replicas, if there is one, and this replica is in another.
         """
         pod = candidate.pod
         zones = self._replicas_by_zone(pod)
@@ -180,7 +181,7 @@ class MisplacementStrategies:
         """Whether a move is a gain: the filter passes the target, which violates no more dependencies.
 
         In NetworkMisplacement, all costs are also known, and the target violates fewer dependencies at no higher cost, or lowers the
-        cost by both margins.
+        cost by `misplacement.margin` and by `MIN_GAIN_SHARE`.
         """
         if not target.passes or target.violated > current.violated:
             return False

@@ -24,7 +24,7 @@ from controller.descheduler.plan import Move
 from controller.descheduler.reporting import DeschedulerMetrics, DeschedulerReporter
 from controller.descheduler.snapshot import take_snapshot
 from controller.descheduler.sources import UsageReader
-from controller.descheduler.taints import HOT_EFFECT, nodes_to_taint, taint_patches
+from controller.descheduler.taints import HOT_EFFECT, build_taint_patches, nodes_to_taint
 from controller.descheduler.usage import DropReason, UsageBatch, UsageStore
 from controller.scheduler.gating.controller import GatingController
 from kubekit import logs
@@ -166,7 +166,7 @@ class Descheduler:
         Raises:
             KubekitError: a taint was not written. If only removals are left to do, the first failure is logged instead.
         """
-        for name, patch in taint_patches(self._cache.nodes.items, tainted).items():
+        for name, patch in build_taint_patches(self._cache.nodes.items, tainted).items():
             try:
                 await self._client.patch(NODES, name, patch, Object, patch_type=JSON_PATCH)
             except KubekitError as error:

@@ -1,6 +1,6 @@
 """Decides which nodes get the taint `HOT_TAINT`, and makes the patches that add and remove it.
 
-kube-scheduler does not know usage. The taint keeps it from placing replacements on nodes that would soon be overutilized.
+kube-scheduler does not know usage. It prefers other nodes than those with the taint, which would soon be overutilized.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HOT_EFFECT = "PreferNoSchedule"
 
 
 def nodes_to_taint(
-    states: Iterable[NodeState], detectors: Mapping[str, AnomalyDetector], nodes: Mapping[str, Host]
+    states: Iterable[NodeState], detectors: Mapping[str, AnomalyDetector], hosts: Mapping[str, Host]
 ) -> frozenset[str]:
     """Names of the nodes that should have the taint: anomalous ones, and those above the midpoint of their thresholds.
 
@@ -28,7 +28,7 @@ def nodes_to_taint(
     """
 
     def is_tainted(name: str) -> bool:
-        return name in nodes and any(taint.key == HOT_TAINT for taint in nodes[name].prefer_no_schedule_taints)
+        return name in hosts and any(taint.key == HOT_TAINT for taint in hosts[name].prefer_no_schedule_taints)
 
     def is_above(state: NodeState, fraction: float) -> bool:
         """Whether usage is above this fraction of the way from the low to the high threshold."""
@@ -47,11 +47,11 @@ def nodes_to_taint(
     )
 
 
-def taint_patches(nodes: Mapping[str, Node], tainted: frozenset[str]) -> dict[str, list[Operation]]:
+def build_taint_patches(nodes: Mapping[str, Node], tainted: frozenset[str]) -> dict[str, list[Operation]]:
     """JSON patches by name of the node, which add the taint to the nodes named, and remove it from all others.
 
-    A patch does not replace the whole list of taints, because we do not read all of their fields. If a node has changed since it
-    was read, the API server rejects a patch that removes our taint or adds the first taint.
+    A patch does not replace the whole list of taints, because we do not read all of their fields. The API server rejects a removal
+    if another taint has the index now, and the addition of the first taint if the node has changed.
     """
     hot_taint = {"key": HOT_TAINT, "effect": HOT_EFFECT}
     operations_by_node: dict[str, list[Operation]] = {}

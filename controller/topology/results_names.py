@@ -1,6 +1,6 @@
 """Names of the ConfigMaps with probe results.
 
-Agents write in netaware's own namespace, into one ConfigMap per shard. A NetworkTopology may also name one in its own namespace.
+Agents write in netaware's own namespace, into one ConfigMap per shard. A NetworkTopology may name another ConfigMap in its own namespace.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ _SUBQUERY_STEPS = 60
 _MIN_STEP_S = 15
 """Finest resolution of a subquery."""
 _MIN_STEPS_OF_AGE = 20
-"""The age of a source is precise enough if it has more steps than this."""
+"""The age of a source is precise enough if it spans more steps of the subquery than this."""
 _PEAK_QUANTILE = 0.95
 _MAX_PORT = 65_535
 _MAX_AGENT_PAUSE_S = 600.0
@@ -53,7 +53,7 @@ class EndpointLabels(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """A project whose metrics name both ends of traffic, directly or by a server's address.
+    """A set of Prometheus metrics that name client and server of traffic, the server perhaps by its address.
 
     Attributes:
         name: value of flags and of the configuration.
@@ -112,8 +112,8 @@ SOURCES: Sequence[Source] = (
         client=EndpointLabels("namespace", "deployment"),
         server=EndpointLabels("dst_namespace", "dst_deployment", zone="dst_zone"),
         counters=[
-            f'tcp_{call}_bytes_total{{direction="outbound",dst_deployment!="",peer="dst"}}'
-            for call in ("write", "read")
+            f'tcp_{operation}_bytes_total{{direction="outbound",dst_deployment!="",peer="dst"}}'
+            for operation in ("write", "read")
         ],
     ),
     # agent/traffic/collector.py: the client's agent knows only the server's address; the agent of the server's node exports its owner.
@@ -129,7 +129,7 @@ SOURCES: Sequence[Source] = (
         port="port",
         address="server",
         owner_metric="netaware_traffic_server_info",
-        # An agent reads every 30 s or, on a busy node, less often. A range of three intervals has at least two readings.
+        # An agent reads every 30 s or, on a busy node, less often. Two intervals and 40 s always contain two readings.
         min_range_s=100,
         reading_cpu_metric="netaware_traffic_round_seconds",
     ),
@@ -137,7 +137,7 @@ SOURCES: Sequence[Source] = (
 
 
 class NoTrafficError(ConfigError):
-    """Prometheus has no source of traffic, or not the requested one; a ConfigError, because a user can choose another."""
+    """Prometheus has no source of traffic, or not the requested one. Users can choose another source."""
 
 
 class MeasuredFlows(NamedTuple):
@@ -219,7 +219,8 @@ class _SourceReader:
     async def read_flows(self, window_s: int, min_range_s: int) -> list[Flow]:
         """Flows summed over all counters, sorted by workloads, zones and port."""
         source = self.source
-        sums: dict[tuple[WorkloadId, WorkloadId, str, str, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
+        mean_sums: dict[tuple[WorkloadId, WorkloadId, str, str, int], float] = defaultdict(float)
+        peak_sums: dict[tuple[WorkloadId, WorkloadId, str, str, int], float] = defaultdict(float)
         owners = await self._read_owners(window_s)
         for counter in source.counters:
             means = await self._prometheus.query(source.rate_expression(counter, window_s))
@@ -233,12 +234,20 @@ class _SourceReader:
                 port = _parse_port(series.labels.get(source.port, ""))
                 for labels, share in owners.get(series.labels.get(source.address, ""), [(series.labels, 1.0)]):
                     server, server_zone = source.server.workload_and_zone(labels)
-                    mean_and_peak = sums[client, server, client_zone, server_zone, port]
-                    mean_and_peak[0] += mean * share
-                    mean_and_peak[1] += peak * share
+                    key = client, server, client_zone, server_zone, port
+                    mean_sums[key] += mean * share
+                    peak_sums[key] += peak * share
         return [
-            Flow(client, server, mean, peak, client_zone, server_zone, port)
-            for (client, server, client_zone, server_zone, port), (mean, peak) in sorted(sums.items())
+            Flow(
+                client,
+                server,
+                mean,
+                peak_sums[client, server, client_zone, server_zone, port],
+                client_zone,
+                server_zone,
+                port,
+            )
+            for (client, server, client_zone, server_zone, port), mean in sorted(mean_sums.items())
         ]
 
     async def _read_peaks(

@@ -35,6 +35,7 @@ _IS_PLACED_BY_US = {
     ),
 }
 _HAS_GROUP = {"key": APPGROUP_LABEL, "operator": "Exists"}
+_HAS_PLACEMENT = {"key": PLACEMENT_LABEL, "operator": "In", "values": _ANY_SCHEDULER_PLACEMENTS}
 _HAS_NO_PLACEMENT = {"key": PLACEMENT_LABEL, "operator": "DoesNotExist"}
 
 
@@ -51,12 +52,12 @@ def build_webhook_manifests(namespace: str, days: int, now: datetime.datetime) -
     }
     service = {"name": WEBHOOK_NAME, "namespace": namespace, "path": WEBHOOK_PATH, "port": 443}
     client_config = {"service": service, "caBundle": encoded}
-    has_placement = {"key": PLACEMENT_LABEL, "operator": "In", "values": _ANY_SCHEDULER_PLACEMENTS}
-    namespace_selector = {"matchExpressions": [has_placement]}
+    namespace_selector = {"matchExpressions": [_HAS_PLACEMENT]}
     configuration = {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "MutatingWebhookConfiguration",
         "metadata": {"name": WEBHOOK_NAME, "labels": dict(PART_OF_LABELS)},
+        # Pods opt in by themselves, or by their namespace.
         "webhooks": [
             _build_webhook("pods", client_config, {}, [_HAS_GROUP], [_HAS_NO_NODE, _IS_PLACED_BY_US]),
             _build_webhook(

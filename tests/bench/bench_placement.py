@@ -28,7 +28,7 @@ def measure_one_zone() -> Figures:
     problem = m3.build_problem(data)
     production = m3.score_placement(problem, m3.read_production_placement(data))
     started = time.monotonic()
-    placement = solve(problem, seed=1, deadline_s=DEADLINE_S)
+    placement = solve(problem, seed=1, time_limit_s=DEADLINE_S)
     duration_s = time.monotonic() - started
     scores = m3.score_placement(problem, placement)
     return {
@@ -44,7 +44,7 @@ def measure_three_zones() -> Figures:
     data, scores = m3.read_data(), []
     for seed in ZONE_SEEDS:
         problem = m3.build_problem(data, seed)
-        scores.append(m3.score_placement(problem, solve(problem, seed=seed, deadline_s=DEADLINE_S)))
+        scores.append(m3.score_placement(problem, solve(problem, seed=seed, time_limit_s=DEADLINE_S)))
         print(f"  seed {seed}: {scores[-1]}", file=sys.stderr, flush=True)
     in_zone_percents, load_ratios = [100 * s.in_zone for s in scores], [s.max_load_ratio for s in scores]
     lowest = f"lowest of {len(scores)}: {min(in_zone_percents):.1f} %"

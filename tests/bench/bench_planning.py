@@ -45,7 +45,7 @@ class LoopTurnTimer:
 
 async def _measure() -> Figures:
     cluster = _build_cluster()
-    process = PlanningProcess(cluster.node_cache, deadline_s=60.0)
+    process = PlanningProcess(cluster.node_cache, time_limit_s=60.0)
     await _warm_up(process, cluster)
     before_s = _processor_s(process)
     gc.collect()

@@ -46,17 +46,17 @@ def build_release_patch(
     may_require_zones: bool = True,
     keep_user_affinity: bool = False,
 ) -> PodPatch:
-    """The patch that opens the gate and adds the target annotation; in affinity mode also node affinity, but not for daemon pods.
+    """The patch that opens the gate and adds the target annotation.
 
-    Required terms that are added are also in the annotation `NARROWED_ANNOTATION`.
+    In affinity mode it also adds node affinity, except to daemon pods. Added required terms are also in `NARROWED_ANNOTATION`.
 
     Args:
         state: scores and locations.
         config: names of the schedulers, and the default placement.
         pod: the gated pod.
         target: its planned node; None without one.
-        hostname: value of the hostname label of the target's node.
-        may_require_zones: as `UnschedulablePods.may_require_zones` returns it.
+        hostname: value of the hostname label of the target's node; without it, no node is preferred.
+        may_require_zones: whether required terms may name zones; not if they made an earlier pod of the owner unschedulable.
         keep_user_affinity: adds no terms, because the plan has no node for the pod, and an autoscaler reads its affinity.
     """
     spec: dict[str, Any] = {"schedulingGates": [_REMOVE_GATE]}

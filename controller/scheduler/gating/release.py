@@ -19,7 +19,7 @@ from controller.scheduler.config import GatesConfig
 from kubekit.wire import parse_time
 
 ReleaseCause = Literal["turn", "no-group", "no-workload", "waited", "unplaced"]
-"""``turn``: all earlier pods are bound; ``no-group``: the AppGroup does not exist; ``no-workload``: it has no such workload; ``waited``: the
+"""``turn``: no earlier workload delays the pod; ``no-group``: the AppGroup does not exist; ``no-workload``: it has no such workload; ``waited``: the
 pod has waited for ``maxWaitS``; ``unplaced``: the plan has no node for the pod."""
 CAUSES_WITHOUT_PLAN: frozenset[ReleaseCause] = frozenset({"no-group", "no-workload", "waited"})
 """Causes for which a pod does not wait for a pending plan."""
@@ -148,7 +148,7 @@ class _ReleaseDecider:
         gated = [pod for pods in self._active_by_workload.values() for pod in pods if pod.is_gated]
         ordered = sorted(gated, key=lambda p: (self._positions.get(p.workload, math.inf), p.metadata.key))
         decisions = {pod.metadata.key: self._decide_pod(pod) for pod in ordered}
-        cause_by_pod_group = self._causes_by_pod_group(ordered, decisions)
+        cause_by_pod_group = self._causes_by_pod_group([pod for pod in ordered if pod.pod_group], decisions)
         for pod in ordered:
             cause, wait_reason = decisions[pod.metadata.key]
             if pod.pod_group and not pod.other_gates:
@@ -228,8 +228,8 @@ class _ReleaseDecider:
             return ""
         blocker = self._missing_blocker
         if pod.workload not in self._workloads_with_bound:
-            # A workload with bound pods is scaled out or rolled out: then no pods of other workloads without pods are expected any more,
-            # such as of a Job that was deleted after it had finished.
+            # With bound pods, the workload is scaled out or rolled out: the group has started, so a workload without pods gets none, such
+            # as a finished Job that was deleted.
             blocker = min(blocker, self._no_pods_blocker)
         if blocker.position < position:
             self._check_delays_s.append(self._config.missing_workload_timeout_s - waited_s)
@@ -238,7 +238,9 @@ class _ReleaseDecider:
 
     def _unbound_reason(self, selector: str) -> str:
         for pod in self._active_by_workload.get(selector, ()):
-            if not pod.spec.node_name and self._delays_later_workloads(pod):
+            delay_s = 0.0 if pod.spec.node_name else self._later_workloads_delay_s(pod)
+            if delay_s > 0:
+                self._check_delays_s += [delay_s] if delay_s < math.inf else []
                 return f"workload {selector} comes first, and its pod {pod.metadata.name} is not bound yet"
         return ""
 
@@ -247,30 +249,27 @@ class _ReleaseDecider:
         return f"workload {selector} comes first, and {missing} of its pods are missing" if missing > 0 else ""
 
     def _no_pods_reason(self, selector: str) -> str:
-        """A workload without pods is waited for if its number of replicas is unknown and it has no finished pods."""
+        """Why later workloads wait for one without pods: its number of replicas is unknown, and it has no finished pods."""
         is_declared = selector in self._inputs.declared_replicas
         if is_declared or selector in self._workloads_with_finished or self._active_by_workload.get(selector):
             return ""
         return f"workload {selector} comes first, and its pods do not exist yet"
 
-    def _delays_later_workloads(self, pod: Pod) -> bool:
-        """Whether later workloads wait for an unbound pod; if for a limited time, its end is a time of the next check.
+    def _later_workloads_delay_s(self, pod: Pod) -> float:
+        """Seconds for which later workloads still wait for an unbound pod; infinite if until it is bound.
 
         They wait for ``missingWorkloadTimeoutS`` if the scheduler found no node for the pod; not at all if the plan has no node either,
         if the pod's affinity may require a later pod, if another gate holds the pod, or if the pod waits for a rollout.
         """
         if pod.other_gates or pod.metadata.key in self._inputs.awaiting_rollout:
-            return False
+            return 0.0
         if pod.is_gated or not pod.status.scheduling_failed:
-            return True
+            return math.inf
         pod_affinity = pod.spec.affinity.pod_affinity if pod.spec.affinity else None
         requires_pods = pod_affinity is not None and pod_affinity.required_during_scheduling_ignored_during_execution
         if requires_pods or pod.metadata.key in self._inputs.unplaced:
-            return False
+            return 0.0
         scheduled = pod.condition("PodScheduled")
         failed_since = scheduled.last_transition_time if scheduled is not None else None
         timeout_s = self._config.missing_workload_timeout_s
-        remaining_s = parse_time(failed_since) + timeout_s - self._now if failed_since else 0.0
-        if remaining_s > 0:
-            self._check_delays_s.append(remaining_s)
-        return remaining_s > 0
+        return parse_time(failed_since) + timeout_s - self._now if failed_since else 0.0

@@ -61,7 +61,7 @@ _ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
     "role_rule": (np.int32, "roles"),
     "role": (np.uint8, "roles"),
 }
-"""Array of `Problem` in problem.h, which explains it -> type, and dimensions, whose product is the number of entries; in its order."""
+"""Arrays of `Problem` in problem.h, in its order: name -> type of the entries, and dimensions as keys of `_sizes`."""
 _PRICES = ("limit_price", "one_zone_price", "overload_price", "balance_price", "crowding_price")
 FIELD_NAMES = (*_SIZE_NAMES, *_ARRAYS, *_PRICES)
 """The fields of `Problem` in problem.h, in its order."""
@@ -71,7 +71,7 @@ _WORST_COST = 1e6
 _DEFAULT_HOST_GAIN = 0.05
 """`_CallCosts.host_gain` if no call gains: with 0, replicas would not spread."""
 _HALF_COLOCATION_FACTOR = 0.75
-"""Half of the 1.5 in `Problem.colocation_penalty`."""
+"""Half of the 1.5 in `Problem.colocation_penalty`: each of the two replicas adds half of the penalty."""
 _ZONE_PENALTY_SHARE = 1e-3
 """Zone penalty as a share of the host penalty: so small that it decides only between placements of equal cost."""
 LIMIT_PRICE = 4 * _WORST_COST
@@ -105,7 +105,7 @@ class NativeProblem:
     """A problem as the arrays of the compiled search. Searches may run on it concurrently."""
 
     def __init__(self, problem: Problem) -> None:
-        # Loaded here and not by `search`, whose deadline a compilation would exceed.
+        # Loaded here and not by `search`, whose time limit a compilation would exceed.
         self._plan_search = _library().plan_search
         call_costs = _CallCosts(problem)
         sizes = _sizes(problem, call_costs)
@@ -132,18 +132,18 @@ class NativeProblem:
         *,
         seed: int,
         steps: int,
-        deadline_s: float,
+        time_limit_s: float,
         start_zone: int = -1,
-        crosses_limits: bool = False,
+        may_violate_limits: bool = False,
     ) -> SearchResult:
-        """Place as many replicas as fit within ``deadline_s`` seconds; hints are those of `solve`.
+        """Place as many replicas as fit. ``hints`` are the hosts at the start, by replica; -1 for none.
 
         ``steps`` is the number of steps of annealing; with 0, only the nearest local optimum is found. Replicas are placed first in
-        ``start_zone``, unless that is -1. With ``crosses_limits``, annealing starts so hot that it violates limits on the way.
+        ``start_zone``, unless that is -1. With ``may_violate_limits``, annealing starts so hot that it violates limits on the way.
         """
         host_of = np.full(self._native.replicas, -1, np.int32) if hints is None else hints.astype(np.int32)
         cost = self._plan_search(
-            ctypes.byref(self._native), host_of.ctypes.data, seed, steps, start_zone, crosses_limits, deadline_s
+            ctypes.byref(self._native), host_of.ctypes.data, seed, steps, start_zone, may_violate_limits, time_limit_s
         )
         return SearchResult(host_of.astype(np.int64), cost)
 
@@ -172,8 +172,8 @@ def _sizes(problem: Problem, call_costs: _CallCosts) -> dict[str, int]:
         "edges": len(call_costs.edges),
         "tables": len(problem.tables),
         "rules": len(problem.domain_rules),
-        "ends": 2,
-        "fields": 2,
+        "ends": 2,  # caller and callee
+        "fields": 2,  # of `EdgeEnd`
         "rows": len(problem.allowed),
         "fixed": sum(map(len, problem.fixed_hosts)),
         "domains": sum(len(rule.bound_counted) for rule in problem.domain_rules),
@@ -206,7 +206,9 @@ def _concatenate(arrays: list[NDArray[Any]]) -> object:
 
 
 class _CallCosts:
-    """Costs of calls, scaled so that all cost `_WORST_COST` if each takes the slowest path. Prices and penalties are added to them.
+    """Costs of calls, scaled so that all cost `_WORST_COST` if each takes the slowest path.
+
+    The search minimizes the sum of these costs, prices (of hosts, overload and violated rules) and penalties (of replicas side by side).
 
     Attributes:
         edges: edges between two workloads that both have replicas.
@@ -214,7 +216,8 @@ class _CallCosts:
         weight_factor: multiplies edges' weights; this scales costs.
         replicas: number of the group's replicas, bound ones included: else the last pods of a rollout would have higher prices.
         per_replica: mean of the worst cost of a replica's calls.
-        host_gain: highest gain of a call that stays on its host, as a share of the highest cost of a call of its table.
+        host_gain: gain of a call that stays on its host instead of the fastest zone, as a share of the highest cost of a call of
+            its table; of the table with the highest gain. A slow zone thus does not drive replicas out of faster ones.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -264,7 +267,7 @@ def _replica_arrays(problem: Problem, call_costs: _CallCosts) -> dict[str, objec
 
 
 def _host_penalties(problem: Problem, call_costs: _CallCosts) -> Floats:
-    """[workload] half the price of two of its replicas on one host: a share of 1.5 times the highest gain of a replica's calls there."""
+    """[workload] half the penalty of two of its replicas on one host; see `Problem.colocation_penalty`."""
     traffic = np.zeros(problem.workload_count)  # weighted by the highest cost of a call
     for edge in call_costs.edges:
         for end in (edge.caller, edge.callee):

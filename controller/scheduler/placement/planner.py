@@ -72,12 +72,12 @@ class Plan(msgspec.Struct, frozen=True):
         return tuple(self.unplaced_reasons)
 
 
-def plan_group(snapshot: GroupSnapshot, *, deadline_s: float = 20.0) -> Plan:
-    """Plan a group. The search ends after ``deadline_s`` seconds with the best placement so far.
+def plan_group(snapshot: GroupSnapshot, *, time_limit_s: float = 20.0) -> Plan:
+    """Plan a group. The search ends after ``time_limit_s`` seconds with the best placement so far.
 
     The same snapshot gives the same plan, unless the deadline cuts the search short. Raises `SearchMissingError` without the search.
     """
-    return _GroupPlanner(snapshot).plan(deadline_s)
+    return _GroupPlanner(snapshot).plan(time_limit_s)
 
 
 class _Placement(NamedTuple):
@@ -116,10 +116,10 @@ class _GroupPlanner:
         self._extra_requests: dict[str, Amounts] = defaultdict(dict, {n: dict(a) for n, a in snapshot.reserved.items()})
         self._waiting = self._record_pods()
 
-    def plan(self, deadline_s: float) -> Plan:
+    def plan(self, time_limit_s: float) -> Plan:
         """Search for a placement, and give its hosts to the pods."""
         request = self._build_request()
-        placement = self._search(request, time.monotonic() + deadline_s)
+        placement = self._search(request, time.monotonic() + time_limit_s)
         placement = placement._replace(host_of=self._assign_by_age(placement))
         targets, reasons = self._find_targets(placement)
         host_of = placement.host_of.copy()
@@ -212,7 +212,7 @@ class _GroupPlanner:
         def search(request: PlacementRequest) -> _Placement:
             problem = build_problem(request)
             hints = self._hints(problem.host_names)
-            host_of = solve(problem, hints, seed=seed, deadline_s=ends_at - time.monotonic())
+            host_of = solve(problem, hints, seed=seed, time_limit_s=ends_at - time.monotonic())
             return _Placement(request, problem, hints, host_of)
 
         avoided_nodes = self._snapshot.avoided_nodes

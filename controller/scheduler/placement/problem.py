@@ -116,8 +116,8 @@ class Problem(msgspec.Struct, frozen=True):
         class_of: [replica] its class.
         fixed_hosts: [workload] hosts of the replicas that stay.
         must_span_zones: [workload] whether its replicas must not all be in one zone.
-        colocation_penalty: [workload] price of two of its replicas on one host, as a share of 1.5 times the highest gain by sharing a host
-            with peers. Two replicas in one zone cost a thousandth of the price, which decides between placements of equal cost.
+        colocation_penalty: [workload] penalty of two of its replicas on one host, as a share of 1.5 times the gain of a replica whose calls
+            all stay on its host instead of the fastest zone. In one zone it is a thousandth, to decide between equal costs.
         host_price: [host] price of each replica there, as a share of the worst cost of a replica's calls.
         edges: dependencies, at most one per ordered pair of workloads.
         tables: costs of calls; at least one if there are edges.

@@ -27,8 +27,8 @@ _DESCENTS_PER_ZONE = 4
 """Short runs without annealing, for small problems with dependencies: they sometimes find a better placement."""
 
 
-def solve(problem: Problem, hints: Ints | None = None, *, seed: int = 0, deadline_s: float = 60.0) -> Ints:
-    """The best placement found within ``deadline_s`` seconds: [replica] host, -1 for a replica without a place.
+def solve(problem: Problem, hints: Ints | None = None, *, seed: int = 0, time_limit_s: float = 60.0) -> Ints:
+    """The best placement found within ``time_limit_s`` seconds: [replica] host, -1 for a replica without a place.
 
     Hints are [replica] preferred host, or -1; they are kept unless a better placement is found. The same problem, hints and
     seed give the same placement, unless the deadline cuts the search short.
@@ -37,20 +37,20 @@ def solve(problem: Problem, hints: Ints | None = None, *, seed: int = 0, deadlin
     if not replicas or not len(problem.free):
         return np.full(replicas, -1, np.int64)
     # Each search has a seed of its own, from this one on.
-    native_problem, seed, ends_at = NativeProblem(problem), seed * 1000, time.monotonic() + deadline_s
+    native_problem, seed, ends_at = NativeProblem(problem), seed * 1000, time.monotonic() + time_limit_s
     runs, steps = _runs_and_steps(problem)
     any_zone, zones = [-1] * runs, _zones_by_free_capacity(problem)[:runs]
     search = partial(_search_from_zones, native_problem, ends_at=ends_at)
     results = search(any_zone, steps, seed + 1)
     has_limits = any(table.violates_limit.any() for table in problem.tables)
     if has_limits and min(results, key=_rank).cost >= LIMIT_PRICE:
-        results += search(any_zone, steps, seed + runs + 1, crosses_limits=True)
+        results += search(any_zone, steps, seed + runs + 1, may_violate_limits=True)
         results += search(zones, steps, seed + 2 * runs + 1)
     if replicas <= _SMALL_REPLICAS and problem.edges:
         results += search(zones * _DESCENTS_PER_ZONE, 0, seed + 3 * runs + 1)
     best = min(results, key=_rank)
     if hints is not None and (hints >= 0).any():
-        from_hints = native_problem.search(hints, seed=seed, steps=0, deadline_s=ends_at - time.monotonic())
+        from_hints = native_problem.search(hints, seed=seed, steps=0, time_limit_s=ends_at - time.monotonic())
         max_cost = best.cost + _RELATIVE_TOLERANCE * abs(best.cost)
         if _count_unplaced(from_hints) <= _count_unplaced(best) and from_hints.cost <= max_cost:
             best = from_hints
@@ -64,13 +64,13 @@ def _search_from_zones(
     first_seed: int,
     *,
     ends_at: float,
-    crosses_limits: bool = False,
+    may_violate_limits: bool = False,
 ) -> list[SearchResult]:
     """One search from each of these zones, with its share of the time left and the next seed; -1 starts in any zone."""
     share_s = (ends_at - time.monotonic()) / max(len(zones), 1)
     return [
         native_problem.search(
-            None, seed=seed, steps=steps, deadline_s=share_s, start_zone=zone, crosses_limits=crosses_limits
+            None, seed=seed, steps=steps, time_limit_s=share_s, start_zone=zone, may_violate_limits=may_violate_limits
         )
         for seed, zone in enumerate(zones, first_seed)
     ]

@@ -36,7 +36,7 @@ log = logs.get("controller.scheduler.placement.worker")
 
 BATCH_SIZE = 200
 """Hosts or pods that are encoded before the event loop runs other tasks."""
-PLAN_DEADLINE_S = 30.0
+PLAN_TIME_LIMIT_S = 30.0
 START_S = 30.0
 """Time for the process to import its modules, beyond the deadline of its first plan."""
 SEARCH_SHARE = 0.7
@@ -52,11 +52,11 @@ _HEADER = struct.Struct(">I")
 class PlanningProcess:
     """The client of the planning process: starts it when needed, and sends one request at a time.
 
-    A request sends the changes of the node cache since the last request. ``deadline_s`` is for one plan, from sending to the answer.
+    A request sends the changes of the node cache since the last request. ``time_limit_s`` is for one plan, from sending to the answer.
     """
 
-    def __init__(self, node_cache: NodeCache, *, deadline_s: float = PLAN_DEADLINE_S) -> None:
-        self._node_cache, self._deadline_s = node_cache, deadline_s
+    def __init__(self, node_cache: NodeCache, *, time_limit_s: float = PLAN_TIME_LIMIT_S) -> None:
+        self._node_cache, self._time_limit_s = node_cache, time_limit_s
         self._process: asyncio.subprocess.Process | None = None
         self._changed_nodes: set[str] = set()
         self._costs: CostTable | None = None
@@ -70,7 +70,7 @@ class PlanningProcess:
     def _on_pod_change(self, _: str, old: PodInfo | None, new: PodInfo | None) -> None:
         self._changed_nodes.update(pod.occupied_node for pod in (old, new) if pod is not None and pod.occupied_node)
 
-    async def plan(self, snapshot: GroupSnapshot, search_s: float = PLAN_DEADLINE_S) -> Plan:
+    async def plan(self, snapshot: GroupSnapshot, search_s: float = PLAN_TIME_LIMIT_S) -> Plan:
         """Plan a group, see `plan_group`. The search ends after ``search_s`` seconds, at most `SEARCH_SHARE` of the deadline.
 
         Raises:
@@ -80,12 +80,12 @@ class PlanningProcess:
             try:
                 start_s = 0.0 if self._is_running() else START_S
                 process = await self._ensure_started()
-                async with asyncio.timeout(start_s + self._deadline_s):
-                    search_s = min(search_s, SEARCH_SHARE * self._deadline_s)
+                async with asyncio.timeout(start_s + self._time_limit_s):
+                    search_s = min(search_s, SEARCH_SHARE * self._time_limit_s)
                     kind, answer = await self._request_plan(process, snapshot, search_s)
             except TimeoutError:
                 await self.stop()
-                raise PlanningError("DeadlineExceeded", f"no plan was found within {self._deadline_s:g} s") from None
+                raise PlanningError("DeadlineExceeded", f"no plan was found within {self._time_limit_s:g} s") from None
             except (OSError, EOFError) as error:
                 await self.stop()
                 raise PlanningError("PlannerFailed", f"the planner's process ended ({type(error).__name__})") from error
@@ -177,7 +177,7 @@ class PlanningWorker:
         """Plan the snapshot of the stored parts and ``remaining``; the stored pods are dropped."""
         pods, self._pods = self._pods, []
         snapshot = msgspec.structs.replace(remaining, pods=pods, hosts=self._hosts, used=self._used, costs=self._costs)
-        return plan_group(snapshot, deadline_s=search_s)
+        return plan_group(snapshot, time_limit_s=search_s)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""A cluster whose load is known: real API server, scheduler, controller manager and Prometheus; usage is simulated.
+"""A harness for tests of the descheduler: nodes, pods, and simulated usage, which Prometheus scrapes.
 
 kwok runs no containers, so an exporter simulates the kubelets' resource metrics: a running pod uses the cores of its annotation, a
-node the sum of its pods'. Prometheus scrapes the exporter.
+node the sum of its pods'.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lab.polling import poll_until
 from tests.integration.conftest import MakeNode
 from tests.integration.controller.harness import Replica
 
-CORES = "netaware.io/test-cores"
+CORES_ANNOTATION = "netaware.io/test-cores"
 REPLICA_SETS = Resource("apps", "v1", "replicasets", "ReplicaSet")
 QUERIES = {
     "nodeCpu": "sum by (node) (rate(node_cpu_usage_seconds_total[4s]))",
@@ -49,9 +49,9 @@ class FakeKubeletMetrics:
 
     def __init__(self, client: Client, namespace: str) -> None:
         self.pods: Reflector[Pod] = Reflector(client, PODS, Pod, namespace=namespace)
-        self.port = find_free_ports(1)[0]
+        self.port, self._namespace = find_free_ports(1)[0], namespace
         self._seconds: dict[tuple[str, str], float] = defaultdict(float)
-        self._at = time.monotonic()
+        self._advanced_at_s = time.monotonic()
         self.nodes: set[str] = set()
 
     def running_pods(self) -> dict[str, list[Pod]]:
@@ -65,14 +65,14 @@ class FakeKubeletMetrics:
     def _advance(self) -> None:
         now = time.monotonic()
         for node, pods in self.running_pods().items():
-            self._seconds[node, ""] += 0.0
+            self._seconds[node, ""] += 0.0  # a node without pods has a counter too
             for pod in pods:
-                cpu_s = float(pod.metadata.annotation(CORES) or 0) * (now - self._at)
+                cpu_s = float(pod.metadata.annotation(CORES_ANNOTATION) or 0) * (now - self._advanced_at_s)
                 self._seconds[node, ""] += cpu_s
                 self._seconds[node, pod.metadata.name] += cpu_s
-        self._at = now
+        self._advanced_at_s = now
 
-    def metrics_text(self, namespace: str) -> str:
+    def metrics_text(self) -> str:
         """The metrics in Prometheus' text format."""
         self._advance()
         alive = {pod.metadata.name for pod in self.pods}
@@ -81,7 +81,7 @@ class FakeKubeletMetrics:
             if not pod:
                 lines.append(f'node_cpu_usage_seconds_total{{node="{node}"}} {seconds:.6f}')
             elif pod in alive:
-                lines.append(f'pod_cpu_usage_seconds_total{{namespace="{namespace}",pod="{pod}"}} {seconds:.6f}')
+                lines.append(f'pod_cpu_usage_seconds_total{{namespace="{self._namespace}",pod="{pod}"}} {seconds:.6f}')
         return "\n".join(lines) + "\n"
 
 
@@ -92,7 +92,7 @@ async def serve_usage(client: Client, namespace: str) -> AsyncIterator[FakeKubel
     store = asyncio.create_task(kubelets.pods.run())
 
     async def metrics(_: web.Request) -> web.Response:
-        return web.Response(text=kubelets.metrics_text(namespace))
+        return web.Response(text=kubelets.metrics_text())
 
     app = web.Application()
     app.router.add_get("/metrics", metrics)
@@ -109,7 +109,7 @@ def pod_template(app: str, cores: float, labels: Mapping[str, str], **spec: Any)
     """A pod template whose request is half of its usage."""
     request = {"cpu": f"{int(cores * 500)}m"}
     return {
-        "metadata": {"labels": {"app": app, **labels}, "annotations": {CORES: str(cores)}},
+        "metadata": {"labels": {"app": app, **labels}, "annotations": {CORES_ANNOTATION: str(cores)}},
         "spec": {
             "schedulerName": "default-scheduler",
             "automountServiceAccountToken": False,
@@ -133,8 +133,8 @@ async def create_bound_replica_set(
     """Create a ReplicaSet whose first pods are on these nodes, and whose later pods the scheduler places.
 
     The pods are created bound and then adopted, because a template with a node name would bind replacements too. The controller
-    manager may see the ReplicaSet first, and create other pods. The gate keeps these unscheduled until the ReplicaSet deletes
-    them; otherwise it would delete the bound pods, which share nodes.
+    manager may see the ReplicaSet first, and create other pods, with a gate. Of too many pods, a ReplicaSet deletes unscheduled
+    ones first; of scheduled ones it would delete those that share a node, which are ours.
     """
     template = pod_template(app, cores, labels or {}, **spec)
     for i, node in enumerate(nodes):
@@ -208,6 +208,7 @@ class DeschedulerHarness:
         return {"netaware.io/test": self.namespace}
 
     def make_config(self, **sections: Any) -> dict[str, Any]:
+        """The descheduler's configuration; ``sections`` replace whole sections."""
         policy = {
             "lowThresholds": {"cpu": 35},
             "highThresholds": {"cpu": 50},
@@ -254,7 +255,8 @@ async def make_nodes(harness: DeschedulerHarness, make_node: MakeNode, count: in
     return names
 
 
-async def count_evictions(replica: Replica) -> float:
+async def count_eviction_attempts(replica: Replica) -> float:
+    """Evictions with any result, also refused ones and dry runs."""
     return await _sum_metric(replica, "netaware_descheduler_evictions_total")
 
 

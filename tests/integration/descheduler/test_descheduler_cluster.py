@@ -22,7 +22,7 @@ from netperf.contract import CONTROLLER, HOT_TAINT
 from tests.integration.conftest import MakeNode, StartScheduler
 from tests.integration.descheduler.harness import (
     DeschedulerHarness,
-    count_evictions,
+    count_eviction_attempts,
     create_bound_replica_set,
     make_nodes,
     wait_for_rounds,
@@ -81,7 +81,7 @@ async def test_pods_that_fit_nowhere_else_stay_and_an_event_on_the_node_says_why
     (note,) = {e.note for e in await harness.list_events("NotRelieved", "default") if names[0] in e.metadata.name}
     assert note == "Node is overutilized, but no further pod can be moved: 6 node-fit"
     await wait_for_rounds(replica, 10)
-    assert await count_evictions(replica) == 0
+    assert await count_eviction_attempts(replica) == 0
     assert (await replica.metrics())["netaware_descheduler_stuck_nodes"] == 1
 
 
@@ -97,7 +97,7 @@ async def test_a_budget_with_zero_disruptions_keeps_its_pods_and_the_dry_run_say
     await harness.wait_for_running_pods(6)
     replica = harness.start_manager()
     await wait_for_rounds(replica, 15)
-    assert await count_evictions(replica) == 0
+    assert await count_eviction_attempts(replica) == 0
     assert (await replica.metrics())['netaware_descheduler_skipped_pods{condition="disruption-budget"}'] == 6
     plan = (await run_dry_run(harness))["plan"]
     assert plan["moves"] == []
@@ -121,7 +121,7 @@ async def test_a_dry_run_evicts_no_pod_and_shows_the_moves_of_the_live_loop(
     dry_run = harness.start_manager(dryRun=True)
 
     async def has_planned() -> bool:
-        return await count_evictions(dry_run) > 0
+        return await count_eviction_attempts(dry_run) > 0
 
     await poll_until(has_planned)
     metrics = await dry_run.metrics()

@@ -134,7 +134,7 @@ class PlanningCluster:
         self.now += self.plan_duration_s
         self.planned_snapshots.append(snapshot)
         self.searches.append((snapshot.group.metadata.namespace, search_s))
-        return plan_group(snapshot, deadline_s=search_s)
+        return plan_group(snapshot, time_limit_s=search_s)
 
     async def plan_all(self, *groups: str) -> None:
         """Request plans of these groups, and wait until they are made."""

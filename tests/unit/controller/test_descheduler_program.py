@@ -23,7 +23,7 @@ from controller.descheduler.node_load import LoadClass
 from controller.descheduler.plan import NodeState
 from controller.descheduler.program import Descheduler
 from controller.descheduler.reporting import DeschedulerReporter
-from controller.descheduler.taints import taint_patches
+from controller.descheduler.taints import build_taint_patches
 from kubekit.errors import ApiError, KubekitError, UnreachableError
 from kubekit.wire import ConfigMap, Node, ObjectMeta
 from netperf.contract import HOT_TAINT
@@ -166,7 +166,7 @@ def test_the_taint_is_added_and_removed_beside_other_taints() -> None:
     other, users = {**HOT, "key": "x"}, {**HOT, "effect": "NoSchedule"}
     taints_by_node = {"a": [], "b": [other], "c": [other, HOT], "d": [HOT], "e": [users]}
     nodes = {name: node_object(name, taints=taints) for name, taints in taints_by_node.items()}
-    assert taint_patches(nodes, frozenset({"a", "b", "d"})) == {
+    assert build_taint_patches(nodes, frozenset({"a", "b", "d"})) == {
         "a": [
             {"op": "test", "path": "/metadata/resourceVersion", "value": ""},
             {"op": "add", "path": "/spec/taints", "value": [HOT]},

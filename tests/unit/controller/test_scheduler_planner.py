@@ -213,7 +213,7 @@ def test_a_limit_per_dependency_does_not_multiply_the_cost_of_a_plan(monkeypatch
     for limits in ([50] * len(pairs), range(50, 50 + len(pairs))):
         edges = tuple((i, j, limit) for (i, j), limit in zip(pairs, limits, strict=True))
         comparisons.clear()
-        plan_group(groups.snapshot(groups.GroupCase((1,) * workloads, edges, cost, (2,) * zones)), deadline_s=0.5)
+        plan_group(groups.snapshot(groups.GroupCase((1,) * workloads, edges, cost, (2,) * zones)), time_limit_s=0.5)
         counts.append(len(comparisons))
     assert counts[1] < 2 * counts[0]
 

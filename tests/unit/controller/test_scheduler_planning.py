@@ -21,7 +21,7 @@ from controller.scheduler.gating.controller import GatingController
 from controller.scheduler.gating.group_plans import MAX_BACKOFF_S, MIN_BACKOFF_S
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.placement.planner import PlanningError
-from controller.scheduler.placement.worker import PLAN_DEADLINE_S
+from controller.scheduler.placement.worker import PLAN_TIME_LIMIT_S
 from kubekit.client import Client
 from tests.unit.controller.components import SilentEventRecorder, fill_store
 from tests.unit.controller.planning_cluster import PlanningCluster
@@ -474,7 +474,7 @@ async def test_a_plan_with_unplaced_pods_is_made_again_only_after_resources_were
 
 def test_histogram_buckets_of_plans_and_gates_reach_the_longest_possible_time() -> None:
     metrics = GateMetrics(CollectorRegistry())
-    for histogram, longest_s in ((metrics.plan_duration, PLAN_DEADLINE_S), (metrics.gate_wait, 3600)):
+    for histogram, longest_s in ((metrics.plan_duration, PLAN_TIME_LIMIT_S), (metrics.gate_wait, 3600)):
         (family,) = histogram.collect()
         bounds = sorted(float(sample.labels["le"]) for sample in family.samples if "le" in sample.labels)
         assert bounds[-2] >= longest_s

@@ -98,7 +98,7 @@ def test_one_seed_gives_one_placement_alone_and_in_parallel_threads() -> None:
 
 def test_an_expired_deadline_still_gives_a_placement_within_capacity() -> None:
     problem = make_problem([0, 0, 1, 1], [20, 10], (0, 1, Routing.NODE))
-    host_of = solve(problem, deadline_s=0.0)
+    host_of = solve(problem, time_limit_s=0.0)
     assert (np.bincount(host_of[host_of >= 0], minlength=4) <= 9).all()
     assert len(host_of) == 30
 
@@ -107,8 +107,8 @@ def test_a_search_beyond_its_deadline_keeps_the_hinted_hosts() -> None:
     """Each replica is on another host than its peer; with time left, all would move to one host."""
     hints = on_hosts(0, 0, 0, 2, 2, 2)
     native_problem = NativeProblem(make_problem([0, 0, 1, 1], [3, 3], (0, 1, Routing.ANY)))
-    assert native_problem.search(hints, seed=0, steps=0, deadline_s=-1.0).host_of.tolist() == hints.tolist()
-    assert len(set(native_problem.search(hints, seed=0, steps=0, deadline_s=9.0).host_of.tolist())) == 1
+    assert native_problem.search(hints, seed=0, steps=0, time_limit_s=-1.0).host_of.tolist() == hints.tolist()
+    assert len(set(native_problem.search(hints, seed=0, steps=0, time_limit_s=9.0).host_of.tolist())) == 1
 
 
 def test_flexible_replicas_free_the_only_host_of_a_constrained_replica() -> None:

@@ -64,8 +64,8 @@ class Cluster:
 
 
 @asynccontextmanager
-async def running_process(cluster: Cluster, deadline_s: float = 60.0) -> AsyncIterator[PlanningProcess]:
-    planner = PlanningProcess(cluster.node_cache, deadline_s=deadline_s)
+async def running_process(cluster: Cluster, time_limit_s: float = 60.0) -> AsyncIterator[PlanningProcess]:
+    planner = PlanningProcess(cluster.node_cache, time_limit_s=time_limit_s)
     planner.subscribe_to(cluster.nodes, cluster.pods)  # type: ignore[arg-type]
     try:
         yield planner
@@ -102,12 +102,12 @@ async def test_after_a_plan_beyond_its_deadline_the_next_plan_is_made() -> None:
         assert planner._process is not None
         first = planner._process.pid
         os.kill(first, signal.SIGSTOP)
-        planner._deadline_s = 0.2
+        planner._time_limit_s = 0.2
         stopped = asyncio.create_task(planner.plan(cluster.snapshot(2)))
         with pytest.raises(PlanningError, match=r"no plan was found within 0.2 s") as caught:
             await stopped
         assert caught.value.reason == "DeadlineExceeded"
-        planner._deadline_s = 60.0
+        planner._time_limit_s = 60.0
         assert len((await planner.plan(cluster.snapshot(2))).targets) == 2
         with pytest.raises(ProcessLookupError):
             os.kill(first, 0)

@@ -184,12 +184,12 @@ static double anneal(Search *search, int64_t steps, double first_temperature, do
 }
 
 /* Anneals, and keeps the result if it costs no more or places more replicas. */
-void anneal_if_better(Search *search, int64_t steps, int crosses_limits) {
+void anneal_if_better(Search *search, int64_t steps, int may_violate_limits) {
   State *state = search->state;
   int32_t *before = allocate(state->problem->replicas, sizeof(int32_t));
   copy_hosts(before, state);
   int64_t placed_before = state->n_placed;
-  double first_temperature = crosses_limits ? FIRST_TEMPERATURE_ACROSS_LIMITS * state->problem->limit_price
+  double first_temperature = may_violate_limits ? FIRST_TEMPERATURE_ACROSS_LIMITS * state->problem->limit_price
                                             : FIRST_TEMPERATURE * typical_delta(state);
   double change = anneal(search, steps, first_temperature, LAST_TEMPERATURE * typical_delta(state));
   if (change > 0 && state->n_placed <= placed_before) restore_hosts(state, before);

@@ -182,11 +182,11 @@ static void descend(Search *search) {
 
 /* Places all replicas, see `NativeProblem.search` in native_search.py; returns the cost of the placement. `host_of` has a hint or -1 for each
  * replica before the call, and its host or -1 after. */
-double plan_search(const Problem *problem, int32_t *host_of, uint64_t seed, int64_t steps, int64_t start_zone, int64_t crosses_limits,
-                   double deadline_s) {
+double plan_search(const Problem *problem, int32_t *host_of, uint64_t seed, int64_t steps, int64_t start_zone, int64_t may_violate_limits,
+                   double time_limit_s) {
   State *state = state_new(problem, seed);
   Search search = {.state = state,
-                   .ends_at = now_s() + deadline_s,
+                   .ends_at = now_s() + time_limit_s,
                    .neighbour_call = allocate(problem->hosts, sizeof(int32_t)),
                    .zone_delta = allocate(problem->zones, sizeof(double)),
                    .zone_delta_call = allocate(problem->zones, sizeof(int32_t))};
@@ -194,7 +194,7 @@ double plan_search(const Problem *problem, int32_t *host_of, uint64_t seed, int6
     place_all(&search, host_of, steps ? EJECTION_ATTEMPTS : DESCENT_EJECTION_ATTEMPTS, start_zone);
     /* In small problems a local optimum of the start may be better than the result of annealing. */
     if (problem->replicas * problem->hosts <= MAX_DESCENT_BEFORE) descend(&search);
-    if (steps) anneal_if_better(&search, steps, crosses_limits != 0);
+    if (steps) anneal_if_better(&search, steps, may_violate_limits != 0);
     if (problem->replicas * problem->hosts <= MAX_DESCENT_AFTER) descend(&search);
   }
   copy_hosts(host_of, state);

@@ -51,4 +51,4 @@ void undo_trial(Trial *trial);
 void place_by_ejection(Search *search, int64_t attempts);
 
 /* annealing.c */
-void anneal_if_better(Search *search, int64_t steps, int crosses_limits);
+void anneal_if_better(Search *search, int64_t steps, int may_violate_limits);
