@@ -1,4 +1,4 @@
-"""Errors that kubekit raises instead of exceptions of aiohttp, msgspec and ssl."""
+"""Errors that kubekit raises."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class KubekitError(Exception):
     """Base of expected errors, also those of other packages; other exceptions are defects.
 
     Attributes:
-        status: as of `ApiError`; None for other errors.
+        status: see `ApiError`; None for other errors.
         retry_after_s: seconds after which the server allows a retry; None except for an `ApiError` that says so.
     """
 
@@ -112,5 +112,10 @@ class ApiError(KubekitError):
 
     @property
     def is_throttled(self) -> bool:
-        """Whether the server was too busy to do anything. A refusal by a PodDisruptionBudget has the same status, but is not throttling."""
-        return self.status == HTTPStatus.TOO_MANY_REQUESTS and "DisruptionBudget" not in self.causes
+        """Whether the server was too busy for the request."""
+        return self.status == HTTPStatus.TOO_MANY_REQUESTS and not self.is_disruption_budget
+
+    @property
+    def is_disruption_budget(self) -> bool:
+        """Whether a PodDisruptionBudget allows no eviction; the status is the same as for throttling."""
+        return self.status == HTTPStatus.TOO_MANY_REQUESTS and "DisruptionBudget" in self.causes

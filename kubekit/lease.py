@@ -1,11 +1,11 @@
 """Leader election on a Lease: leadership ends by the local clock, and writes are fenced.
 
-The holder renews the lease every ``retry_s``. It may write until ``renew_deadline_s`` after the *start* of its last successful renewal;
-others may take over only after ``duration_s``, which is longer. The permission ends at a time of the monotonic clock (CLOCK_BOOTTIME if
-available, which includes suspended time), so a process that was suspended has no permission when it resumes. ``Client.with_fence``
-checks the permission when a write is sent, and ends the write's timeout with the permission.
+The holder renews the lease every ``retry_s``. Its permission to write ends ``renew_deadline_s`` after the *start* of its last successful
+renewal; others may take over only after ``duration_s``, which is longer. The permission ends at a time of the monotonic clock
+(CLOCK_BOOTTIME if available, which includes suspended time), so a process that was suspended has no permission when it resumes.
+``Client.with_fence`` checks the permission when a write is sent, and ends the write's timeout with the permission.
 
-A proxy or the server may apply a write after its timeout. So no write is sent in the last ``retry_s`` of the permission: a late write
+A proxy or the server may apply a write after its timeout. So no write starts in the last ``retry_s`` of the permission: a late write
 has ``duration_s - renew_deadline_s + retry_s`` to take effect before another process may lead. A lease is released early only if all
 writes of the last ``duration_s`` have responses.
 
@@ -32,7 +32,7 @@ log = logs.get("kubekit.lease")
 WRITES_TIMEOUT_S = 2.0
 """Time for which a stopping leader waits for responses to its writes before it releases the lease."""
 RELEASE_TIMEOUT_S = 2.0
-"""Longest time that a release takes. After a failed one the next leader waits until the lease expires."""
+"""Longest time that a release takes. If it fails, the next leader waits until the lease expires."""
 
 
 class LeaseSpec(Wire, frozen=True):
@@ -55,11 +55,12 @@ class Lease(Object, frozen=True):
 class LeaderElectionConfig:
     """Times of leader election, with ``2 retry_s < renew_deadline_s < duration_s``.
 
-    If a leader ends without a release, failover takes about ``duration_s`` plus up to 2.4 ``retry_s`` and the time of a request.
+    If a leader crashes, failover takes about ``duration_s`` plus up to 2.4 ``retry_s`` and the time of a request.
 
     Attributes:
         duration_s: others may take over after this time without a renewal; client-go's default is 15 s.
-        renew_deadline_s: the leader may write for this time after a renewal; client-go's default is 10 s.
+        renew_deadline_s: the permission to write lasts this long after a renewal, and no write starts in its last ``retry_s``;
+            client-go's default is 10 s.
         retry_s: interval of renewals and of attempts to acquire the lease; client-go's default is 2 s.
     """
 
@@ -209,20 +210,23 @@ class LeaderElector:
             renew_time=now,
             lease_transitions=(old_spec.lease_transitions or 0) + (0 if is_renewal or old is None else 1),
         )
-        version = old.metadata.resource_version if old else ""
-        meta = ObjectMeta(name=self._name, namespace=self._namespace, resource_version=version)
+        lease = await self._create_or_replace(old, spec)
+        if lease is not None:
+            self._observe(self._identity, lease.metadata.resource_version)
+        return lease is not None
+
+    async def _create_or_replace(self, old: Lease | None, spec: LeaseSpec) -> Lease | None:
+        """Create the lease, or replace the spec of ``old``; returns None if another process wrote the lease since it was read."""
+        meta = old.metadata if old else ObjectMeta(name=self._name, namespace=self._namespace)
         body = {**LEASES.type_meta, "metadata": meta, "spec": spec}
         try:
             if old is None:
-                lease = await self._client.create(LEASES, body, Lease, namespace=self._namespace)
-            else:
-                lease = await self._client.replace(LEASES, self._name, body, Lease, namespace=self._namespace)
+                return await self._client.create(LEASES, body, Lease, namespace=self._namespace)
+            return await self._client.replace(LEASES, self._name, body, Lease, namespace=self._namespace)
         except ApiError as error:
             if error.is_conflict or error.is_already_exists:
-                return False
+                return None
             raise
-        self._observe(self._identity, lease.metadata.resource_version)
-        return True
 
     def _observe(self, holder: str, version: str) -> None:
         """Remember when this process saw holder or version of the lease change, because the lease expires ``duration_s`` later."""
@@ -236,22 +240,16 @@ class LeaderElector:
         self.fence.revoke()
         try:
             async with asyncio.timeout(RELEASE_TIMEOUT_S):
-                if not await self._clear_holder(self._observed_version):
-                    # A renewal that was in flight at the cancellation has taken effect.
+                for _ in range(
+                    2
+                ):  # A renewal that was in flight at the cancellation may change the lease after it was read.
                     lease = await self._client.get(LEASES, self._name, Lease, namespace=self._namespace)
-                    if lease.spec.holder_identity == self._identity:
-                        await self._clear_holder(lease.metadata.resource_version)
+                    if lease.spec.holder_identity != self._identity:
+                        return
+                    # Transitions are kept, as by client-go: they count the changes of the holder.
+                    transitions = lease.spec.lease_transitions
+                    spec = LeaseSpec(holder_identity="", lease_duration_seconds=1, lease_transitions=transitions)
+                    if await self._create_or_replace(lease, spec):
+                        return
         except (KubekitError, TimeoutError) as error:
             log.info("lease not released", lease=self._name, error=error)
-
-    async def _clear_holder(self, version: str) -> bool:
-        meta = ObjectMeta(name=self._name, namespace=self._namespace, resource_version=version)
-        spec = {"holderIdentity": "", "leaseDurationSeconds": 1}
-        body = {**LEASES.type_meta, "metadata": meta, "spec": spec}
-        try:
-            await self._client.replace(LEASES, self._name, body, Lease, namespace=self._namespace)
-        except ApiError as error:
-            if error.is_conflict:
-                return False
-            raise
-        return True

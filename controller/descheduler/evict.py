@@ -56,10 +56,10 @@ async def evict(client: Client, move: Move, *, dry_run: bool = False) -> Evictio
     except (UnreachableError, MalformedObjectError) as error:
         return EvictionResult("unknown", str(error))
     except ApiError as error:
+        if error.is_disruption_budget:
+            return EvictionResult("disruption-budget", error.message)
         if error.is_throttled or error.status == 503:
             return EvictionResult("throttled", error.message)
-        if error.status == 429:
-            return EvictionResult("disruption-budget", error.message)
         if error.status in {404, 409}:  # deleted, or another pod has its name
             return EvictionResult("gone", error.message)
         return EvictionResult("forbidden" if error.is_forbidden else "refused", error.message)

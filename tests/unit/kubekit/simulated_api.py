@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -83,11 +83,11 @@ class SimulatedApi:
                 self.end_watches()
                 self.may_respond.set()
 
-    def put(self, name: str, *, event: bool = True, **fields: Any) -> dict[str, Any]:
+    def put(self, name: str, *, event: bool = True, metadata: Mapping[str, Any] = {}, **fields: Any) -> dict[str, Any]:
         """Create or change an object, and send an event to the watches."""
         self.version += 1
         type_ = "MODIFIED" if name in self.objects else "ADDED"
-        self.objects[name] = {"metadata": {"name": name, "resourceVersion": str(self.version)}, **fields}
+        self.objects[name] = {"metadata": {**metadata, "name": name, "resourceVersion": str(self.version)}, **fields}
         if event:
             self.send_event(type_, self.objects[name])
         return self.objects[name]
@@ -182,7 +182,7 @@ class SimulatedApi:
         if stored is not None and expected_version and expected_version != stored["metadata"]["resourceVersion"]:
             return _status(409)
         fields = {**(stored or {}), **body} if request.method == "PATCH" else body
-        return web.json_response(self.put(name, **{key: fields[key] for key in fields.keys() - {"metadata"}}))
+        return web.json_response(self.put(name, **fields))
 
 
 def _status(code: int, reason: str = "") -> web.Response:

@@ -135,7 +135,7 @@ async def test_failures_are_retried_with_back_off_and_do_not_delay_other_keys() 
     queue.add("good")
     for count in (2, 4):  # The back-off continues with another worker.
         async with running_workers(queue, reconcile):
-            await poll_until(lambda count=count: order.count("bad") == count)  # type: ignore[misc]
+            await poll_until(lambda count=count: order.count("bad") >= count)  # type: ignore[misc]
     assert order == ["bad", "good", "bad", "bad", "bad"]
     assert 0.01 <= pauses_s[1] < 0.3 <= pauses_s[2], "at least Retry-After"
 
