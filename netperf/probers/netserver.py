@@ -22,6 +22,7 @@ from kubekit import logs
 from kubekit.waiting import Backoff
 from netperf.probers import child
 from netperf.probers.passphrase import derive_hourly_passphrase, epoch_at
+from netperf.probers.rejections import RejectionLog
 
 log = logs.get("netperf.netserver")
 
@@ -30,7 +31,9 @@ REQUEST_BYTES, PASSPHRASE_OFFSET = 656, 8
 MAX_PENDING_CONNECTIONS = 64
 """Maximum number of unauthenticated connections. A further connection replaces the oldest one of the peer with the most connections."""
 REQUEST_TIMEOUT_S = 5.0
-"""Time for a peer to send its first request, and for ``netserver -V`` to end."""
+"""Time for a peer to send its first request."""
+VERSION_TIMEOUT_S = 5.0
+"""Time for ``netserver -V`` to end."""
 MAX_RUNS = 8
 """Maximum number of runs at a time; a plan allows one, but clocks may differ."""
 MAX_RUN_S = 120.0
@@ -57,6 +60,7 @@ class Netserver:
     ) -> None:
         self._binary, self._address, self._port, self._passphrase = binary, address, port, passphrase
         self._wall_clock, self._backoff = wall_clock, Backoff()
+        self._rejection_log = RejectionLog(log, "netperf connection without a valid passphrase")
         self.listening = asyncio.Event()
         self._peer_by_pending_task: dict[asyncio.Task[None], str] = {}
         self._run_tasks: set[asyncio.Task[None]] = set()
@@ -67,16 +71,13 @@ class Netserver:
         try:
             while True:
                 try:
-                    await self._check_binary()
-                    family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
-                    with socket.create_server((self._address, self._port), family=family, backlog=128) as listener:
-                        await self._accept(listener)
-                except SubprocessError:
-                    self.failure = f"cannot drop privileges for {self._binary}: CAP_SETUID and CAP_SETGID are needed"
+                    self.failure = await self._find_binary_problem()
+                    if not self.failure:
+                        family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
+                        with socket.create_server((self._address, self._port), family=family, backlog=128) as listener:
+                            await self._accept(listener)
                 except OSError as error:
-                    # A TimeoutError, of `_check_binary`, has no strerror.
-                    reason = error.strerror or "netserver -V does not end"
-                    self.failure = f"cannot serve on {self._address} port {self._port}: {reason}"
+                    self.failure = f"cannot serve on {self._address} port {self._port}: {error.strerror}"
                 finally:
                     self.listening.clear()
                 log.log_change(f"netserver/{self._address}", self.failure, "netserver cannot serve", error=self.failure)
@@ -87,14 +88,22 @@ class Netserver:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _check_binary(self) -> None:
-        """Run ``netserver -V``, so that `failure` names a broken binary before the first run."""
-        process = await child.start_confined(self._binary, "-V", stdin=DEVNULL)
+    async def _find_binary_problem(self) -> str:
+        """Run ``netserver -V``; returns why it failed, or an empty text."""
         try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                await process.wait()
+            process = await child.start_confined(self._binary, "-V", stdin=DEVNULL)
+        except SubprocessError:
+            return f"cannot drop privileges for {self._binary}: CAP_SETUID and CAP_SETGID are needed"
+        except OSError as error:
+            return f"cannot start {self._binary}: {error.strerror}"
+        try:
+            async with asyncio.timeout(VERSION_TIMEOUT_S):
+                code = await process.wait()
+        except TimeoutError:
+            return f"{self._binary} -V does not end"
         finally:
             await child.stop(process)
+        return f"{self._binary} -V ended with code {code}" if code else ""
 
     async def _accept(self, listener: socket.socket) -> None:
         listener.setblocking(False)  # noqa: FBT003  the name of the argument is not part of the socket interface
@@ -110,7 +119,7 @@ class Netserver:
                 oldest = next(task for task, address in self._peer_by_pending_task.items() if address == largest_peer)
                 del self._peer_by_pending_task[oldest]
                 oldest.cancel()
-            task = loop.create_task(self._admit(connection), name="netserver-admit")
+            task = loop.create_task(self._admit(connection, str(peer[0])), name="netserver-admit")
             self._peer_by_pending_task[task] = str(peer[0])
             task.add_done_callback(partial(self._close_connection, connection))
 
@@ -119,7 +128,7 @@ class Netserver:
         self._peer_by_pending_task.pop(task, None)
         connection.close()
 
-    async def _admit(self, connection: socket.socket) -> None:
+    async def _admit(self, connection: socket.socket, peer: str) -> None:
         """Read the first request, and start a process if the request contains the passphrase."""
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
@@ -129,17 +138,20 @@ class Netserver:
         if len(request) < REQUEST_BYTES:
             return  # a TCP ping
         if not self._has_passphrase(request):
-            log.log_change("rejected", "rejecting", "netperf connection without a valid passphrase")
+            self._rejection_log.add(peer)
             return
         if len(self._run_tasks) >= MAX_RUNS:
             log.log_change("runs", "full", "too many runs at the same time", max=MAX_RUNS)
             return
+        log.log_change("runs", "", "runs are accepted again")
         # The process shares the open file description, and netserver needs a blocking socket.
         connection.setblocking(True)  # noqa: FBT003
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        task = asyncio.get_running_loop().create_task(self._serve(connection.dup()), name="netserver-run")
+        run_connection = connection.dup()
+        task = asyncio.get_running_loop().create_task(self._serve(run_connection), name="netserver-run")
         self._run_tasks.add(task)
         task.add_done_callback(self._run_tasks.discard)
+        task.add_done_callback(lambda _: run_connection.close())  # also if the task is cancelled before it starts
 
     def _has_passphrase(self, request: bytes) -> bool:
         expected = derive_hourly_passphrase(self._passphrase, epoch_at(self._wall_clock())).encode() + b"\0"
@@ -152,6 +164,7 @@ class Netserver:
         except (OSError, SubprocessError) as error:
             log.log_change("start", str(error), "cannot start netserver", binary=self._binary, error=error)
             return
+        log.log_change("start", "", "netserver starts again", binary=self._binary)
         try:
             async with asyncio.timeout(MAX_RUN_S):
                 await process.wait()

@@ -8,12 +8,10 @@ from contextlib import suppress
 
 from kubekit import logs
 from netperf.probers.datagram_codec import decode_datagram, derive_key, encode_datagram
+from netperf.probers.rejections import RejectionLog
 from netperf.probers.timestamps import MAX_BATCH, now_ns, open_udp, receive
 
 log = logs.get("netperf.responder")
-
-MAX_LOGGED_HOSTS = 100
-"""Maximum number of senders that are logged, because addresses of senders can be forged."""
 
 
 class DatagramResponder:
@@ -34,7 +32,7 @@ class DatagramResponder:
     def __init__(self, address: str, port: int, passphrase: bytes) -> None:
         self._address, self.port, self._key = address, port, derive_key(passphrase)
         self.listening = asyncio.Event()
-        self._logged_hosts: set[str] = set()
+        self._rejection_log = RejectionLog(log, "datagram without a valid tag")
 
     async def run(self) -> None:
         """Answer until cancelled.
@@ -53,12 +51,6 @@ class DatagramResponder:
                 self.listening.clear()
                 loop.remove_reader(udp)
 
-    def _log_rejected(self, host: str) -> None:
-        """Log each sender once, at most `MAX_LOGGED_HOSTS` of them."""
-        if host not in self._logged_hosts and len(self._logged_hosts) < MAX_LOGGED_HOSTS:
-            self._logged_hosts.add(host)
-            log.warning("datagram without a valid tag", peer=host)
-
     def _answer(self, udp: socket.socket) -> None:
         """Answer the datagrams in the socket's buffer, at most `MAX_BATCH`."""
         for _ in range(MAX_BATCH):
@@ -68,7 +60,7 @@ class DatagramResponder:
                 return
             datagram = decode_datagram(self._key, b"client", data)
             if datagram is None:
-                self._log_rejected(peer[0])
+                self._rejection_log.add(peer[0])
                 continue
             answer = encode_datagram(self._key, b"server", datagram._replace(responder_delay_ns=now_ns() - received_ns))
             with suppress(OSError):

@@ -91,7 +91,11 @@ async def test_netserver_listens_on_its_own_address_only(netserver: Netserver, s
 
 
 async def test_seven_hundred_silent_connections_start_no_process_and_do_not_block_an_agent(
-    prober: NetperfProber, netserver: Netserver, settings: ProbeSettings, monkeypatch: pytest.MonkeyPatch
+    prober: NetperfProber,
+    netserver: Netserver,
+    settings: ProbeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("netperf.probers.netserver.REQUEST_TIMEOUT_S", 600.0)
     async with running_server(netserver), AsyncExitStack() as stack:
@@ -106,6 +110,8 @@ async def test_seven_hundred_silent_connections_start_no_process_and_do_not_bloc
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(reader.read(1), 0.5)  # another peer keeps its place
         assert (await prober.probe(ADDRESS, settings)).p50_us is not None
+    rejections = [getattr(r, "fields", {}).get("peer") for r in caplog.records if "passphrase" in r.message]
+    assert rejections == [ADDRESS], "each host once"
 
 
 async def test_a_netserver_has_resource_limits_and_no_capabilities(
@@ -136,10 +142,17 @@ async def test_a_used_port_is_reported_and_retried(netserver: Netserver, setting
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_netserver_that_cannot_start_has_a_failure(settings: ProbeSettings) -> None:
-    server = Netserver("/nonexistent/netserver", ADDRESS, settings.control_port, PASSPHRASE)
+@pytest.mark.parametrize(("script", "failure"), [(None, "No such file"), ("exit 127", "ended with code 127")])
+async def test_a_netserver_that_cannot_start_has_a_failure(
+    settings: ProbeSettings, tmp_path: Path, script: str | None, failure: str
+) -> None:
+    binary = tmp_path / "netserver"
+    if script is not None:
+        binary.write_text(f"#!/bin/sh\n{script}\n")
+        binary.chmod(0o755)
+    server = Netserver(str(binary), ADDRESS, settings.control_port, PASSPHRASE)
     task = asyncio.create_task(server.run())
-    await poll_until(lambda: "No such file" in server.failure)
+    await poll_until(lambda: failure in server.failure)
     assert not server.listening.is_set()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
