@@ -37,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 nargs="?",
                 const=_STAY,
                 choices=(_STAY, _ONCE),
-                help="remove what the agent wrote on the node, and with --bandwidth enforce its limits; then stay idle and"
-                " ready, for the rollout of a DaemonSet (stay, the default), or exit (once)",
+                help="remove what the agent wrote on the node (with --bandwidth enforce also its limits); stay (default):"
+                " then idle and be ready, for the rollout of a DaemonSet; once: then exit",
             )
     arguments = parser.parse_args(argv)
     try:
@@ -53,11 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run_command(arguments: argparse.Namespace, config: AgentConfig) -> int:
     # Late imports, so that a wrong flag is reported at once.
     with _minimal_pyroute2():
-        from agent import program
+        from agent import capacity_command, program
 
     if arguments.command == "capacity":
-        from agent import capacity_command
-
         return run_program(lambda: capacity_command.show_capacity(config))
     if arguments.cleanup:
         return run_program(lambda: program.clean_up(config, stay=arguments.cleanup == _STAY))

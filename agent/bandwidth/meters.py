@@ -1,6 +1,6 @@
 """Computes pods' traffic from counters, and finds traffic above the limits. No I/O; callers pass the time.
 
-A configured limit may have no effect: its burst overflowed, a program redirects around the bucket, or the bucket is on another
+A configured limit may have no effect: its burst overflowed 32 bits, a program redirects around the bucket, or the bucket is on another
 device. So traffic is measured by the counters of the pod's own device.
 
 Ingress: the bytes that the device received. Egress: the bytes that left the ifb's token bucket, which may drop bytes, plus the bytes
@@ -47,6 +47,13 @@ class TcCounters(NamedTuple):
     redirected_bytes: Mapping[int, int]
 
 
+class LimitTcBytes(NamedTuple):
+    """Bytes that one limit's bucket sent, and bytes that the filter redirected to its ifb."""
+
+    bucket_bytes: int
+    redirected_bytes: int
+
+
 class TrafficMeter(msgspec.Struct):
     """Measured traffic of one direction of one pod.
 
@@ -59,7 +66,7 @@ class TrafficMeter(msgspec.Struct):
         tc_bytes: the latest counters of bucket and filter; None if one was not read.
         excess_level_bytes: bytes above the limit: passed bytes raise it, and the limit's rate, with tolerance, lowers it.
         passed_bytes: bytes passed since the first reading, except in intervals without counters.
-        window_start_s: start of the window of the mean rate, later by the intervals without counters in it.
+        window_start_s: start of the window of the mean rate, moved forward by the intervals without counters.
         window_start_bytes: ``passed_bytes`` at that time.
         bytes_per_s: mean rate of the last window; None before the second reading.
         excess: description of the latest excess; empty after ``excess_until_s``.
@@ -71,7 +78,7 @@ class TrafficMeter(msgspec.Struct):
     device_counters: DeviceCounters
     counter_source: CounterSource
     busy_at_s: float | None = None
-    tc_bytes: tuple[int, int] | None = None
+    tc_bytes: LimitTcBytes | None = None
     excess_level_bytes: float = 0.0
     passed_bytes: int = 0
     window_start_s: float = 0.0
@@ -125,7 +132,7 @@ class TrafficMeters:
         """Add readings for these limits; other limits are forgotten.
 
         ``counters_by_pid`` are of the pods' own devices, by a process of the pod. ``later_counters_by_pid`` are the same counters, read
-        after ``tc_counters``, so that traffic in between does not count as excess.
+        after ``tc_counters``; egress limits ignore the traffic in between, which could otherwise count as excess.
         """
         meter_by_key: dict[LimitKey, TrafficMeter] = {}
         for status in statuses:
@@ -135,12 +142,7 @@ class TrafficMeters:
                 continue
             meter = self.meter_by_key.get(key)
             if meter is None or (meter.counter_source, meter.wanted_bytes_per_s) != (source, wanted_bps / 8):
-                # The limit was repaired, or the annotation changed. The rate and an earlier excess are still shown.
-                new_meter = TrafficMeter(wanted_bps / 8, now_s, counters, source, window_start_s=now_s)
-                if meter is not None:
-                    new_meter.bytes_per_s = meter.bytes_per_s
-                    new_meter.excess, new_meter.excess_until_s = meter.excess, meter.excess_until_s
-                meter_by_key[key] = new_meter
+                meter_by_key[key] = _start_meter(meter, wanted_bps / 8, now_s, counters, source)
                 continue
             meter_by_key[key] = meter
             passed_bytes = _count_passed_bytes(meter, status, counters, tc_counters, now_s)
@@ -148,12 +150,24 @@ class TrafficMeters:
                 meter.window_start_s += now_s - meter.read_at_s
             else:
                 _update_rate_and_excess(meter, passed_bytes, status, now_s)
-            meter.read_at_s, meter.device_counters = now_s, later_counters_by_pid.get(source.pid, counters)
+            later_counters = later_counters_by_pid.get(source.pid, counters)
+            meter.read_at_s = now_s
+            meter.device_counters = later_counters if status.direction == "egress" else counters
             meter.tc_bytes = _read_tc_bytes(tc_counters, source)
             if now_s > meter.excess_until_s:
                 meter.excess = ""
         self.meter_by_key = meter_by_key
         self.excess_by_key = {key: meter.excess for key, meter in meter_by_key.items() if meter.excess}
+
+
+def _start_meter(
+    old: TrafficMeter | None, wanted_bytes_per_s: float, now_s: float, counters: DeviceCounters, source: CounterSource
+) -> TrafficMeter:
+    """A meter for a new, repaired or changed limit, which still shows the rate and an earlier excess of the ``old`` one."""
+    meter = TrafficMeter(wanted_bytes_per_s, now_s, counters, source, window_start_s=now_s)
+    if old is not None:
+        meter.bytes_per_s, meter.excess, meter.excess_until_s = old.bytes_per_s, old.excess, old.excess_until_s
+    return meter
 
 
 def _is_busy(meter: TrafficMeter, counters: DeviceCounters, now_s: float) -> bool:
@@ -181,13 +195,13 @@ def _count_passed_bytes(
     return bucket_bytes + max(0, sent_bytes - redirected_bytes)
 
 
-def _read_tc_bytes(tc_counters: TcCounters | None, source: CounterSource) -> tuple[int, int] | None:
-    """The counters of a limit's bucket and of the filter that redirects to its ifb; None if one was not read."""
+def _read_tc_bytes(tc_counters: TcCounters | None, source: CounterSource) -> LimitTcBytes | None:
+    """The counters of one limit; None if one was not read."""
     if tc_counters is None or source.bucket_device_index is None:
         return None
     bucket_bytes = tc_counters.bucket_bytes.get(source.bucket_device_index)
     redirected_bytes = tc_counters.redirected_bytes.get(source.host_device_index)
-    return None if bucket_bytes is None or redirected_bytes is None else (bucket_bytes, redirected_bytes)
+    return None if bucket_bytes is None or redirected_bytes is None else LimitTcBytes(bucket_bytes, redirected_bytes)
 
 
 def _update_rate_and_excess(meter: TrafficMeter, passed_bytes: int, status: LimitStatus, now_s: float) -> None:

@@ -76,6 +76,15 @@ def test_a_kept_limit_is_never_exceeded_and_the_mean_rate_is_measured() -> None:
     assert meters.meter_by_key["u", "ingress"].bytes_per_s == pytest.approx(BYTES_PER_S * 1.04)
 
 
+def test_ingress_counts_the_bytes_received_while_counters_are_read() -> None:
+    meters = TrafficMeters()
+    for second in range(0, 40, 4):
+        later_counters = counters_by_pid(received=(second + 1) * BYTES_PER_S)
+        counters = counters_by_pid(received=second * BYTES_PER_S)
+        meters.add_readings([INGRESS], counters, None, float(second), later_counters)
+    assert meters.meter_by_key["u", "ingress"].bytes_per_s == BYTES_PER_S
+
+
 def test_a_small_excess_is_noticed_within_a_minute_and_a_large_one_at_once() -> None:
     meters, total, seconds = TrafficMeters(), 0.0, 0
     while INGRESS.key not in meters.excess_by_key:
