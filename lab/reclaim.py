@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from lab.errors import LabError
 from lab.network import remove_network
 from lab.paths import LabPaths
@@ -65,9 +67,9 @@ def find_running_pid(paths: LabPaths) -> int | None:
     try:
         with paths.lock.open("r") as file:
             while not _try_lock(file.fileno(), fcntl.LOCK_SH):
-                # A lab locks the file a moment before it writes its process id.
+                # A lab locks the file a moment before it writes its process id; until then the file has that of a killed lab, or none.
                 file.seek(0)
-                if (text := file.read()).isdecimal():
+                if (text := file.read()).isdecimal() and psutil.pid_exists(int(text)):
                     return int(text)
                 time.sleep(_POLL_S)
     except FileNotFoundError:
@@ -78,7 +80,7 @@ def find_running_pid(paths: LabPaths) -> int | None:
 def reclaim(paths: LabPaths) -> int:
     """Kill the lab's processes, remove its devices and state directory, and return the number of killed processes.
 
-    The caller holds the lab's lock. Blocks for up to some seconds.
+    The caller holds the lab's lock. Blocks for up to several seconds.
     """
     if not paths.state_dir.exists():
         return 0

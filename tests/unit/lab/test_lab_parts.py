@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import signal
 import subprocess
 import threading
 import time
@@ -26,21 +27,24 @@ def test_an_invalid_lab_name_is_an_error(name: str) -> None:
         lab_paths(name)
 
 
-def test_down_waits_while_a_lab_starts_and_ends(
+def test_down_waits_for_a_starting_lab_and_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    paths, ended = lab_paths("brief"), subprocess.Popen(["true"])
-    ended.wait()
+    paths, killed, lab = lab_paths("brief"), subprocess.Popen(["true"]), subprocess.Popen(["sleep", "60"])
+    killed.wait()
     paths.lock.parent.mkdir(parents=True)
-    lock = paths.lock.open("w")
+    # A killed lab leaves its process id in the file.
+    paths.lock.write_text(str(killed.pid))
+    lock = paths.lock.open("a+")
     fcntl.flock(lock, fcntl.LOCK_EX)
 
     def start_and_end() -> None:
         time.sleep(0.1)
-        lock.write(str(ended.pid))
+        lock.truncate(0)
+        lock.write(str(lab.pid))
         lock.flush()
-        time.sleep(0.1)
+        lab.wait()
         lock.close()
 
     thread = threading.Thread(target=start_and_end)
@@ -48,6 +52,7 @@ def test_down_waits_while_a_lab_starts_and_ends(
     assert main(["down", "--name", "brief", "--json"]) == 0
     thread.join()
     assert json.loads(capsys.readouterr().out)["outcome"] == "ended"
+    assert lab.returncode == -signal.SIGTERM
 
 
 def test_reclaim_kills_all_descendants_of_a_lab_and_no_other_process(tmp_path: Path) -> None:
