@@ -42,19 +42,19 @@ UNLIMITED = dict.fromkeys(("perNode", "perNamespace", "perRound", "perWorkload",
 def measure() -> Figures:
     """Figures for ``make bench``."""
     cluster = _Cluster(5_000, 100_000)
-    fastest = cluster.run_rounds(5)
+    rounds = cluster.run_rounds(5)
     blocked_ms = 1000 * cluster.measure_blocking_s()
-    moves = f"a tenth of the default interval of 60 s; {fastest.moves} moves planned off {fastest.overutilized_nodes} overutilized nodes"
+    note = f"a tenth of the default interval of 60 s; {rounds.moves} moves planned off {rounds.overutilized_nodes} overutilized nodes"
     return {
-        "descheduler: one round, 5,000 nodes, 100,000 pods": figure(fastest.duration_s, "s", 6, moves),
-        "descheduler: longest hold of the leader's loop by a round": figure(
-            blocked_ms, "ms", 50, "of this process' time"
+        "descheduler: one round, 5,000 nodes, 100,000 pods": figure(rounds.min_duration_s, "s", 6, note),
+        "descheduler: longest block of the leader's loop by a round": figure(
+            blocked_ms, "ms", 50, "CPU time of this process"
         ),
     }
 
 
 class _RoundFigures(NamedTuple):
-    duration_s: float
+    min_duration_s: float
     moves: int
     overutilized_nodes: int
 
@@ -67,17 +67,17 @@ class _Cluster:
             node = node_object(name, cpu="32", memory="128Gi", labels={"disk": "ssd"})
             self._world.on_node_change(name, node)
         decoder, reader = msgspec.json.Decoder(Pod), PodReader()
-        self._pods: list[tuple[str, int]] = []
+        self._node_index_by_pod: dict[str, int] = {}
         for i in range(pods):
-            pod = decoder.decode(_pod(i, self._names[i % nodes]))
+            pod = decoder.decode(_encode_pod(i, self._names[i % nodes]))
             self._world.on_pod_change(pod.metadata.key, reader.read(pod))
-            self._pods.append((pod.metadata.key, i % nodes))
+            self._node_index_by_pod[pod.metadata.key] = i % nodes
         self._usage = UsageStore(180)
         self._settings = _settings()
 
     def run_rounds(self, count: int) -> _RoundFigures:
-        """The fastest of some rounds from the same state, because other work only slows them."""
-        compact_memory()  # as the manager does once its stores are full
+        """Run rounds from the same state. The shortest duration counts, because other work only slows them."""
+        compact_memory()  # as the manager does once its stores are synced
         durations_s = []
         moves = overutilized_nodes = 0
         for i in range(count):
@@ -112,7 +112,7 @@ class _Cluster:
         return 20.0 if rank < OVERUTILIZED_SHARE + IDLE_SHARE else 50.0
 
     def _build_batch(self, now: float) -> UsageBatch:
-        pods_per_node = max(1, len(self._pods) // len(self._names))
+        pods_per_node = max(1, len(self._node_index_by_pod) // len(self._names))
         readings = [
             reading
             for i, name in enumerate(self._names)
@@ -123,7 +123,7 @@ class _Cluster:
         ]
         readings += [
             reading
-            for key, i in self._pods
+            for key, i in self._node_index_by_pod.items()
             for reading in (
                 UsageReading(key, "cpu", NODE_MILLICORES * self._cpu_percent(i) / 100 / pods_per_node, now),
                 UsageReading(key, "memory", 2**30, now),
@@ -133,12 +133,12 @@ class _Cluster:
 
 
 async def _longest_block_s(work: Awaitable[None]) -> float:
-    """The longest time in which the event loop runs nothing else, in seconds of this process."""
-    longest_s, last_turn_s, task = 0.0, time.process_time(), asyncio.ensure_future(work)
+    """The longest time in which the event loop runs nothing else, in CPU seconds of this process."""
+    longest_s, last_sleep_s, task = 0.0, time.process_time(), asyncio.ensure_future(work)
     while not task.done():
         await asyncio.sleep(0.001)
         now_s = time.process_time()
-        longest_s, last_turn_s = max(longest_s, now_s - last_turn_s), now_s
+        longest_s, last_sleep_s = max(longest_s, now_s - last_sleep_s), now_s
     await task
     return longest_s
 
@@ -148,7 +148,7 @@ def _settings() -> ResolvedConfig:
     return msgspec.convert({"policy": policy, "limits": UNLIMITED}, DeschedulerConfig).resolve()
 
 
-def _pod(index: int, node: str) -> bytes:
+def _encode_pod(index: int, node: str) -> bytes:
     app = f"app-{index % 1000}"
     pod = pod_document(
         f"{app}-6d5f-{index:06}",

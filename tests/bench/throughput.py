@@ -1,7 +1,8 @@
 """Measures pods per second that kube-scheduler binds on thousands of nodes: alone, with our extender, and by node affinity.
 
 Run by hand (minutes): ``python tests/bench/throughput.py``. Nodes are API objects without a kubelet. The time is that from the scheduler's
-readiness to the last binding. The leader wrote targets and affinity to these pods in an earlier run.
+readiness to the last binding. Before the measurement the controller plans gated pods of the same names; measured pods get their targets and
+affinity.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -32,14 +33,17 @@ from lab.scheduler_config import build_scheduler_config
 from netperf.contract import NETAWARE_NAMESPACE
 from tests.bench.control_plane import control_plane, create_ready_node, delete_pods_and_groups, gather_in_batches
 from tests.support.bodies import appgroup_body, random_weight
-from tests.support.controller_program import controller_program
+from tests.support.controller_program import run_controller
 from tests.support.scheduling import running
 
 NAMESPACE = "throughput"
 ZONES, REGIONS, GROUP_SIZE = 40, 4, 10
 TIMEOUT_S = 600.0
-MODES = ("stock", "extender", "affinity")
-# Pods with an owner are treated like those of a Deployment; no such ReplicaSet exists.
+Mode = Literal["gated", "stock", "extender", "affinity"]
+MEASURED_MODES: tuple[Mode, ...] = ("stock", "extender", "affinity")
+PlannedPods = dict[str, Pod]
+"""Name -> pod with the target and affinity that the controller wrote to it."""
+# The pods' owner, as if they were of a Deployment. This ReplicaSet does not exist.
 OWNER = {
     "apiVersion": "apps/v1",
     "kind": "ReplicaSet",
@@ -49,12 +53,9 @@ OWNER = {
 }
 
 
-ReleasedPods = dict[str, Pod]
-"""Name -> pod with the target and affinity that the leader wrote to it."""
-
-
 @asynccontextmanager
-async def cluster(nodes: int) -> AsyncIterator[tuple[ControlPlane, Client]]:
+async def start_cluster(nodes: int) -> AsyncIterator[tuple[ControlPlane, Client]]:
+    """Start a control plane with this number of nodes and a NetworkTopology; yields it with its client."""
     async with control_plane(NAMESPACE, components=()) as (plane, client):
         await client.create(NAMESPACES, {"metadata": {"name": NETAWARE_NAMESPACE}}, Object)
         account = {"metadata": {"name": "default"}}
@@ -64,27 +65,28 @@ async def cluster(nodes: int) -> AsyncIterator[tuple[ControlPlane, Client]]:
         await gather_in_batches(
             [create_ready_node(client, f"node-{i:05d}", *location, amounts) for i, location in enumerate(locations)]
         )
-        await make_costs(client)
+        await create_network_topology(client)
         yield plane, client
 
 
-async def make_costs(client: Client) -> None:
+async def create_network_topology(client: Client) -> None:
     weights = [random_weight([f"z{z:02d}" for z in range(ZONES)], [f"r{r}" for r in range(REGIONS)])]
     spec = {"configmapName": "netperf-metrics", "weights": weights}
     body = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": "nt-default"}, "spec": spec}
     await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=NAMESPACE)
 
 
-async def make_group(client: Client, number: int, mode: str, released_pods: ReleasedPods) -> None:
+async def create_group(client: Client, number: int, mode: Mode, planned_pods: PlannedPods) -> None:
+    """Create an AppGroup and its pods."""
     rng = random.Random(number)
     calls = {f"w{i}": {f"w{j}": 20 for j in range(i + 1, GROUP_SIZE) if rng.random() < 0.3} for i in range(GROUP_SIZE)}
     body = appgroup_body(f"g{number}", calls, members=GROUP_SIZE, algorithm="ReverseKahn")
     await client.create(APPGROUPS, body, Object, namespace=NAMESPACE)
     for i in range(GROUP_SIZE):
-        await client.create(PODS, pod_body(number, i, mode, released_pods), Object, namespace=NAMESPACE)
+        await client.create(PODS, build_pod(number, i, mode, planned_pods), Object, namespace=NAMESPACE)
 
 
-def pod_body(group: int, workload: int, mode: str, released_pods: ReleasedPods) -> dict[str, Any]:
+def build_pod(group: int, workload: int, mode: Mode, planned_pods: PlannedPods) -> dict[str, Any]:
     name = f"g{group}-w{workload}"
     labels = {APPGROUP_LABEL: f"g{group}", WORKLOAD_LABEL: f"w{workload}"}
     metadata: dict[str, Any] = {"name": name, "labels": labels, "ownerReferences": [OWNER]}
@@ -98,53 +100,51 @@ def pod_body(group: int, workload: int, mode: str, released_pods: ReleasedPods) 
     if mode == "gated":
         spec["schedulingGates"] = [{"name": GATE}]
     elif mode == "extender":
-        metadata["annotations"] = {TARGET_ANNOTATION: released_pods[name].metadata.annotation(TARGET_ANNOTATION)}
+        metadata["annotations"] = {TARGET_ANNOTATION: planned_pods[name].metadata.annotation(TARGET_ANNOTATION)}
     elif mode == "affinity":
-        spec["affinity"] = released_pods[name].spec.affinity
+        spec["affinity"] = planned_pods[name].spec.affinity
     return {"metadata": metadata, "spec": spec}
 
 
 @asynccontextmanager
-async def watched_pods(client: Client) -> AsyncIterator[Reflector[Pod]]:
-    store: Reflector[Pod] = Reflector(client, PODS, Pod, namespace=NAMESPACE)
-    async with running({"pods": store.run()}):
-        await store.synced.wait()
-        yield store
+async def watch_pods(client: Client) -> AsyncIterator[Reflector[Pod]]:
+    reflector: Reflector[Pod] = Reflector(client, PODS, Pod, namespace=NAMESPACE)
+    async with running({"pods": reflector.run()}):
+        await reflector.synced.wait()
+        yield reflector
 
 
 @asynccontextmanager
-async def running_program(plane: ControlPlane, verb: str, placement: str, *flags: str) -> AsyncIterator[str]:
+async def run_program(plane: ControlPlane, verb: str, placement: str, *flags: str) -> AsyncIterator[str]:
     """Run a command of the controller with this placement; yields its URL."""
     config = plane.state_dir / f"{verb}.yaml"
     document: dict[str, Any] = {"apiVersion": "netaware.io/v1alpha1", "kind": "ControllerConfiguration"}
     config.write_text(yaml.safe_dump({**document, "scheduler": {"placement": placement}}))
-    async with controller_program(plane, verb, f"--config={config}", "--log-level=warning", *flags) as (_, url):
+    async with run_controller(plane, verb, f"--config={config}", "--log-level=warning", *flags) as (_, url):
         yield url
 
 
 async def run_mode(
-    plane: ControlPlane, client: Client, mode: str, percentage: int, pods: int, released_pods: ReleasedPods
-) -> float:
-    """Bind all pods and delete them; returns pods per second."""
-    await gather_in_batches([make_group(client, number, mode, released_pods) for number in range(pods // GROUP_SIZE)])
+    plane: ControlPlane, client: Client, mode: Mode, percentage: int, pod_count: int, planned_pods: PlannedPods
+) -> tuple[float, PlannedPods]:
+    """Create, bind and delete all pods; returns pods bound per second, and the bound pods by name."""
+    await gather_in_batches([create_group(client, i, mode, planned_pods) for i in range(pod_count // GROUP_SIZE)])
     async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(watched_pods(client))
+        pods = await stack.enter_async_context(watch_pods(client))
         url = None
         if mode == "extender":
-            url = await stack.enter_async_context(running_program(plane, "extender", "extender"))
+            url = await stack.enter_async_context(run_program(plane, "extender", "extender"))
         data = build_scheduler_config(extender_url=url, percentage_of_nodes_to_score=percentage)
         data["clientConnection"] = {"qps": 2000, "burst": 4000}
         scheduler = await plane.start_scheduler(data, name=f"scheduler-{time.time_ns()}")
         started = time.monotonic()
         try:
             if mode == "gated":
-                await stack.enter_async_context(running_program(plane, "manager", "affinity", "--no-leader-elect"))
+                await stack.enter_async_context(run_program(plane, "manager", "affinity", "--no-leader-elect"))
             await poll_until(
-                lambda: sum(bool(p.spec.node_name) for p in store) == pods, timeout_s=TIMEOUT_S, every_s=0.1
+                lambda: sum(bool(p.spec.node_name) for p in pods) == pod_count, timeout_s=TIMEOUT_S, every_s=0.1
             )
-            if mode == "gated":
-                released_pods |= {pod.metadata.name: pod for pod in store}
-            return pods / (time.monotonic() - started)
+            return pod_count / (time.monotonic() - started), {pod.metadata.name: pod for pod in pods}
         finally:
             await plane.programs.stop(scheduler)
             await delete_pods_and_groups(client, NAMESPACE)
@@ -153,16 +153,17 @@ async def run_mode(
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=5000)
-    parser.add_argument("--pods", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=1, help="of each mode, in turns; the best counts")
+    parser.add_argument("--pods", type=int, default=1000, help=f"a multiple of {GROUP_SIZE}")
+    parser.add_argument("--rounds", type=int, default=1, help="runs of each mode; the highest rate is reported")
     args = parser.parse_args()
+    if args.pods % GROUP_SIZE:
+        parser.error(f"--pods is not a multiple of {GROUP_SIZE}")
     figures: dict[str, float] = {}
-    async with cluster(args.nodes) as (plane, client):
-        released_pods: ReleasedPods = {}
-        await run_mode(plane, client, "gated", 100, args.pods, released_pods)
+    async with start_cluster(args.nodes) as (plane, client):
+        _, planned_pods = await run_mode(plane, client, "gated", 100, args.pods, {})
         for percentage, label in ((0, "default sample"), (100, "100 %")):
-            for mode in MODES * args.rounds:
-                rate = await run_mode(plane, client, mode, percentage, args.pods, released_pods)
+            for mode in MEASURED_MODES * args.rounds:
+                rate, _ = await run_mode(plane, client, mode, percentage, args.pods, planned_pods)
                 name = f"{mode}, {label} of nodes"
                 figures[name] = max(figures.get(name, 0.0), round(rate, 1))
                 print(f"{name}: {rate:.1f} pods/s", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """``python -m tests.chaos``: injects faults drawn from a seed into a lab with all our programs and load, and checks invariants.
 
 Invariants are checked in the API server's audit log, in objects and in /proc, without trusting our programs. The exit code is 0 if none
-was broken, else 1. ``python -m lab down --name NAME`` or the next run of that name removes the lab of a killed run.
+was broken, 1 if one was or the run failed, 2 for wrong arguments. ``python -m lab down --name NAME`` or the next run of that name removes the lab of a killed run.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def main() -> int:
         raise ConfigError("--topology", "has no nodes, or real ones", "name a topology with simulated nodes")
     seed = random.SystemRandom().randrange(1 << 31) if args.seed is None else args.seed
     launch = plan_relaunch("tests.chaos")
+    # Builds and downloads need the network, which a process in a user namespace does not have.
     find_or_build_programs()
     find_netperf_if_available()
     launch.exec_if_wrapped()

@@ -7,8 +7,8 @@ from random import Random
 import msgspec
 
 CONTROL_PLANE = ("etcd", "kube-apiserver")
-HELPERS = ("kube-scheduler", "kube-controller-manager", "kwok")
-DENIED = ("configmaps", "pods", "networktopologies", "appgroups", "leases")
+CLUSTER_COMPONENTS = ("kube-scheduler", "kube-controller-manager", "kwok")
+DENIED_RESOURCES = ("configmaps", "pods", "networktopologies", "appgroups", "leases")
 # Relative frequencies. Faults of the whole cluster are rare, because nothing else can be observed while they last.
 WEIGHT_BY_KIND = {
     "kill": 6.0,
@@ -27,12 +27,13 @@ WEIGHT_BY_KIND = {
 }
 REVERTED_KINDS = frozenset({"pause", "pause-control-plane", "cut", "latency", "relabel", "deny", "etcd-full"})
 """Faults that are reverted after their duration."""
-MEAN_GAP_S, SHORTEST_GAP_S = 2.0, 0.3
-_SHORTEST_S, _LONGEST_S = 1.0, 14.0
+# Short, so that about half of the faults hit a cluster that has not recovered from the one before.
+MEAN_GAP_S, MIN_GAP_S = 2.0, 0.3
+_MIN_DURATION_S, _MAX_DURATION_S = 1.0, 14.0
 
 
 class FaultTargets(msgspec.Struct, frozen=True):
-    """Names of our programs with their agents, and of the topology's zones and nodes."""
+    """Names that faults may hit: our programs with the agents, zones and nodes."""
 
     programs: tuple[str, ...]
     zones: tuple[str, ...]
@@ -56,20 +57,20 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 def draw_faults(seed: int, length_s: float, targets: FaultTargets) -> list[Fault]:
-    """The faults of a run, by time. About half of them come before the cluster has recovered from the last one."""
+    """The faults of a run, in order of time."""
     rng = Random(seed)
     faults: list[Fault] = []
     at_s = 0.0
     while True:
-        at_s += max(SHORTEST_GAP_S, rng.expovariate(1 / MEAN_GAP_S))
+        at_s += max(MIN_GAP_S, rng.expovariate(1 / MEAN_GAP_S))
         if at_s >= length_s:
             return faults
         (kind,) = rng.choices(tuple(WEIGHT_BY_KIND), tuple(WEIGHT_BY_KIND.values()))
-        duration_s = round(rng.uniform(_SHORTEST_S, _LONGEST_S), 1) if kind in REVERTED_KINDS else 0.0
-        faults.append(Fault(round(at_s, 2), kind, _target(rng, kind, targets), duration_s))
+        duration_s = round(rng.uniform(_MIN_DURATION_S, _MAX_DURATION_S), 1) if kind in REVERTED_KINDS else 0.0
+        faults.append(Fault(round(at_s, 2), kind, _draw_target(rng, kind, targets), duration_s))
 
 
-def _target(rng: Random, kind: str, targets: FaultTargets) -> str:
+def _draw_target(rng: Random, kind: str, targets: FaultTargets) -> str:
     if kind in {"cut", "latency"}:
         return "/".join(sorted(rng.sample(targets.zones, 2)))
     choices = {
@@ -77,8 +78,8 @@ def _target(rng: Random, kind: str, targets: FaultTargets) -> str:
         "pause": targets.programs,
         "kill-control-plane": CONTROL_PLANE,
         "pause-control-plane": CONTROL_PLANE,
-        "kill-helper": HELPERS,
+        "kill-helper": CLUSTER_COMPONENTS,
         "relabel": targets.nodes,
-        "deny": DENIED,
+        "deny": DENIED_RESOURCES,
     }
     return rng.choice(choices[kind]) if kind in choices else ""

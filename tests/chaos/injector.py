@@ -24,7 +24,7 @@ from lab.installation import list_result_configmaps
 from lab.programs import Program
 from lab.topology import zone_pair
 from netperf.contract import NETAWARE_NAMESPACE, PLAN_SELECTOR, RESULTS_NAME, ZONE_LABEL
-from tests.chaos.faults import CONTROL_PLANE, HELPERS, Fault
+from tests.chaos.faults import CLUSTER_COMPONENTS, CONTROL_PLANE, Fault
 from tests.support.admission import POLICIES, POLICY_BINDINGS
 from tests.support.etcd import create_client_context
 
@@ -115,7 +115,7 @@ class FaultInjector:
                     ended_at.pop(program.name, None)
                 elif time.monotonic() - ended_at.setdefault(program.name, time.monotonic()) >= _RESTART_AFTER_S:
                     del ended_at[program.name]
-                    if program.name not in (*CONTROL_PLANE, *HELPERS) and program.poll() != -signal.SIGKILL:
+                    if program.name not in (*CONTROL_PLANE, *CLUSTER_COMPONENTS) and program.poll() != -signal.SIGKILL:
                         self.crashes.append(f"crash: {program.name} ended by itself with code {program.poll()}")
                     log.info("restarts %s, which ended with %s", program.name, program.poll())
                     self.restarts += 1

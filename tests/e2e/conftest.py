@@ -1,4 +1,4 @@
-"""Fixtures of end-to-end tests: labs have temporary state directories, so that they do not touch a user's lab."""
+"""Fixtures of end-to-end tests. Labs have temporary state directories, so that they do not touch a user's lab."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from tests.e2e.labs import LabCommand
 from tests.support.unsupported import skip_if_unsupported
 
 CAPACITY_TIMEOUT_S = 900.0
+MAX_REAL_NODES = 5
+"""Real nodes of the largest lab in these tests."""
 
 
 @pytest.fixture
@@ -28,7 +30,7 @@ def lab_command(tmp_path: Path) -> Iterator[LabCommand]:
 
 
 @pytest.fixture
-def privileges() -> None:
+def require_lab_privileges() -> None:
     """Skips the test if this process lacks the privileges to create namespaces."""
     skip_if_unsupported(require_privileges)
 
@@ -37,7 +39,7 @@ def privileges() -> None:
 def node_binaries() -> NodeBinaries:
     """Programs of real nodes; skips the test if the machine cannot run real nodes, and waits for capacity.
 
-    Because of the wait, timeouts of tests are for the function alone (``timeout(…, func_only=True)``).
+    A test's timeout must not include the wait: ``timeout(…, func_only=True)``.
     """
     skip_if_unsupported(require_privileges)
     programs = skip_if_unsupported(find_or_build_node_binaries)
@@ -52,13 +54,13 @@ def images() -> Mapping[str, Path]:
 
 
 def wait_for_capacity(programs: NodeBinaries) -> None:
-    """Wait until the machine has capacity for five nodes; fail after `CAPACITY_TIMEOUT_S`."""
+    """Wait until the machine has capacity for `MAX_REAL_NODES`; fail after `CAPACITY_TIMEOUT_S`."""
     nft = programs.debian.find_program("nft")
-    assert nft is not None
+    assert nft is not None, "the programs of real nodes include nft"
     deadline = time.monotonic() + CAPACITY_TIMEOUT_S
     while True:
         try:
-            check_machine(programs.debian.environment, nft, node_count=5)
+            check_machine(programs.debian.environment, nft, node_count=MAX_REAL_NODES)
         except InsufficientCapacityError as error:
             if time.monotonic() > deadline:
                 pytest.fail(str(error))

@@ -20,7 +20,7 @@ from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, TIMEOUT_S, Cluster, sta
 from tests.e2e.terminal import Terminal
 from tests.integration.manifests.kubectl import write_kustomization
 from tests.support.bodies import appgroup_body
-from tests.support.controller_program import generate_manifests
+from tests.support.controller_program import generate_webhook_manifests
 from tests.support.documents import shell_blocks
 from tests.support.tools.builds import find_or_fetch_operator_definitions
 
@@ -95,7 +95,7 @@ def test_overlays_install_measure_place_pods_and_uninstall_without_leftovers_on_
         cluster.run("annotate", "node", node["name"], "netaware.io/bandwidth-capacity=1G")
     for definition in find_or_fetch_operator_definitions():
         cluster.run("apply", "--server-side", "-f", str(definition))
-    certificate = yaml.safe_dump_all(generate_manifests())  # as in docs/install.md
+    certificate = yaml.safe_dump_all(generate_webhook_manifests())  # as in docs/install.md
     cluster.run("apply", "--server-side", "-f", str(MANIFESTS / "base" / "common" / "namespace.yaml"))
     cluster.run("apply", "--server-side", "-f", "-", text=certificate)
     cluster.apply(MANIFESTS / "overlays" / "observe-only")

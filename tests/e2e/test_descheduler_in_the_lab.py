@@ -67,7 +67,7 @@ async def deploy(client: Client) -> None:
     await create_bound_replica_set(client, SHOP, "web", 0.2, ["n3"], labels=build_labels("web"), **profile)
 
 
-@pytest.mark.usefixtures("privileges")
+@pytest.mark.usefixtures("require_lab_privileges")
 async def test_a_pod_moves_when_latency_to_its_dependency_rises_and_stays_when_it_falls() -> None:
     topology = load_topology("four-zones")
     section = {

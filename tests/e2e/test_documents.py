@@ -18,7 +18,7 @@ from tests.support.documents import shell_blocks, write_shown_files
 
 DEADLINE_S = 120.0
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("privileges")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("require_lab_privileges")]
 
 
 class Reader:

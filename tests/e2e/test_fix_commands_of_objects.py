@@ -292,7 +292,7 @@ async def run_in_parallel(runner: FixRunner, cases: Sequence[Case]) -> None:
     assert failed == [], "\n".join(failed)
 
 
-@pytest.mark.usefixtures("privileges")
+@pytest.mark.usefixtures("require_lab_privileges")
 async def test_the_fix_commands_of_the_first_finding_resolve_it() -> None:
     async with installed_lab("e2e-lines", controller_config={"topology": {"probing": PROBING}}) as (lab, _, _):
         runner = FixRunner(lab)

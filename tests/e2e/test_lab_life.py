@@ -41,7 +41,7 @@ def state_of(command: LabCommand, name: str) -> str:
     return str(json.loads(stdout)["state"])
 
 
-@pytest.mark.usefixtures("privileges")
+@pytest.mark.usefixtures("require_lab_privileges")
 def test_up_starts_a_cluster_with_ready_nodes_and_down_removes_it(lab_command: LabCommand) -> None:
     lab = lab_command.json("up", "--name", "e2e-life")
     assert [node["name"] for node in lab["nodes"]] == [f"n{i}" for i in range(1, 9)]
@@ -73,7 +73,7 @@ def test_up_starts_a_cluster_with_ready_nodes_and_down_removes_it(lab_command: L
 
 
 @pytest.mark.chaos
-@pytest.mark.usefixtures("privileges")
+@pytest.mark.usefixtures("require_lab_privileges")
 def test_two_labs_run_side_by_side_and_down_stops_one(lab_command: LabCommand, small: str) -> None:
     first = lab_command.json("up", "--name", "e2e-one", "--topology", small)
     second = lab_command.json("up", "--name", "e2e-two", "--topology", small)
@@ -93,7 +93,7 @@ def test_two_labs_run_side_by_side_and_down_stops_one(lab_command: LabCommand, s
 
 
 @pytest.mark.chaos
-@pytest.mark.usefixtures("privileges")
+@pytest.mark.usefixtures("require_lab_privileges")
 @pytest.mark.parametrize("next_command", ["up", "down"])
 def test_the_next_command_cleans_up_a_killed_lab(lab_command: LabCommand, small: str, next_command: str) -> None:
     lab = lab_command.json("up", "--name", "e2e-killed", "--topology", small)
@@ -133,7 +133,7 @@ def test_a_lab_without_nodes_goes_on_when_a_program_ends_and_reports_it(lab_comm
 
 
 @pytest.mark.chaos
-@pytest.mark.usefixtures("privileges")
+@pytest.mark.usefixtures("require_lab_privileges")
 def test_an_interrupted_start_leaves_nothing(lab_command: LabCommand, small: str) -> None:
     with lab_command.popen("up", "--name", "e2e-ctrl-c", "--topology", small) as process:
         wait_until((lab_command.labs / "e2e-ctrl-c" / "logs").exists, "its programs", every_s=0.05)

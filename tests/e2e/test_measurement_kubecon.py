@@ -44,7 +44,7 @@ def count_probes(samples: Samples) -> dict[tuple[str, ...], float]:
     return {tuple(map(labels.__getitem__, names)): value for labels, value in samples["netaware_probe_runs_total"]}
 
 
-@pytest.mark.usefixtures("privileges")
+@pytest.mark.usefixtures("require_lab_privileges")
 async def test_a_round_measures_every_pair_of_15_zones_and_no_latency_is_below_the_delay(
     netperf_programs: Netperf,
 ) -> None:

@@ -57,7 +57,7 @@ def oldest() -> Binaries:
 
 
 @pytest.mark.parametrize("placement", ["extender", "affinity"])
-@pytest.mark.usefixtures("privileges")
+@pytest.mark.usefixtures("require_lab_privileges")
 async def test_pods_are_placed_on_the_oldest_minor_and_after_the_upgrade_to_the_newest(
     tmp_path: Path, oldest: Binaries, placement: PlacementMode
 ) -> None:

@@ -15,20 +15,21 @@ ZONES, NODES, GROUPS = 5, 4, 5
 
 @pytest.mark.scale
 @pytest.mark.timeout(420)
-def test_every_pair_of_zones_has_a_measured_cost_and_the_lease_stays() -> None:
+def test_every_pair_of_zones_has_a_cost() -> None:
     sizes = {"zones": ZONES, "nodes-per-zone": NODES, "pods": 100, "groups": GROUPS, "minutes": 0.5}
     options = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
     command = [sys.executable, "-m", "tests.scale", "--name", "scale-test", *options]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    # The exit code is 1 if the controller's Lease had transitions.
     assert run.returncode == 0, run.stderr[-4000:]
     report = json.loads(run.stdout)
-    bases = report["zone_pairs"]
-    assert sum(bases.values()) == ZONES * (ZONES - 1)
+    pair_count_by_basis = report["zone_pairs"]
+    assert sum(pair_count_by_basis.values()) == ZONES * (ZONES - 1)
     # Costs of pairs with the failed zone become stale, not absent.
-    assert bases["absent"] == 0
+    assert pair_count_by_basis["absent"] == 0
     assert report["changes"]["zone_failures"] == 1
     assert report["changes"]["rollouts"] > 0
     assert report["calls"]["PATCH"] > 0
-    assert report["loop_p99_s"] >= 0
+    assert report["loop_p99_s"] is not None
     assert 20 < report["rss_mib"] < 400
     assert min(report["requests_per_s"], report["etcd_puts_per_s"], report["cores"]) > 0

@@ -1,4 +1,4 @@
-"""Runs commands of the controller as programs beside a control plane, which calls the webhook by URL because there is no Service."""
+"""Runs commands of the controller as programs beside a control plane."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from lab.programs import Program, Programs, answers_ok
 
 
 @asynccontextmanager
-async def controller_program(plane: ControlPlane, verb: str, *flags: str) -> AsyncIterator[tuple[Program, str]]:
+async def run_controller(plane: ControlPlane, verb: str, *flags: str) -> AsyncIterator[tuple[Program, str]]:
     """Run ``python -m controller <verb>`` until it is ready; yields its process and URL."""
-    port = find_free_ports(1)[0]
+    (port,) = find_free_ports(1)
     argv = [sys.executable, "-m", "controller", verb, f"--credentials={credentials_dir(plane.kubeconfig)}", *flags]
     started = plane.programs.start(f"{verb}-{uuid.uuid4().hex[:6]}", [*argv, f"--listen=127.0.0.1:{port}"])
     url = f"http://127.0.0.1:{port}"
@@ -36,7 +36,7 @@ async def controller_program(plane: ControlPlane, verb: str, *flags: str) -> Asy
         await plane.programs.stop(started)
 
 
-def generate_manifests() -> list[dict[str, Any]]:
+def generate_webhook_manifests() -> list[dict[str, Any]]:
     """The Secret and the webhook configuration that ``controller webhook-certificate`` prints."""
     command = [sys.executable, "-m", "controller", "webhook-certificate"]
     result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
@@ -44,16 +44,19 @@ def generate_manifests() -> list[dict[str, Any]]:
 
 
 def start_webhook(programs: Programs, folder: Path) -> tuple[Program, dict[str, Any]]:
-    """Start the webhook; returns the program and a webhook configuration for an API server on this machine."""
-    _, configuration = generate_manifests()
+    """Start the webhook; returns the program and a webhook configuration for an API server on this machine.
+
+    The API server calls it by URL, because there is no Service. The certificate in the Secret is for a Service; another is issued.
+    """
+    _, configuration = generate_webhook_manifests()
     (port,) = find_free_ports(1)
-    certificate, key = issue_certificate("localhost", 2, datetime.datetime.now(datetime.UTC))
+    certificate, key = issue_certificate("localhost", days=2, now=datetime.datetime.now(datetime.UTC))
     (folder / "tls.crt").write_bytes(certificate)
     (folder / "tls.key").write_bytes(key)
+    bundle = base64.b64encode(certificate).decode()
     for hook in configuration["webhooks"]:
-        bundle = base64.b64encode(certificate).decode()
         hook["clientConfig"] = {"url": f"https://localhost:{port}/gate", "caBundle": bundle}
-        # After a timeout a pod is created without a gate; a busy machine needs a longer one.
+        # After a timeout a pod is created without a gate; a busy machine needs a longer timeout.
         hook["timeoutSeconds"] = 30
     argv = [sys.executable, "-m", "controller", "webhook", f"--certificate-dir={folder}", f"--listen=127.0.0.1:{port}"]
     return programs.start("webhook", argv), configuration

@@ -8,6 +8,8 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +18,21 @@ from lab.controlplane import find_free_ports
 from lab.polling import poll_until
 from lab.programs import answers_ok
 
-PAST_S, STEP_S = 3900, 60
+HISTORY_S, STEP_S = 3900, 60
 
-Labels = Mapping[str, str]
-Series = tuple[str, Labels, float]
+Series = tuple[str, Mapping[str, str], float]
 """Metric, labels, and increase per second of a series; a series without increase is always 1."""
 
 
-def format_exposition(samples: Iterable[Series], *, duration_s: int = PAST_S) -> Iterator[str]:
-    """Lines of the OpenMetrics format for the series of the last seconds."""
+def format_exposition(all_series: Iterable[Series], *, duration_s: int = HISTORY_S) -> Iterator[str]:
+    """OpenMetrics lines of these series, with a sample each minute for the last ``duration_s`` seconds."""
     now = int(time.time())
-    by_name: dict[str, list[tuple[Labels, float]]] = {}
-    for name, labels, growth in samples:
-        by_name.setdefault(name, []).append((labels, growth))
-    for name, series in by_name.items():
+    for name, family in groupby(sorted(all_series, key=itemgetter(0)), itemgetter(0)):
         yield f"# TYPE {name} unknown\n"
-        for labels, growth in series:
+        for _, labels, increase_per_s in family:
             text = ",".join(f"{label}={json.dumps(value, ensure_ascii=False)}" for label, value in labels.items())
             for age_s in range(duration_s, -1, -STEP_S):
-                value = growth * (duration_s - age_s) if growth else 1.0
+                value = increase_per_s * (duration_s - age_s) if increase_per_s else 1.0
                 yield f"{name}{{{text}}} {value!r} {now - age_s}\n"
     yield "# EOF\n"
 
@@ -43,20 +41,20 @@ def format_exposition(samples: Iterable[Series], *, duration_s: int = PAST_S) ->
 async def run_prometheus(
     programs: Mapping[str, Path],
     folder: Path,
-    lines: Iterable[str] = (),
+    lines: Iterable[str] | None = None,
     *,
     jobs: Sequence[Mapping[str, Any]] = (),
 ) -> AsyncIterator[PrometheusClient]:
-    """Run Prometheus with these OpenMetrics lines as its past; ``jobs`` are scrape_configs with an interval of a second."""
-    if lines:
-        past = folder / "past.om"
-        with past.open("w") as file:
+    """Run Prometheus, back-filled with these OpenMetrics lines; ``jobs`` are scrape_configs, scraped every second."""
+    if lines is not None:
+        history_file = folder / "history.om"
+        with history_file.open("w") as file:
             file.writelines(lines)
-        words = ["tsdb", "create-blocks-from", "openmetrics", "--quiet", str(past), str(folder / "tsdb")]
-        filling = await asyncio.create_subprocess_exec(programs["promtool"], *words)
-        assert await filling.wait() == 0
-    every = {"scrape_interval": "1s", "scrape_timeout": "900ms"}
-    (folder / "prometheus.yaml").write_text(json.dumps({"global": every, "scrape_configs": list(jobs)}))
+        arguments = ["tsdb", "create-blocks-from", "openmetrics", "--quiet", str(history_file), str(folder / "tsdb")]
+        promtool = await asyncio.create_subprocess_exec(programs["promtool"], *arguments)
+        assert await promtool.wait() == 0
+    global_config = {"scrape_interval": "1s", "scrape_timeout": "900ms"}
+    (folder / "prometheus.yaml").write_text(json.dumps({"global": global_config, "scrape_configs": list(jobs)}))
     (port,) = find_free_ports(1)
     url = f"http://127.0.0.1:{port}"
     argv = [f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'tsdb'}"]

@@ -16,7 +16,7 @@ from lab.controlplane import ControlPlane
 from lab.polling import poll_until
 from tests.integration.manifests.attacks import dry_run_pod
 from tests.integration.manifests.kubectl import MANIFESTS, Kubectl
-from tests.support.controller_program import generate_manifests, start_webhook
+from tests.support.controller_program import generate_webhook_manifests, start_webhook
 
 GATE = {"name": "netaware.io/topological-order"}
 GROUP = {"appgroup.diktyo.x-k8s.io": "shop"}
@@ -39,7 +39,7 @@ async def webhook(plane: ControlPlane, kubectl: Kubectl, admin: Client, tmp_path
 
 
 def test_cert_manager_keeps_the_same_configuration() -> None:
-    _, configuration = generate_manifests()
+    _, configuration = generate_webhook_manifests()
     for hook in configuration["webhooks"]:
         del hook["clientConfig"]["caBundle"]
     file = MANIFESTS / "components" / "webhook-cert-manager" / "configuration.yaml"

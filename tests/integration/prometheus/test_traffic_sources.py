@@ -9,9 +9,9 @@ import pytest
 
 from controller.traffic.graph import Flow
 from controller.traffic.sources import SOURCES, read_flows
-from tests.support.prometheus_program import PAST_S, Series, format_exposition, run_prometheus
+from tests.support.prometheus_program import HISTORY_S, Series, format_exposition, run_prometheus
 
-WINDOW_S = PAST_S - 300
+WINDOW_S = HISTORY_S - 300
 pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(300)]
 
 CALLS = [("frontend", "cart", 1000.0, 5000.0), ("cart", "redis", 500.0, 3500.0), ("frontend", "catalog", 300.0, 2700.0)]

@@ -16,7 +16,7 @@ from lab.controlplane import ControlPlane
 from lab.scheduler_config import build_scheduler_config
 from tests.integration.conftest import MakeNode, StartScheduler
 from tests.integration.scheduler.conftest import Lead, Serve, create_group, create_pod, set_costs, wait_until_bound
-from tests.support.controller_program import controller_program
+from tests.support.controller_program import run_controller
 
 pytestmark = [pytest.mark.usefixtures("kwok", "crds"), pytest.mark.timeout(600)]
 
@@ -36,7 +36,7 @@ async def test_pods_are_scheduled_after_the_extender_ends_or_freezes(
         await ready_node(f"n{i}", zone=f"z{(i + 1) // 2}", region="r")
     await set_costs(client, namespace, {("z1", "z2"): 5, ("z2", "z1"): 5})
     await create_group(client, namespace, {"P1": {"P2": 15}, "P2": {}}, members=POD_COUNT)
-    async with controller_program(control_plane, "extender") as (program, url):
+    async with run_controller(control_plane, "extender") as (program, url):
         # A short timeout, because the test only shows that kube-scheduler continues after it.
         await scheduler(build_scheduler_config(extender_url=url, extender_timeout_s=0.5))
         names = [f"pod-{i}" for i in range(POD_COUNT)]
