@@ -29,8 +29,9 @@ import metric_families  # noqa: E402 - after the change of sys.path
 from kubekit.settings import YEAR_S, Range  # noqa: E402
 
 _FILE_RULES = """\
-Fields have defaults, unless they are required. An unknown field, a wrong type or a value out of range ends the program at start with
+An unknown field, a wrong type or a value out of range ends the program at start with
 exit code 2 and a line that names the field; `python -m controller check-config FILE` checks a file without a cluster.
+`≥` hides an upper limit of 1,000,000 or, of times, a year.
 """
 _CONTROLLER_FILE = """\
 One YAML file for both, given with `--config`; in the shipped manifests it is the ConfigMap `netaware-controller-config`, made
@@ -44,7 +45,8 @@ kind: ControllerConfiguration
 """
 _AGENT_FLAGS = """\
 Flags of `python -m agent run`. Each overrides an environment variable: `NETAWARE_` and its name in capitals, such as
-`NETAWARE_LOG_LEVEL`; `NODE_NAME` for `--node-name`, `POD_NAMESPACE` for `--namespace`.
+`NETAWARE_LOG_LEVEL`; `NODE_NAME` for `--node-name`, `POD_NAMESPACE` for `--namespace`. `--cleanup` is for
+[uninstalling](install.md#uninstall).
 """
 _AGENT_FILE = """\
 Capacities, in bits per second, of nodes whose hardware does not report its speed, such as virtual machines. The first selector
@@ -180,8 +182,8 @@ def build_field_rows(struct: type, path: str = "") -> Iterator[tuple[str, str, s
 
 
 def _shorten(default: str, limit: int = 48) -> str:
-    """Replace a long string, such as a query, by "see code"; lists stay whole."""
-    return "see code" if len(default) > limit and default.startswith('`"') else default
+    """Replace a long string by "a query"; lists stay whole."""
+    return "a query" if len(default) > limit and default.startswith('`"') else default
 
 
 def format_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -272,8 +274,13 @@ def build_metrics_page() -> str:
             controller,
             set(extender | shared),
         ),
-        ("Extender", "Each replica of the scheduler.", extender, set(shared)),
-        ("All programs", "Beside these, the usual `process_` and `python_` families.", shared, set[str]()),
+        ("Extender", "Each replica of the scheduler, port 9852.", extender, set(shared)),
+        (
+            "All programs",
+            "Also of the gate opener (port 9853); and the usual `process_` and `python_` families.",
+            shared,
+            set[str](),
+        ),
     )
     parts = ["# Metrics\n", _NOTICE, _METRICS_RULES]
     for title, introduction, families, listed_elsewhere in programs:

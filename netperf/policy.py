@@ -24,9 +24,9 @@ class CostPolicy(Section, frozen=True):
     Attributes:
         percentile: percentile of the round trips that is used for the cost.
         unit_us: latency per unit of cost, rounded up; 100 suits zones less than a millisecond apart.
-        hysteresis: share of the cost by which the latency must leave the cost's range before the cost changes (or twice the noise).
+        hysteresis: share of the cost by which the latency must leave the cost's range before the cost changes (twice the noise, if that is more).
         stale_after_s: a latency older than this and than three rounds is stale; it is still used.
-        expire_after_s: a latency older than this is not used; the pair is inferred or absent.
+        expire_after_s: a latency older than this, and stale, is not used; the pair is inferred or absent.
         external_stale_after_s: staleAfterS of latencies that other components write, counted from their last change; null for never.
         unreachable_cost: cost of an unreachable pair; the default exceeds every maxNetworkCost.
         accept_quality_flags: a sample that has no other flags than these is used for the cost.

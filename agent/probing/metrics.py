@@ -127,7 +127,7 @@ class ProbeMetrics:
         yield histogram
 
     def _collect_newest_samples(self) -> Iterator[Metric]:
-        timestamp = _make_gauge("netaware_probe_sample_timestamp_seconds", "When the newest sample was taken.")
+        timestamp = _make_gauge("netaware_probe_sample_timestamp_seconds", "Unix time of the newest sample.")
         is_trusted = _make_gauge("netaware_probe_sample_trusted", "1 if the newest sample has no quality flag, else 0.")
         loss = _make_gauge(
             "netaware_probe_loss_ratio",

@@ -166,7 +166,7 @@ class TrafficCollector:
         yield untracked
         yield CounterMetricFamily(
             "netaware_traffic_lost_messages",
-            "Number of times that the kernel dropped events of ended connections.",
+            "Times that the kernel dropped events of ended connections.",
             value=self.overflow_count,
         )
         yield GaugeMetricFamily(

@@ -149,7 +149,7 @@ class MisplacementConfig(Section, frozen=True):
 
 
 class DeschedulerConfig(Section, frozen=True):
-    """The descheduler (docs/descheduling.md).
+    """The descheduler (docs/descheduling.md). The default queries are in `controller/descheduler/config.py`.
 
     Attributes:
         enabled: run the descheduler.

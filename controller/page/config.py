@@ -8,7 +8,7 @@ from kubekit.settings import Section
 
 
 class PageConfig(Section, frozen=True):
-    """The read-only page at the manager's address.
+    """The read-only page at the controller's address.
 
     Attributes:
         enabled: whether the page is served.
