@@ -2,8 +2,7 @@
 
 A round trip includes delays of both nodes. A slow or lying node is contradicted by other nodes in all of its pairs. Its latencies are
 ignored, and the node is reported. Both directions of a link count. All latencies of one reporter (the node that measured) on a link count
-as one; otherwise the only node of a zone would have the majority. If two reporters contradict each other, the last agreed latency decides;
-without one, the triangle inequality with third zones; else the higher latency is ignored, or the lower one if both share a node.
+as one; otherwise the only node of a zone would have the majority. Two reporters that contradict each other: see `_choose_rejected`.
 """
 
 from __future__ import annotations
@@ -170,8 +169,9 @@ def _median_of_others_us(latency: NodePairLatency, latencies: Iterable[NodePairL
 def _find_suspects(latencies_by_link: Mapping[ZoneLink, list[NodePairLatency]]) -> list[NodePairLatency]:
     """The latencies to ignore next.
 
-    If one node is contradicted most, these are its contradicted latencies, without those that others reported on links where it is one end
-    of every latency. Else they are the latencies of a link that contradict its majority.
+    These are the contradicted latencies of the node that is contradicted most. On a link on which every latency has this node as an end,
+    only the latencies that it reported are ignored, because nothing shows which end is at fault. If there is no such node, these are the
+    latencies of a link that contradict its majority.
     """
     contradictions = _find_contradictions(latencies_by_link)
     severity = contradictions.severity
@@ -183,22 +183,24 @@ def _find_suspects(latencies_by_link: Mapping[ZoneLink, list[NodePairLatency]]) 
         # The partners of a bad node are contradicted too, but only in the pair with this node.
         partners = {partner for suspect in suspects for partner in suspect.nodes if partner != node}
         if all(severity(node) > severity(partner) for partner in partners):
-            # If the node is one end of every latency of a link, nothing else shows which end is at fault.
             undecided_links = {
                 link for link, latencies in latencies_by_link.items() if all(node in n.nodes for n in latencies)
             }
-            return [suspect for suspect in suspects if suspect.origin == node or suspect.link not in undecided_links]
+            decided = [n for n in suspects if n.origin == node or n.link not in undecided_links]
+            if decided:
+                return decided
     return _find_outvoted(latencies_by_link)
 
 
 def _find_outvoted(latencies_by_link: Mapping[ZoneLink, list[NodePairLatency]]) -> list[NodePairLatency]:
-    """The latencies that contradict the majority of their link, of the first such link."""
+    """The latencies that contradict the majority of their link's reporters, of the first such link."""
     for latencies in latencies_by_link.values():
         if len(latencies) >= 3:
-            median_us = statistics.median(latency.latency_us for latency in latencies)
+            median_us = _median_us(latencies)
             outvoted = [latency for latency in latencies if contradicts(latency.latency_us, median_us)]
             majority_reporters = {latency.origin for latency in latencies if latency not in outvoted}
-            if outvoted and 2 * len(outvoted) < len(latencies) and len(majority_reporters) > 1:
+            reporter_count = len(_group_by_reporter(latencies))
+            if outvoted and 2 * len(majority_reporters) > reporter_count and len(majority_reporters) > 1:
                 return outvoted
     return []
 
@@ -207,8 +209,8 @@ def _lacks_majority(
     suspects: Iterable[NodePairLatency], latencies_by_link: Mapping[ZoneLink, list[NodePairLatency]]
 ) -> bool:
     """Whether the suspects are of one link that has only two reporters."""
-    links = {latency.link for latency in suspects}
-    return len(links) == 1 and len(_group_by_reporter(latencies_by_link[min(links)])) == 2
+    first_link, *other_links = {latency.link for latency in suspects}
+    return not other_links and len(_group_by_reporter(latencies_by_link[first_link])) == 2
 
 
 def _resolve_disputes(
@@ -292,7 +294,7 @@ def triangle_minimum_us(link: ZoneLink, latency_us_by_link: Mapping[ZoneLink, fl
         if (to_a := link_between(a, zone)) in latency_us_by_link
         and (to_b := link_between(b, zone)) in latency_us_by_link
     ]
-    if len(differences_us) < 2:
+    if len(differences_us) < 2:  # a single third zone may be wrong itself
         return 0.0
     return max(0.0, TRIANGLE_SHARE * statistics.median(differences_us) - TRIANGLE_SLACK_US)
 
@@ -310,11 +312,11 @@ def _find_outliers(
     ignored_count_by_node = Counter(node for latency in ignored for node in latency.nodes)
     blamed_latencies_by_node: dict[str, list[NodePairLatency]] = defaultdict(list)
 
-    def blame(node: str) -> tuple[float, int]:
+    def severity(node: str) -> tuple[float, int]:
         return ignored_count_by_node[node] / count_by_node[node], ignored_count_by_node[node]
 
     for latency in ignored:
-        blamed_node = max(latency.nodes, key=blame)  # of two equal ones the first: the reporter
+        blamed_node = max(latency.nodes, key=severity)  # of two equal ones the first: the reporter
         blamed_latencies_by_node[blamed_node].append(latency)
 
     def is_outlier(node: str) -> bool:

@@ -27,6 +27,7 @@ class SmoothedLatency(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         recent_us: the window, oldest sample first; empty before the first sample counts, when the latency is that of the zones.
         pending_us: the newest sample, if it is an outlier that the next sample must confirm; else None.
         count: number of samples since the window last restarted.
+        before_restart: the state before the newest sample confirmed an outlier and the window restarted; else None.
     """
 
     latency_us: float
@@ -34,6 +35,7 @@ class SmoothedLatency(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     recent_us: tuple[float, ...] = ()
     pending_us: float | None = None
     count: int = 0
+    before_restart: SmoothedLatency | None = None
 
 
 def add_sample(smoothed: SmoothedLatency | None, value_us: float, expected_us: float | None = None) -> SmoothedLatency:
@@ -52,8 +54,8 @@ def add_sample(smoothed: SmoothedLatency | None, value_us: float, expected_us: f
         return _smooth_window((*smoothed.recent_us, value_us)[-WINDOW_SAMPLES:], smoothed.count + 1)
     pending_us = smoothed.pending_us
     if pending_us is not None and _is_near(value_us, pending_us):
-        return _smooth_window((pending_us, value_us), 2)
-    return msgspec.structs.replace(smoothed, pending_us=value_us)
+        return msgspec.structs.replace(_smooth_window((pending_us, value_us), 2), before_restart=smoothed)
+    return msgspec.structs.replace(smoothed, pending_us=value_us, before_restart=None)
 
 
 def replace_newest_sample(
@@ -63,6 +65,8 @@ def replace_newest_sample(
     without_newest: SmoothedLatency | None = None
     if smoothed.pending_us is not None:
         without_newest = msgspec.structs.replace(smoothed, pending_us=None)
+    elif smoothed.before_restart is not None:
+        without_newest = smoothed.before_restart  # its outlier is unconfirmed again
     elif len(smoothed.recent_us) > 1:
         without_newest = _smooth_window(smoothed.recent_us[:-1], smoothed.count - 1)
     return add_sample(without_newest, value_us, expected_us)
