@@ -82,7 +82,7 @@ class TrafficCollector:
                 await listen_for_ends(self.add_events)
             except KernelError as error:
                 if time.monotonic() - started_at_s > MIN_TRAFFIC_PAUSE_S:
-                    log.log_change("events", "", "connection tracking events were read meanwhile")
+                    log.log_change("events", "", "connection tracking events were read since the last failure")
                 log.log_change("events", str(error), "cannot listen to connection tracking events", error=error)
             await asyncio.sleep(MIN_TRAFFIC_PAUSE_S)
 
@@ -90,7 +90,7 @@ class TrafficCollector:
         await pods.synced.wait()
         while True:
             try:
-                await self.read_table(find_workloads(pods), time.monotonic(), time.time())
+                await self.read_table(find_workloads(pods), time.monotonic(), self._wall_clock())
             except KernelError as error:
                 log.log_change("table", str(error), "cannot read connection tracking", error=error)
             else:
@@ -108,7 +108,7 @@ class TrafficCollector:
     async def read_table(
         self, workload_by_address: Mapping[bytes, WorkloadReference], now_s: float, read_at_s: float
     ) -> None:
-        """Read the whole table once; ``read_at_s`` is ``now_s`` in seconds since the epoch.
+        """Read the whole table and the kernel's settings once; ``read_at_s`` is ``now_s`` in seconds since the epoch.
 
         Raises:
             KernelError: the table cannot be read.

@@ -2,7 +2,7 @@
 
 A total is the bytes of ended connections plus the bytes so far of live ones. No single connection is remembered, so memory grows only
 with the number of edges. A round is one dump of the table. A connection that ends during a round counts from the next round on, so a
-total may be too low once; if it is too low twice, the kernel dropped events (`ByteTotal.export`).
+total may be too low once, see `ByteTotal.export`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EDGE_EXPIRY_S = 3600.0
 ADDRESS_EXPIRY_S = 600.0
 """Time for which an address still counts for its deleted pod, whose connections may end later than the pod."""
 OUTSIDE = "outside"
-"""Server of all edges to public addresses, whose number has no bound."""
+"""Server of all edges to public addresses, because their number is unbounded."""
 
 
 class WorkloadReference(NamedTuple):
@@ -93,7 +93,7 @@ class ByteTotal(msgspec.Struct):
 class _EdgeState(msgspec.Struct):
     """The totals of an edge, when the edge last had traffic, and whether it has live connections.
 
-    ``must_reset``: the bytes so far are counted elsewhere, or were moved before the agent's start.
+    ``must_reset``: the bytes so far were sent before the agent's start, or are counted in `OVERFLOW_EDGE`.
     """
 
     changed_at_s: float
@@ -124,7 +124,8 @@ class EdgeTotals:
         self._state_by_edge: dict[TrafficEdge, _EdgeState] = {}
         # Request and response bytes of the connections that ended since the round began.
         self._ended_bytes: dict[TrafficEdge, tuple[int, int]] = {}
-        self._must_reset_new_edges = True  # in the first round
+        # Connections of a new edge may have begun before the agent, or be counted in `OVERFLOW_EDGE` in the last complete round.
+        self._must_reset_new_edges = True
         self._now_s = self._read_at_s = 0.0
         self._uncounted_in_round = 0
 
@@ -158,9 +159,6 @@ class EdgeTotals:
     def begin_round(self, now_s: float, read_at_s: float) -> None:
         """Begin a round; ``read_at_s`` is ``now_s`` in seconds since the epoch."""
         self._now_s, self._read_at_s, self._uncounted_in_round = now_s, read_at_s, 0
-        overflow = self._state_by_edge.get(OVERFLOW_EDGE)
-        if overflow is not None:
-            self._must_reset_new_edges = overflow.is_live  # `OVERFLOW_EDGE` may have counted their connections.
         for state in self._state_by_edge.values():
             state.request.live_bytes = state.response.live_bytes = 0
             state.is_live = False
@@ -198,7 +196,8 @@ class EdgeTotals:
                 state.changed_at_s = self._now_s
             elif self._now_s - state.changed_at_s > EDGE_EXPIRY_S:
                 del self._state_by_edge[edge]
-        self._must_reset_new_edges = False
+        overflow = self._state_by_edge.get(OVERFLOW_EDGE)
+        self._must_reset_new_edges = overflow is not None and overflow.is_live
         totals = [
             EdgeBytes(edge, s.request.exported_bytes, s.response.exported_bytes)
             for edge, s in self._state_by_edge.items()

@@ -173,6 +173,7 @@ def test_an_edge_that_leaves_the_overflow_edge_is_not_counted_twice(edges: EdgeT
     others = [make_connection(1, server=socket.inet_aton(f"10.1.{i >> 8}.{i & 255}")) for i in range(MAX_EDGES)]
     assert run_round(edges, *others, make_connection(100)) == run_round(edges, *others, make_connection(100))
     assert run_round(edges, make_connection(100), now_s=3601)[OVERFLOW_EDGE] == (100, 0)
+    edges.begin_round(3601, READ_AT_S)  # the dump of this round fails
     assert run_round(edges, make_connection(100), now_s=3602) == {OVERFLOW_EDGE: (100, 0), EDGE: (0, 0)}
     assert run_round(edges, make_connection(150), now_s=3603)[EDGE] == (50, 0)
 
