@@ -152,7 +152,7 @@ def to_camel_case(name: str) -> str:
 
 
 def _range_of(type_: object) -> Range | None:
-    """The `Range` of an annotated type, also inside a union or a container; None if the type has no range."""
+    """The `Range` of an annotated type, also inside a union; None if the type has no range."""
     arguments = typing.get_args(type_)
     if typing.get_origin(type_) is Annotated:
         return next((argument for argument in arguments[1:] if isinstance(argument, Range)), None)

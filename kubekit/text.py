@@ -15,8 +15,8 @@ NAME_PLACEHOLDER = "NAME"
 def format_command(template: str, *values: object, **named_values: object) -> str:
     """Insert values, which may come from users, into ``template``, so that the command line is safe to paste.
 
-    Values are integers, names of Kubernetes objects, sequences of both, and mappings or sequences of mappings, which become one quoted
-    word of JSON. Any other value becomes `NAME_PLACEHOLDER`.
+    Values are integers, names of Kubernetes objects, sequences of both, and mappings or sequences with mappings, which become one quoted
+    word of JSON. An empty sequence becomes an empty text. Any other value becomes `NAME_PLACEHOLDER`.
     """
     return template.format(*map(_quote, values), **{key: _quote(value) for key, value in named_values.items()})
 
@@ -32,7 +32,7 @@ def _quote(value: object) -> str:
 
 
 def make_printable(text: str) -> str:
-    """The text in one line: a blank for each unusual blank, ``?`` for other unprintable characters, which a terminal may execute."""
+    """The text in one line: a space for each other white space, ``?`` for other unprintable characters, which a terminal may execute."""
     return _replace_unprintable(text, "", lambda c: " " if c.isspace() else "?")
 
 

@@ -2,7 +2,7 @@
 
 netperf reports percentiles, not single round trips, so the histogram counts the medians of samples: it shows how a pair's typical latency
 changes over time, not the distribution of packets. The latency, loss and jitter of a pair are those of the newest sample of the plan's
-usual test. Outcomes and quality flags are counted by test.
+usual test (`ProbeSettings.test`). Outcomes and quality flags are counted by test.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class ProbeMetrics:
     def _collect_counters(self) -> Iterator[Metric]:
         runs = CounterMetricFamily(
             "netaware_probe_runs",
-            "Probes, by netperf or by datagrams alone, by outcome (docs/measurement.md).",
+            "Finished probes, by outcome (docs/measurement.md).",
             labels=(*PAIR_LABELS, "test", "outcome"),
         )
         quality_flags = CounterMetricFamily(
@@ -174,8 +174,11 @@ class ProbeMetrics:
         yield from (runs, quality_flags)
 
     def _collect_plan_and_passphrase(self) -> Iterator[Metric]:
-        probes = sum(probe.pair_index == 0 for probe in self._plan_source.own_probes)
-        yield GaugeMetricFamily("netaware_probe_plan_probes", "Probes of this node in its plan.", probes)
+        yield GaugeMetricFamily(
+            "netaware_probe_plan_probes",
+            "Probes of this node in its plan, without those of additional node pairs.",
+            sum(probe.pair_index == 0 for probe in self._plan_source.own_probes),
+        )
         refusals = CounterMetricFamily(
             "netaware_probe_plan_refusals",
             "Refused probe plans, and refused probes in plans, by reason.",
