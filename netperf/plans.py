@@ -32,7 +32,7 @@ CONTROL_PORT, DATA_PORT, DATAGRAM_PORT = 12865, 12866, 12867
 
 
 class Peer(msgspec.Struct, frozen=True, order=True):
-    """A node that can be probed. ``address`` is a literal IPv4 or IPv6 address, never a name."""
+    """An end of a probe. ``address`` is a literal IPv4 or IPv6 address, never a name."""
 
     node: NodeName
     address: str
@@ -51,7 +51,7 @@ class Probe(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     Attributes:
         origin: the node that measures.
         destination: the node that answers.
-        slot: index of its slot in the round; no zone occurs twice in a slot. Meaningless (0) unless ``pair_index`` is 0.
+        slot: index of its slot in the round; no zone occurs twice in a slot. 0 for pairs that only datagrams measure.
         pair_index: 0 for the pair of nodes that netperf measures; from 1 on for further pairs of the same zones, which only datagrams
             measure.
         rotation: number of the rotation in which the nodes were chosen, see `netperf.pairs`.

@@ -90,7 +90,7 @@ def plan_cleanup(tc_state: TcState) -> list[Action]:
 
 
 def with_excess_or_dispute(status: LimitStatus, excess: str, dispute: str) -> LimitStatus:
-    """Replace the verdict by ``exceeded`` or ``disputed``, if there is a description of an excess or of a dispute."""
+    """Replace the verdict by ``exceeded`` or ``disputed``, if there is a description of an excess, which has precedence, or of a dispute."""
     if not excess and not dispute:
         return status
     configured = status.verdict + (f", {status.detail}" if status.detail else "")
@@ -245,14 +245,15 @@ def _assess_without_redirect(device: Device, action: SetEgressLimit, tc: TcIndex
 def _assess_params(params: TbfParams, rate_bps: int, mtu: int, *, is_ours: bool) -> tuple[Verdict, str]:
     """Compare a token bucket's parameters with the annotation's rate: the verdict, and its explanation."""
     if abs(params.rate_bytes_per_s - rate_bps // 8) > _RATE_ROUNDING_BYTES_PER_S:
-        return "wrong-rate", f"limited to {params.rate_bytes_per_s * 8} bit/s instead of {rate_bps}"
+        return "wrong-rate", f"limited to {params.rate_bytes_per_s * 8} bit/s instead of {rate_bps} bit/s"
     blocks_everything = tbf.blocks_everything(params, mtu)
     if is_ours and not blocks_everything:
         return "enforced", ""
     requested_bytes = tbf.find_overflowed_burst_bytes(params)
     if requested_bytes is not None:
-        duration = f"which lasts {params.burst_s:.1f} s"
-        effect = "which is less than a packet: nothing gets through" if blocks_everything else duration
+        effect = f"which lasts {params.burst_s:.1f} s"
+        if blocks_everything:
+            effect = "which is less than a packet: nothing gets through"
         detail = f"a burst of {requested_bytes} bytes overflowed into one of {params.burst_bytes}, {effect}"
         return "burst-overflow", detail
     if blocks_everything:

@@ -190,7 +190,7 @@ class ConntrackState(NamedTuple):
 
     @property
     def problem(self) -> str:
-        """The setting for which counts are missing or incomplete, and the fix; empty if none."""
+        """Why counts are missing or incomplete, with the fix; empty if they are complete."""
         fix = "set it to 1 with sysctl on the node, and in sysctl.d for the next boot"
         if self.has_accounting is None:
             return "the kernel tracks no connections here (Cilium without kube-proxy does not)"

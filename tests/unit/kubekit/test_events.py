@@ -31,12 +31,15 @@ async def running_recorder(api: SimulatedApi) -> AsyncIterator[tuple[EventRecord
     async with api.running() as config, Client(config) as client:
         recorder = EventRecorder(client, component="netaware", instance="n1", registry=registry, clock=lambda: now[0])
         task = asyncio.create_task(recorder.run())
-        yield recorder, now, registry
-        task.cancel()
+        try:
+            yield recorder, now, registry
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 def lost_counts(registry: CollectorRegistry) -> dict[str, float]:
-    """Number of lost events by cause, without causes of none."""
+    """Number of lost events by cause; only causes with lost events."""
     values = {cause: registry.get_sample_value("netaware_events_lost_total", {"cause": cause}) for cause in LOSS_CAUSES}
     assert None not in values.values(), "rate() misses the first increment of a counter that is not exported from 0"
     return {cause: value for cause, value in values.items() if value}
@@ -75,7 +78,9 @@ async def test_an_expired_event_is_created_again_at_once(api: SimulatedApi) -> N
             now[0] += 7200
 
 
-async def test_an_event_that_repeats_stays_remembered(api: SimulatedApi, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_event_that_repeats_is_not_evicted_from_the_cache(
+    api: SimulatedApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("kubekit.events._MAX_REMEMBERED_EVENTS", 2)
     async with running_recorder(api) as (recorder, now, _):
         for note in ("a", "b", "a", "c"):

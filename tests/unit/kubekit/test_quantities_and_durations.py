@@ -1,4 +1,4 @@
-"""Quantities are parsed as by apimachinery; durations and times have valid units and offsets."""
+"""Quantities are parsed as by apimachinery; invalid durations and times are refused."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from kubekit.wire import parse_time
         (250, 250),
     ],
 )
-def test_integers_round_away_from_zero_like_value(text: str | int, value: int) -> None:
+def test_integers_round_away_from_zero_as_by_quantity_value(text: str | int, value: int) -> None:
     assert quantity.parse_int(text) == value
 
 
 @pytest.mark.parametrize(("text", "milli"), [("1", 1000), ("250m", 250), ("0.1", 100), ("1u", 1), ("2k", 2_000_000)])
-def test_millis_round_up_like_milli_value(text: str, milli: int) -> None:
+def test_millis_round_up_as_by_quantity_milli_value(text: str, milli: int) -> None:
     assert quantity.parse_milli(text) == milli
 
 
 @pytest.mark.parametrize("text", ["", "ten", "10 M", "1KB", "1e", "--1", "0x10", "1e99999", "Mi", "NaN", "1ki"])
-def test_errors_of_invalid_quantities_have_the_text(text: str) -> None:
+def test_errors_of_invalid_quantities_quote_the_text(text: str) -> None:
     with pytest.raises(QuantityError, match="quantity") as caught:
         quantity.parse(text)
     assert repr(text) in str(caught.value)
@@ -66,7 +66,7 @@ def test_errors_of_invalid_durations_name_the_field(invalid: str | float) -> Non
         parse_duration(invalid, "f")
 
 
-def test_errors_of_durations_out_of_range_have_the_limits() -> None:
+def test_errors_of_durations_out_of_range_name_the_limits() -> None:
     assert parse_duration("1m", "f", minimum_s=60, maximum_s=60) == 60
     for text in ("59s", "61s"):
         with pytest.raises(ConfigError, match=rf"^f: '{text}' is out of range \(at least 60 s, at most 60 s\)"):

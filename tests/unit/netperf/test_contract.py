@@ -1,4 +1,4 @@
-"""Announcements of all versions are decoded, and fit into their annotation."""
+"""Announcements of other versions are decoded, malformed ones are refused, and all fit into their annotation."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from netperf.contract import MAX_ANNOTATION_BYTES, Announcement, decode_announce
 
 def test_announcements_of_other_versions_are_decoded() -> None:
     assert decode_announcement('{"address":"10.0.0.1","port":12865,"later":1}') == Announcement("10.0.0.1", 12865)
+
+
+def test_malformed_announcements_are_refused() -> None:
     large = encode_announcement(Announcement(address="x" * MAX_ANNOTATION_BYTES))
     assert [decode_announcement(text) for text in ("", "{", "[]", '{"port":"x"}', large)] == [None] * 5
 

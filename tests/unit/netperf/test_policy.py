@@ -1,4 +1,4 @@
-"""Costs rise with the latency in whole units, and errors of a policy name the field."""
+"""Costs never decrease with the latency and are whole units, rounded up; errors of a policy name the field."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_fields_of_a_policy_override_the_defaults() -> None:
         ({"unitUs": "1ms"}, "unitUs"),
         ({"percentile": "p95"}, "percentile"),
         ({"expireAfterS": 10}, "expireAfterS"),
-        ({"hystersis": 0.1}, "hystersis"),
+        ({"hystersis": 0.1}, "hystersis"),  # an unknown field
         ({"unitUs": float("nan")}, "unitUs"),
     ],
 )
