@@ -16,19 +16,19 @@ from lab.build import find_or_build_programs
 from lab.realnode.programs import CNI
 from tests.integration.agent.pods_on_node import NETWORK, NodePod, cgroup_hierarchy, remove_groups, run
 
-MAIN_VERSION = "v1.9.1"
-"""Version of bridge, ptp and host-local; that of the bandwidth plugin varies."""
+MAIN_VERSION = CNI.version
+"""Version of all plugins except bandwidth, whose version the test chooses."""
 CHECKSUMS = {
-    "v1.9.1": CNI.checksum,
+    CNI.version: CNI.checksum,
     "v1.1.1": "h1:+AGfFigZ5TiQH00vhR8qPeSatj53eNGz0C1d3wVYlHE=",
 }
 PROGRAMS = {"ptp": "./plugins/main/ptp", **CNI.programs}
 
 
-def find_or_build_plugin(path: str, version: str) -> Path:
-    """Path of a plugin, such as ``meta/bandwidth``, which is built once per version."""
+def find_or_build_plugin(name: str, version: str) -> Path:
+    """Path of a plugin, which is built once per version."""
     module = replace(CNI, version=version, checksum=CHECKSUMS[version], programs=PROGRAMS)
-    return find_or_build_programs(module)[Path(path).name]
+    return find_or_build_programs(module)[name]
 
 
 def call_plugin(program: Path, command: str, pod: NodePod, config: dict[str, Any]) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def call_plugin(program: Path, command: str, pod: NodePod, config: dict[str, Any
         "CNI_CONTAINERID": pod.container,
         "CNI_NETNS": f"/var/run/netns/{pod.namespace}",
         "CNI_IFNAME": "eth0",
-        "CNI_PATH": str(find_or_build_plugin("ipam/host-local", MAIN_VERSION).parent),
+        "CNI_PATH": str(find_or_build_plugin("host-local", MAIN_VERSION).parent),
     }
     result = subprocess.run([program], input=json.dumps(config), env=env, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -47,25 +47,25 @@ def call_plugin(program: Path, command: str, pod: NodePod, config: dict[str, Any
 
 
 @contextmanager
-def pod_by_plugins(version: str, main: str, number: int, bandwidth: dict[str, int], state: Path) -> Iterator[NodePod]:
+def pod_with_plugins(version: str, main: str, number: int, bandwidth: dict[str, int], state: Path) -> Iterator[NodePod]:
     """A pod that bridge or ptp and then the bandwidth plugin set up; at the end they are called with DEL in reverse order.
 
     Args:
         version: of the bandwidth plugin.
         main: ``bridge`` or ``ptp``.
-        number: of its subnet, 0 to 250.
+        number: third byte of its subnet 10.250.<number>.0/24.
         bandwidth: the plugin's runtimeConfig, such as ``ingressRate`` in bits per second.
         state: folder for the leases of host-local.
     """
     tag = uuid.uuid4().hex[:6]
     common = {"cniVersion": "0.4.0", "name": NETWORK}
     ipam = {"type": "host-local", "subnet": f"10.250.{number}.0/24", "dataDir": str(state)}
-    main_config = {**common, "type": main, "ipam": ipam, "bridge": f"nab{tag}", "isGateway": True}
+    main_config = {**common, "type": main, "ipam": ipam, "bridge": f"nab{tag}", "isGateway": True}  # ptp ignores both
     bandwidth_config = {**common, "type": "bandwidth", "runtimeConfig": {"bandwidth": bandwidth}}
-    programs = find_or_build_plugin(f"main/{main}", MAIN_VERSION), find_or_build_plugin("meta/bandwidth", version)
+    main_plugin, bandwidth_plugin = find_or_build_plugin(main, MAIN_VERSION), find_or_build_plugin("bandwidth", version)
     cgroup_root = cgroup_hierarchy() / f"natest-{tag}"
     pod = NodePod(
-        name=f"plugged-{tag}",
+        name=f"pod-{tag}",
         host_address=f"10.250.{number}.1",
         address="",
         namespace=f"napod-{tag}",
@@ -80,12 +80,14 @@ def pod_by_plugins(version: str, main: str, number: int, bandwidth: dict[str, in
         pod.process = subprocess.Popen(pod.command("sleep", "3600"))
         cleanup.callback(pod.process.wait)
         cleanup.callback(pod.process.kill)
-        cleanup.callback(call_plugin, programs[0], "DEL", pod, main_config)
-        cleanup.callback(call_plugin, programs[1], "DEL", pod, bandwidth_config)
+        cleanup.callback(call_plugin, main_plugin, "DEL", pod, main_config)
+        cleanup.callback(call_plugin, bandwidth_plugin, "DEL", pod, bandwidth_config)
         pod.join_cgroup(pod.uid)
-        result = call_plugin(programs[0], "ADD", pod, main_config)
+        result = call_plugin(main_plugin, "ADD", pod, main_config)
         pod.address = result["ips"][0]["address"].partition("/")[0]
-        ends = [i["name"] for i in result["interfaces"] if not i.get("sandbox") and i["name"] != main_config["bridge"]]
-        pod.host_device = ends[0]
-        call_plugin(programs[1], "ADD", pod, {**bandwidth_config, "prevResult": result})
+        host_devices = [
+            i["name"] for i in result["interfaces"] if not i.get("sandbox") and i["name"] != main_config["bridge"]
+        ]
+        pod.host_device = host_devices[0]
+        call_plugin(bandwidth_plugin, "ADD", pod, {**bandwidth_config, "prevResult": result})
         yield pod

@@ -1,6 +1,6 @@
-"""Counts connections in its network namespace: reads a round for each line on standard input, and prints totals as JSON.
+"""Counts connections in its network namespace: for each line on standard input, reads the table and prints the totals as JSON.
 
-ip netns exec NODE python counting_in_namespace.py '{"10.251.1.2": "web"}'
+ip netns exec NAMESPACE python counting_in_namespace.py '{"10.251.1.2": "web"}'
 """
 
 from __future__ import annotations

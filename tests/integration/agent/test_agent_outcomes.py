@@ -1,4 +1,4 @@
-"""The agent announces itself, probes by plan, and counts each failure by name, on a real API server."""
+"""The agent announces itself, probes by plan, and counts each failure by its outcome, on a real API server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lab.credentials import credentials_dir
 from lab.netperf_install import Netperf
 from lab.polling import poll_until
 from netperf.contract import ZONE_LABEL
-from netperf.plans import PLAN_KEY, Peer, Probe, ProbeSettings, ZonePlan, encode_plan, plan_object_name
+from netperf.plans import DATAGRAM_PORT, PLAN_KEY, Peer, Probe, ProbeSettings, ZonePlan, encode_plan, plan_object_name
 from netperf.probers.netserver import Netserver
 from netperf.probers.responder import DatagramResponder
 from netperf.results import decode_results
@@ -54,14 +54,14 @@ class ProbingNode:
     def __init__(self, client: Client, control_plane: ControlPlane, namespace: str, folder: Path) -> None:
         self.client, self.namespace = client, namespace
         self._control_plane, self._folder = control_plane, folder
-        self.node = f"home-{uuid.uuid4().hex[:6]}"
-        self.zone = f"zone-{self.node}"
+        self.name = f"home-{uuid.uuid4().hex[:6]}"
+        self.zone = f"zone-{self.name}"
         self.settings = ProbeSettings(control_port=free_port(), data_port=free_port(), datagram_port=free_port())
         self.epoch = 1
 
-    def plan(self, addresses: Mapping[str, str], *, idle_slots: int = 0, **settings: Any) -> ZonePlan:
+    def make_plan(self, addresses: Mapping[str, str], *, idle_slots: int = 0, **settings: Any) -> ZonePlan:
         """A plan that probes these zones in this order; zone ``x`` has a node ``x``."""
-        origin = Peer(self.node, HOME, self.zone)
+        origin = Peer(self.name, HOME, self.zone)
         probes = tuple(
             Probe(origin=origin, destination=Peer(zone, address, zone), slot=slot)
             for slot, (zone, address) in enumerate(addresses.items())
@@ -78,32 +78,32 @@ class ProbingNode:
             probes=probes,
         )
 
-    async def write(self, plan: ZonePlan | str) -> None:
+    async def write_plan(self, plan: ZonePlan | str) -> None:
         """Write the plan's ConfigMap, or one with an invalid text."""
         data = {PLAN_KEY: plan} if isinstance(plan, str) else encode_plan(plan)
         name = plan_object_name(self.zone)
         body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
         await self.client.apply(CONFIGMAPS, name, body, Object, field_manager="tests", namespace=self.namespace)
 
-    async def samples(self, zones: Sequence[str]) -> dict[str, Sample]:
+    async def read_samples(self, zones: Sequence[str]) -> dict[str, Sample]:
         """Samples of the results by destination zone and test."""
         selector = f"metadata.name={RESULTS}"
         found = await self.client.list(CONFIGMAPS, ConfigMap, namespace=self.namespace, field_selector=selector)
         locations = {zone: NodeLocation(zone, zone) for zone in zones}
-        locations[self.node] = NodeLocation(self.node, self.zone)
+        locations[self.name] = NodeLocation(self.name, self.zone)
         results = decode_results((found[0].data if found else None) or {}, locations)
         assert results.refusal_counts == {}
         return {f"{s.destination.zone}/{s.measurement.test}": s for s in results.samples.values()}
 
     @asynccontextmanager
-    async def agent(self, *flags: str, netperf: Netperf | None, prefix: Sequence[str] = ()) -> AsyncIterator[Agent]:
+    async def run_agent(self, *flags: str, netperf: Netperf | None, prefix: Sequence[str] = ()) -> AsyncIterator[Agent]:
         """Run the agent of this node; without netperf it sends only datagrams."""
         passphrase_file = self._folder / "passphrase"
         passphrase_file.write_bytes(PASSPHRASE)
         variables = netperf.env if netperf else {}
         env = {**variables, "NETAWARE_NETPERF": str(netperf.netperf) if netperf else "/nonexistent"}
         arguments = [
-            f"--node-name={self.node}",
+            f"--node-name={self.name}",
             f"--credentials={credentials_dir(self._control_plane.kubeconfig)}",
             f"--address={HOME}",
             f"--namespace={self.namespace}",
@@ -121,11 +121,11 @@ async def probing_node(
 ) -> ProbingNode:
     node = ProbingNode(client, control_plane, namespace, tmp_path)
     await client.create(CONFIGMAPS, {"metadata": {"name": RESULTS}}, Object, namespace=namespace)
-    await make_node(node.node, zone=node.zone, address=HOME)
+    await make_node(node.name, zone=node.zone, address=HOME)
     return node
 
 
-async def series(agent: Agent, family: str) -> dict[tuple[str, ...], float]:
+async def read_series(agent: Agent, family: str) -> dict[tuple[str, ...], float]:
     """Values of a family by destination zone and, if present, test and outcome, flag or reason."""
     _, text = await agent.get("/metrics")
     names = ("destination_zone", "test", "outcome", "flag", "reason")
@@ -137,14 +137,14 @@ async def wait_for_counts(agent: Agent, family: str, *keys: tuple[str, ...]) -> 
     """Wait until each of these series of a family has a count above 0."""
 
     async def are_counted() -> bool:
-        count_by_key = await series(agent, family)
+        count_by_key = await read_series(agent, family)
         return all(count_by_key.get(key, 0) >= 1 for key in keys)
 
     await poll_until(are_counted)
 
 
 async def keep_killing(address: str) -> None:
-    """Kill the server of an address in the middle of each run, later than it would refuse a passphrase."""
+    """Kill the server of an address in the middle of each run, after 0.9 s, because it would refuse a passphrase before that."""
     while True:
         for process in psutil.Process().children():
             with suppress(psutil.Error):
@@ -154,13 +154,13 @@ async def keep_killing(address: str) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_each_failure_is_counted_by_name_and_has_no_latency(
+async def test_each_failure_is_counted_by_outcome_and_has_no_latency(
     probing_node: ProbingNode, netperf_programs: Netperf
 ) -> None:
     zones = {
         name: f"127.66.0.{i}" for i, name in enumerate(("gone", "resets", "stranger", "killed", "healthy", "hangs"), 11)
     }
-    plan = probing_node.plan(zones, idle_slots=3)  # a run to a peer that hangs takes six seconds
+    plan = probing_node.make_plan(zones, idle_slots=3)  # a run to a peer that hangs takes six seconds
     port, netserver = plan.settings.control_port, str(netperf_programs.netserver)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(misbehaving_peer(port, "hangs", zones["hangs"]))
@@ -173,17 +173,19 @@ async def test_each_failure_is_counted_by_name_and_has_no_latency(
             await stack.enter_async_context(running_server(Netserver(netserver, zones[zone], port, passphrase)))
         killing = asyncio.create_task(keep_killing(zones["killed"]))
         stack.callback(killing.cancel)
-        await probing_node.write(plan)
-        agent = await stack.enter_async_context(probing_node.agent(netperf=netperf_programs))
+        await probing_node.write_plan(plan)
+        agent = await stack.enter_async_context(probing_node.run_agent(netperf=netperf_programs))
         outcomes = ("refused", "reset", "unauthenticated", "reset", "ok", "timeout")
         wanted = [(zone, "TCP_RR", outcome) for zone, outcome in zip(zones, outcomes, strict=True)]
         await wait_for_counts(agent, "netaware_probe_runs", *wanted)
         # A run that ended before its server was killed has a number; every other failure has none.
-        able = {"healthy", "killed"}
-        healthy = {zone for zone, _, outcome in await series(agent, "netaware_probe_runs") if outcome == "ok"}
-        assert {"healthy"} <= healthy <= able
-        assert {key[0] for key in await series(agent, "netaware_probe_latency_seconds")} <= able
-        samples = await poll_until(lambda: probing_node.samples([*zones]))
+        may_succeed = {"healthy", "killed"}
+        succeeded_zones = {
+            zone for zone, _, outcome in await read_series(agent, "netaware_probe_runs") if outcome == "ok"
+        }
+        assert {"healthy"} <= succeeded_zones <= may_succeed
+        assert {key[0] for key in await read_series(agent, "netaware_probe_latency_seconds")} <= may_succeed
+        samples = await poll_until(lambda: probing_node.read_samples([*zones]))
         assert samples.keys() <= {"healthy/TCP_RR", "killed/TCP_RR"}
         assert PASSPHRASE.decode() not in agent.log
         assert "-Z" not in agent.log
@@ -191,7 +193,7 @@ async def test_each_failure_is_counted_by_name_and_has_no_latency(
 
 async def wait_for_announcement(probing_node: ProbingNode, prober: str, port: int) -> None:
     async def is_announced() -> bool:
-        text = (await probing_node.client.get(NODES, probing_node.node, Node)).metadata.annotation("netaware.io/agent")
+        text = (await probing_node.client.get(NODES, probing_node.name, Node)).metadata.annotation("netaware.io/agent")
         announcement = json.loads(text or "{}")
         return (announcement.get("prober"), announcement.get("port")) == (prober, port)
 
@@ -201,34 +203,39 @@ async def wait_for_announcement(probing_node: ProbingNode, prober: str, port: in
 async def test_an_agent_announces_itself_runs_all_tests_and_drops_pairs_that_leave_the_plan(
     probing_node: ProbingNode, netperf_programs: Netperf
 ) -> None:
-    plan = probing_node.plan({"healthy": "127.66.0.16"}, extra_tests=("UDP_RR", "TCP_STREAM"), rounds_per_extra_test=2)
-    await probing_node.write(plan)
+    plan = probing_node.make_plan(
+        {"healthy": "127.66.0.16"}, extra_tests=("UDP_RR", "TCP_STREAM"), rounds_per_extra_test=2
+    )
+    await probing_node.write_plan(plan)
     async with (
         running_server(
             Netserver(str(netperf_programs.netserver), "127.66.0.16", plan.settings.control_port, PASSPHRASE)
         ),
         # Any stream spends this for longer than the test lasts, also on a slow machine.
-        probing_node.agent("--max-stream-bandwidth=10k", netperf=netperf_programs) as agent,
+        probing_node.run_agent("--max-stream-bandwidth=10k", netperf=netperf_programs) as agent,
     ):
         await wait_for_announcement(probing_node, "netperf", plan.settings.control_port)
         wanted = [("healthy", test, "ok") for test in ("TCP_RR", "UDP_RR", "TCP_STREAM")]
-        capped = ("healthy", "TCP_STREAM", "over-budget")
-        await wait_for_counts(agent, "netaware_probe_runs", *wanted, capped)
-        runs = await series(agent, "netaware_probe_runs")
-        assert runs[capped] >= runs["healthy", "TCP_STREAM", "ok"] == 1
+        over_budget = ("healthy", "TCP_STREAM", "over-budget")
+        await wait_for_counts(agent, "netaware_probe_runs", *wanted, over_budget)
+        runs = await read_series(agent, "netaware_probe_runs")
+        assert runs[over_budget] >= runs["healthy", "TCP_STREAM", "ok"] == 1
+        # Every second round runs TCP_RR, see rounds_per_extra_test.
         assert abs(runs["healthy", "TCP_RR", "ok"] - sum(runs.values()) / 2) <= 1
 
         async def has_all_samples() -> bool:
-            return set(await probing_node.samples(["healthy"])) == {f"healthy/{test}" for _, test, _ in wanted}
+            return set(await probing_node.read_samples(["healthy"])) == {f"healthy/{test}" for _, test, _ in wanted}
 
         await poll_until(has_all_samples)
-        assert ((await probing_node.samples(["healthy"]))["healthy/TCP_STREAM"].measurement.throughput_bps or 0) > 8e6
+        assert (
+            (await probing_node.read_samples(["healthy"]))["healthy/TCP_STREAM"].measurement.throughput_bps or 0
+        ) > 8e6
         assert await agent.is_ok("/readyz")
         probing_node.epoch += 1
-        await probing_node.write(msgspec.structs.replace(probing_node.plan({}, idle_slots=1), probes=()))
+        await probing_node.write_plan(msgspec.structs.replace(probing_node.make_plan({}, idle_slots=1), probes=()))
 
         async def has_no_series() -> bool:
-            return not await series(agent, "netaware_probe_latency_seconds")
+            return not await read_series(agent, "netaware_probe_latency_seconds")
 
         await poll_until(has_no_series)
         assert await agent.stop() == 0
@@ -239,7 +246,7 @@ async def wait_for_flagged_sample(probing_node: ProbingNode, zone: str, flag: st
     """Wait until the sample of the probes to a zone has a flag; an earlier sample may have been written without it."""
 
     async def find_sample() -> Sample | None:
-        sample = (await probing_node.samples([zone])).get(f"{zone}/TCP_RR")
+        sample = (await probing_node.read_samples([zone])).get(f"{zone}/TCP_RR")
         return sample if sample is not None and flag in sample.quality_flags else None
 
     sample: Sample = await poll_until(find_sample)
@@ -250,24 +257,24 @@ async def test_without_netperf_datagrams_measure_loss_once_the_node_has_a_zone(p
     def label(zone: str | None) -> dict[str, Any]:
         return {"metadata": {"labels": {ZONE_LABEL: zone}}}
 
-    await probing_node.client.patch(NODES, probing_node.node, label(None), Node)
-    plan = probing_node.plan({"lossy": RELAY_ADDRESS}, idle_slots=2)
-    await probing_node.write(plan)
+    await probing_node.client.patch(NODES, probing_node.name, label(None), Node)
+    plan = probing_node.make_plan({"lossy": RELAY_ADDRESS}, idle_slots=2)
+    await probing_node.write_plan(plan)
     port = plan.settings.datagram_port
     async with (
         running_server(DatagramResponder(ADDRESS, port, PASSPHRASE)),
         lossy_relay(port, drops=lambda n: n % 4 == 0),
-        probing_node.agent(netperf=None) as agent,
+        probing_node.run_agent(netperf=None) as agent,
     ):
-        await wait_for_announcement(probing_node, "datagrams", 12867)
+        await wait_for_announcement(probing_node, "datagrams", DATAGRAM_PORT)  # the default, without a plan
         await asyncio.sleep(2 * SLOT_S)
         assert agent.log.count("no zone label") == 1
-        assert await series(agent, "netaware_probe_runs") == {}
-        await probing_node.client.patch(NODES, probing_node.node, label(probing_node.zone), Node)
+        assert await read_series(agent, "netaware_probe_runs") == {}
+        await probing_node.client.patch(NODES, probing_node.name, label(probing_node.zone), Node)
         await wait_for_counts(agent, "netaware_probe_quality_flags", ("lossy", "TCP_RR", "loss"))
-        (loss,) = (await series(agent, "netaware_probe_datagram_loss_ratio")).values()
+        (loss,) = (await read_series(agent, "netaware_probe_datagram_loss_ratio")).values()
         assert 0.05 < loss < 0.5
-        assert await series(agent, "netaware_probe_sample_trusted") == {("lossy",): 0.0}
+        assert await read_series(agent, "netaware_probe_sample_trusted") == {("lossy",): 0.0}
         sample = await wait_for_flagged_sample(probing_node, "lossy", "loss")
         assert sample.measurement.prober == "datagrams"
 
@@ -275,40 +282,40 @@ async def test_without_netperf_datagrams_measure_loss_once_the_node_has_a_zone(p
 @pytest.mark.measure
 @pytest.mark.alone
 async def test_samples_of_a_throttled_agent_are_flagged(probing_node: ProbingNode, netperf_programs: Netperf) -> None:
-    plan = probing_node.plan({"healthy": "127.66.0.16"})
-    await probing_node.write(plan)
+    plan = probing_node.make_plan({"healthy": "127.66.0.16"})
+    await probing_node.write_plan(plan)
     with cpu_group(quota_ratio=0.25) as group:
-        enter = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
+        enter_cgroup = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
         async with (
             running_server(
                 Netserver(str(netperf_programs.netserver), "127.66.0.16", plan.settings.control_port, PASSPHRASE)
             ),
-            probing_node.agent(netperf=netperf_programs, prefix=enter) as agent,
+            probing_node.run_agent(netperf=netperf_programs, prefix=enter_cgroup) as agent,
         ):
             await wait_for_counts(agent, "netaware_probe_quality_flags", ("healthy", "TCP_RR", "throttled"))
-            assert await series(agent, "netaware_probe_sample_trusted") == {("healthy",): 0.0}
+            assert await read_series(agent, "netaware_probe_sample_trusted") == {("healthy",): 0.0}
             await wait_for_flagged_sample(probing_node, "healthy", "throttled")
 
 
-async def test_an_invalid_plan_is_refused_by_name_and_the_current_one_stays(probing_node: ProbingNode) -> None:
+async def test_an_invalid_plan_is_refused_with_its_reason_and_the_current_one_stays(probing_node: ProbingNode) -> None:
     zones = {"gone": "127.66.0.11", "also-gone": "127.66.0.12"}
-    past = encode_plan(probing_node.plan(zones))[PLAN_KEY]
+    past_epoch_plan = encode_plan(probing_node.make_plan(zones))[PLAN_KEY]
     probing_node.epoch = 5
-    await probing_node.write(probing_node.plan(zones))
-    async with probing_node.agent(netperf=None) as agent:
+    await probing_node.write_plan(probing_node.make_plan(zones))
+    async with probing_node.run_agent(netperf=None) as agent:
 
         async def count_plan_probes() -> float:
-            return sum((await series(agent, "netaware_probe_plan_probes")).values())
+            return sum((await read_series(agent, "netaware_probe_plan_probes")).values())
 
         assert await poll_until(count_plan_probes) == 2
-        for bad, reason in ((past, "past-epoch"), (past[:-20], "bad-json")):
-            await probing_node.write(bad)
+        for bad, reason in ((past_epoch_plan, "past-epoch"), (past_epoch_plan[:-20], "bad-json")):
+            await probing_node.write_plan(bad)
             await wait_for_counts(agent, "netaware_probe_plan_refusals", (reason,))
             assert await count_plan_probes() == 2
         probing_node.epoch = 6
-        changed = probing_node.plan({**zones, "named": "peer.example.com"})
+        changed = probing_node.make_plan({**zones, "named": "peer.example.com"})
         unknown = msgspec.structs.replace(changed.probes[0], origin=Peer("no-such-node", HOME, probing_node.zone))
-        await probing_node.write(msgspec.structs.replace(changed, probes=(unknown, *changed.probes[1:])))
+        await probing_node.write_plan(msgspec.structs.replace(changed, probes=(unknown, *changed.probes[1:])))
         # The probe to a name is refused; that of an unknown node is not a probe of this agent.
         await wait_for_counts(agent, "netaware_probe_plan_refusals", ("bad-address",))
         assert await count_plan_probes() == 1

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from agent.bandwidth.rules import plugin_ifb_name
-from tests.integration.agent.cni_plugins import pod_by_plugins
+from tests.integration.agent.cni_plugins import MAIN_VERSION, pod_with_plugins
 from tests.integration.agent.pods_on_node import NETWORK, enforce, plan, run, statuses_of_pod
 
 pytestmark = [pytest.mark.real_nodes, pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")]
 RATE = 20_000_000
-VERSIONS = [("v1.1.1", "bridge"), ("v1.9.1", "ptp")]
+VERSIONS = [("v1.1.1", "bridge"), (MAIN_VERSION, "ptp")]
 
 
 @pytest.mark.parametrize(("version", "main"), VERSIONS)
 def test_the_plugins_limits_are_read_changed_and_deleted_by_the_plugin(version: str, main: str, tmp_path: Path) -> None:
     burst = RATE // 10  # a tenth of a second
     requested = {"ingressRate": RATE, "ingressBurst": burst, "egressRate": RATE, "egressBurst": burst}
-    with pod_by_plugins(version, main, 60, requested, tmp_path) as pod:
+    with pod_with_plugins(version, main, 60, requested, tmp_path) as pod:
         spec = pod.spec(ingress=str(RATE), egress=str(RATE))
         statuses = statuses_of_pod(plan(spec), pod)
         limits = {d: (s.verdict, s.device_name, s.rate_bytes_per_s) for d, s in statuses.items()}
