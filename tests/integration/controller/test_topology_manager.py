@@ -208,11 +208,11 @@ async def test_deleted_malformed_partial_or_too_large_results_are_reported_and_c
     await topology.patch_results({"x": "y" * 100_000, "netperf.p90.latency.milliseconds.origin.a": "0"})
     refused = f'netaware_results_refused_keys{{reason="bad-key",topology="{topology.namespace}/nt-default"}}'
 
-    async def is_counted() -> bool:
-        return (await replica.metrics()).get(refused) == 1
+    async def is_reported() -> bool:
+        has_condition = (await topology.condition("InputValid"))[0] == "False"
+        return has_condition and (await replica.metrics()).get(refused) == 1
 
-    await poll_until(is_counted)
-    assert (await topology.condition("InputValid"))[0] == "False"
+    await poll_until(is_reported)
     assert await topology.read_costs() == good
     # A mebibyte is what the API server stores; with the other keys beside it no more than this fits.
     filler = {f"theirs-{i}": "x" * 100_000 for i in range(9)}
