@@ -231,7 +231,7 @@ def _check_disruption_budget(builder: PlanBuilder, candidate: Candidate) -> str:
 
 
 def _check_node_fit(_: PlanBuilder, candidate: Candidate) -> str:
-    """It fits on a better node, by requests, usage and the scheduler's constraints; with `nodeFit` off, only by usage."""
+    """It fits on a better node, by requests, usage and the scheduler's constraints; by LowNodeLoad with `nodeFit` off, only by usage."""
     return candidate.fit_failure
 
 

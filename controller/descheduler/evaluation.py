@@ -82,6 +82,7 @@ def evaluate_moves(
             history = remove_move(history, pending)
         elif uid := _claim_replacement_uid(pending, snapshot, claimed_uids):
             history = _back_off_replica(history, uid, outcome, now)
+        # A move without a replacement, or with an unknown outcome, says nothing about the strategy.
         if outcome == "not-scheduled" or (pending.replacement_node and outcome != "unknown"):
             entry = BreakerEntry(now, pending.move.strategy, outcome == "helped")
             entries = (*history.breaker_entries, entry)[-MAX_BREAKER_ENTRIES:]

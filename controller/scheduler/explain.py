@@ -129,7 +129,7 @@ def explain(state: State, pod: Pod, ineligible: Mapping[str, str] = {}) -> Expla
         arguments = state.locations, state.location_index, costs.table
         by_peer = [score_locations((peer,), (), *arguments) for peer in dependencies]
         by_peer += [score_locations((), (peer,), *arguments) for peer in dependents]
-        candidates = _candidates(state, pod, score_table, by_peer, ineligible)
+        candidates = _list_candidates(state, pod, score_table, by_peer, ineligible)
     explanation = Explanation(
         pod=pod.metadata.key,
         node=pod.spec.node_name,
@@ -157,17 +157,17 @@ def _describe_peer(state: State, peer: PeerWorkload, direction: Direction) -> Pe
     return Peer(peer.selector, direction, peer.max_cost, dict(sorted(pods_by_zone.items())))
 
 
-def _candidates(
+def _list_candidates(
     state: State, pod: Pod, score_table: ScoreTable, by_peer: Sequence[ScoreTable], ineligible: Mapping[str, str]
 ) -> list[Candidate]:
     """All candidates, the lowest cost first. ``by_peer`` has the pod's scores by each peer alone."""
 
-    def candidate_key(node: str) -> tuple[int, str]:
+    def key_of(node: str) -> tuple[int, str]:
         return state.location_index.get(node, -1), node if node in score_table.by_node else ""
 
     nodes_by_key: dict[tuple[int, str], list[str]] = defaultdict(list)
     for node in state.location_index:
-        nodes_by_key[candidate_key(node)].append(node)
+        nodes_by_key[key_of(node)].append(node)
     target, candidates = target_of(pod), []
     for (index, node), nodes in nodes_by_key.items():
         score, location = score_table.node_score(node, index), state.locations[index]
@@ -183,8 +183,8 @@ def _candidates(
             cost=score.cost,
             score=None,
             peer_costs=tuple(PeerCost(s.cost, s.satisfied, s.violated, s.unknown) for s in peer_scores),
-            is_target=target is not None and candidate_key(target.node) == (index, node),
-            has_pod=candidate_key(pod.spec.node_name) == (index, node),
+            is_target=target is not None and key_of(target.node) == (index, node),
+            has_pod=key_of(pod.spec.node_name) == (index, node),
             ineligible=Counter(ineligible[name] for name in nodes if name in ineligible),
         )
         candidates.append(candidate)
@@ -201,7 +201,7 @@ def _conclude_placed(explanation: Explanation) -> str:
     if current is not None:
         details = f": {_format_costs(current, explanation)}{_format_alternatives(current, explanation)}"
     if target is None:
-        return f"on {node} by the rule{details}"
+        return f"on {node} by NetworkOverhead{details}"
     if target.node == node:
         return f"on {node} as planned with its group{details}"
     if current is not None and (current.region, current.zone) == target.location:
@@ -240,7 +240,8 @@ def _format_costs(candidate: Candidate, explanation: Explanation) -> str:
 
 
 def _format_alternatives(current: Candidate, explanation: Explanation) -> str:
-    others = [c for c in explanation.candidates if c.zone != current.zone and c.is_feasible]
+    location = current.region, current.zone
+    others = [c for c in explanation.candidates if (c.region, c.zone) != location and c.is_feasible]
     refused = sum(candidate.nodes for candidate in explanation.candidates if not candidate.passes)
     best_other = f"; best in another zone {_format_place(others[0])} with cost {others[0].cost}" if others else ""
     return best_other + (f"; {refused} nodes refused" if refused else "")

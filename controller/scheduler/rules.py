@@ -81,7 +81,7 @@ def score_locations(
     location_index: Mapping[str, int],
     costs: CostTable,
 ) -> ScoreTable:
-    """Score every location for one pod; the filter counts only the dependencies, and there are no dependents in upstream parity.
+    """Score every location for one pod. Dependents add only costs; with ``scheduler.parity: upstream`` there are none.
 
     ``locations`` contains `controller.cluster.costs.NO_LOCATION` if a node may be there; ``location_index`` is node -> its index.
     """
@@ -107,7 +107,7 @@ _LimitRule = Callable[[Location, Location, int], tuple[LimitResult, int]]
 def _score_by_dependency(
     peer: PeerWorkload, locations: Sequence[Location], location_index: Mapping[str, int], limit_rule: _LimitRule
 ) -> ScoreTable:
-    """The scores by one dependency, by the replicas that answer the pod's calls."""
+    """The scores by one dependency, by the replicas that answer the pod's calls. Costs and limits are those of ``limit_rule``."""
     index_of = {node: location_index[node] for node in peer.pods_by_node}
     endpoints = Endpoints(peer.routing, index_of, lambda index: locations[index].zone)
     replicas_at: Counter[int] = Counter()
@@ -123,14 +123,14 @@ def _score_by_dependency(
             case Routing.NODE:
                 return NodeScore(on_node, 0, replica_count * SAME_HOST_COST)
             case Routing.ZONE:
-                # Costs count all replicas as if they answered; else dependencies with many replicas would seem cheap.
+                # The cost is scaled to all replicas, so that a dependency weighs the same with each routing.
                 saved_cost = round(replica_count * on_node / replicas_at[index] * (SAME_ZONE_COST - SAME_HOST_COST))
                 return NodeScore(replicas_at[index], 0, replica_count * SAME_ZONE_COST - saved_cost)
         satisfied, violated, cost, unknown = by_all_replicas[index]
         # `by_all_replicas` counts the node's own replicas as if they were on another node of its location.
         result, other_node_cost = limit_rule(locations[index], locations[index], peer.max_cost)
-        satisfied += on_node * (result != "satisfied")
-        violated -= on_node * (result == "violated")
+        if result == "violated":
+            satisfied, violated = satisfied + on_node, violated - on_node
         return NodeScore(satisfied, violated, cost - on_node * (other_node_cost - SAME_HOST_COST), unknown)
 
     by_location = [score_node(endpoints.routing_from("", index), index, 0) for index in range(len(locations))]

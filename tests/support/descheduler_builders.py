@@ -1,7 +1,4 @@
-"""Builds clusters, configurations and decisions for tests and benchmarks of the descheduler.
-
-Tests import the product's names from here too, so that a rename changes one file.
-"""
+"""Builds clusters, configurations and decisions for tests and benchmarks of the descheduler."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ from kubekit.wire import Node, format_time
 
 GI = 1 << 30
 NOW_S = 1_800_000_000.0
-CALM: dict[str, Any] = {"consecutiveAbnormalities": 1, "consecutiveNormalities": 1}
+IMMEDIATE_ANOMALY: dict[str, Any] = {"consecutiveAbnormalities": 1, "consecutiveNormalities": 1}
 """An anomaly condition that acts in the first round, for tests of everything but anomalies."""
 
 _READER = PodReader()
@@ -50,7 +47,7 @@ class World:
     """Nodes, pods, disruption budgets and volumes.
 
     Attributes:
-        network: the scheduler's view of AppGroups and costs.
+        network: the scheduler's `State`, with AppGroups and costs.
         pods: by key.
     """
 
@@ -149,7 +146,7 @@ def pod_document(
     """A pod as the API server sends it. An empty ``owner`` makes it bare."""
     requests = {resource: amount for resource, amount in (("cpu", cpu), ("memory", memory)) if amount}
     kind, _, owner_name = owner.partition("/")
-    owners = [{"kind": kind, "name": owner_name, "uid": "o", "controller": True}] if owner else []
+    owners = [{"kind": kind, "name": owner_name, "uid": f"uid-{owner}", "controller": True}] if owner else []
     metadata: dict[str, Any] = {
         "name": name,
         "namespace": namespace,
@@ -194,7 +191,7 @@ def snapshot(
     budgets: Iterable[PodDisruptionBudget] = (),
     volumes: Volumes | None = None,
 ) -> DeschedulerSnapshot:
-    """A snapshot; the keys of ``pod_usage`` are ``name``, for namespace default, or ``namespace/name``."""
+    """A snapshot without AppGroups; the keys of ``pod_usage`` are ``name``, for namespace default, or ``namespace/name``."""
     world = World(volumes=volumes)
     world.nodes.update((n.name, n) for n in nodes)
     world.pods.update((p.key, p) for p in pods)
@@ -206,10 +203,10 @@ def snapshot(
 def budget(name: str, selector: str, allowed: int, namespace: str = "default") -> PodDisruptionBudget:
     """A PodDisruptionBudget for pods with the label ``app`` or ``app=web``; for all pods if the selector is empty."""
     key, is_value, value = selector.partition("=")
-    has_label = {"key": key, "operator": "In" if is_value else "Exists", "values": [value] if is_value else None}
+    expression = {"key": key, "operator": "In" if is_value else "Exists", "values": [value] if is_value else None}
     body = {
         "metadata": {"name": name, "namespace": namespace},
-        "spec": {"selector": {"matchExpressions": [has_label] if selector else []}},
+        "spec": {"selector": {"matchExpressions": [expression] if selector else []}},
         "status": {"disruptionsAllowed": allowed},
     }
     return msgspec.convert(body, PodDisruptionBudget)
@@ -220,11 +217,17 @@ def make_config(policy: Mapping[str, Any] | None = None, **sections: Any) -> Res
     args = {
         "lowThresholds": {"cpu": 20, "memory": 30},
         "highThresholds": {"cpu": 50, "memory": 60},
-        "anomalyCondition": CALM,
+        "anomalyCondition": IMMEDIATE_ANOMALY,
         **(policy or {}),
     }
-    free = {"perNode": 100, "perNamespace": 1000, "perRound": 1000, "perWorkload": 1000, "unavailablePerWorkload": 1000}
-    limits = {**free, **sections.pop("limits", {})}
+    generous = {
+        "perNode": 100,
+        "perNamespace": 1000,
+        "perRound": 1000,
+        "perWorkload": 1000,
+        "unavailablePerWorkload": 1000,
+    }
+    limits = {**generous, **sections.pop("limits", {})}
     # Most made-up workloads have one young pod.
     protection = {"minReplicas": 1, "minPodAgeS": 0, **sections.pop("protection", {})}
     document = {"policy": args, "limits": limits, "protection": protection, **sections}

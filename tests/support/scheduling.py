@@ -1,4 +1,4 @@
-"""Runs the extender and the leader's gating controller in the test's process."""
+"""Runs the extender, and the gating controller as the leader runs it, in the test's process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def run_leader(
     start: asyncio.Event | None = None,
     namespace: str = NETAWARE_NAMESPACE,
 ) -> AsyncIterator[GatingController]:
-    """Run the gating controller; it leads once ``start`` is set, and writes with ``writer``."""
+    """Run the gating controller; it leads at once, or when ``start`` is set, and writes with ``writer``."""
     registry, cache = CollectorRegistry(), ClusterCache(client, namespace)
     recorder = EventRecorder(client, component="netaware-controller", instance="tests", registry=registry)
     controller = GatingController(writer or client, cache, config or SchedulerConfig(), recorder, registry)
@@ -60,7 +60,7 @@ async def run_leader(
 
 @asynccontextmanager
 async def running(tasks: dict[str, Awaitable[None]]) -> AsyncIterator[None]:
-    """Run endless tasks during the block; a failure of one is raised at its end."""
+    """Run endless tasks in the background; if one fails, the error is raised when the block ends."""
     task = asyncio.create_task(supervise(tasks))
     try:
         yield

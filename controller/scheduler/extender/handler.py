@@ -33,9 +33,11 @@ REQUEST_TIMEOUT_S = 5.0
 """Time in which the whole body of a request must arrive."""
 FOREIGN_SCHEDULER = "the pod belongs to a scheduler that this extender does not serve"
 PLACED_BY_AFFINITY = "the pod is placed by its node affinity"
+# Values of `ScoreTable.neutral_reason`.
 _REASONS_WITHOUT_ALLOCATABLE = frozenset({FOREIGN_SCHEDULER, PLACED_BY_AFFINITY})
+"""Reasons for which prioritize omits NodeResourcesAllocatable's score."""
 _REASONS_WITHOUT_PLAN = _REASONS_WITHOUT_ALLOCATABLE | {NO_GROUP_LABEL}
-"""Values of `ScoreTable.neutral_reason` for pods whose plan does not count either."""
+"""Reasons for which the pod's plan does not count."""
 
 
 class ExtenderArgs(NamedTuple):
@@ -171,8 +173,8 @@ class Extender:
         target = self._target_of(args.pod, score_table)
         result_without_plan = "neutral" if score_table.neutral_reason else "scored"
         self._metrics.decisions.labels("prioritize", result_without_plan if target is None else "planned").inc()
-        with_allocatable = score_table.neutral_reason not in _REASONS_WITHOUT_ALLOCATABLE
-        return self._encoder.encode_priorities(names, score_table, target, with_allocatable=with_allocatable)
+        adds_allocatable_score = score_table.neutral_reason not in _REASONS_WITHOUT_ALLOCATABLE
+        return self._encoder.encode_priorities(names, score_table, target, with_allocatable=adds_allocatable_score)
 
     def answer_preempt(self, body: bytes) -> bytes:
         """ExtenderPreemptionResult for ExtenderPreemptionArgs, both as JSON.

@@ -11,7 +11,7 @@ from controller.scheduler.state import State
 from kubekit.stores import Store
 
 MAX_LAG_S = 10.0
-"""A store that is further behind our writes has lost its watch, and is going to list again."""
+"""A write counts for this time at most: a store that is further behind has lost its watch, and is going to list again."""
 
 
 class _Write(NamedTuple):
@@ -32,8 +32,8 @@ class GroupPods:
     Without these writes, a decision on the store's older version would be repeated.
 
     Attributes:
-        first_seen_at: pod key -> time at which the pod was first seen, by the clock.
-        other_gates_opened_at: pod key -> time at which its last gate of another owner opened; the pod's wait counts from then.
+        first_seen_at: pod key -> time at which the pod was first seen, by ``clock``.
+        other_gates_opened_at: pod key -> time at which its last foreign gate opened; the pod's wait counts from then.
         waiting_keys: keys of active pods without a node.
     """
 
@@ -41,7 +41,7 @@ class GroupPods:
         self._store, self._state, self._clock = store, state, clock
         self._writes: dict[str, _Write] = {}
         self._pod_keys: defaultdict[str, defaultdict[str, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
-        """AppGroup label -> namespace -> pod keys, in order of creation."""
+        """AppGroup label -> namespace -> pod keys."""
         self.first_seen_at: dict[str, float] = {}
         self.other_gates_opened_at: dict[str, float] = {}
         self.waiting_keys: set[str] = set()

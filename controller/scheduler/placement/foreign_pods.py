@@ -1,4 +1,4 @@
-"""Finds bound pods outside a group that matter to the affinity, anti-affinity or topology spread, required or preferred, of its pods."""
+"""Finds bound pods outside a group that restrict or attract its pods, by topology spread or (anti-)affinity of either side."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def find_foreign_pods(node_cache: NodeCache, pods: Iterable[Pod]) -> tuple[Forei
     foreign_pods = []
     for key, template in node_cache.templates.items():
         kinds = _relating_rule_kinds(template, terms, representatives)
-        # The subtraction drops nodes without other pods.
+        # `-` of Counter drops nodes without other pods.
         if kinds and (pods_by_node := template.pods_by_node - group_counts_by_template.get(key, Counter())):
             is_required = bool(kinds - {RuleKind.PREFERENCE})
             foreign_pods.append(ForeignPods(template.example_pod.pod_without_requests, pods_by_node, is_required))
@@ -45,7 +45,7 @@ def find_foreign_pods(node_cache: NodeCache, pods: Iterable[Pod]) -> tuple[Forei
 
 
 def _constraints_key(pod: Pod) -> tuple[str, str, bool]:
-    """A key that only pods with equal constraints share. It has `is_waiting`: bound pods may have an older template than waiting ones."""
+    """A key that only pods with equal constraints share. `is_waiting` is part of it, because bound pods may have an older template."""
     owner = controller_of(pod.metadata)
     return owner.uid if owner is not None else pod.metadata.key, revision_of(pod.metadata), pod.is_waiting
 
@@ -67,7 +67,7 @@ def _relating_rule_kinds(
     example = template.example_pod
     kinds = {term.kind for term in terms if term.selects(example.namespace, example.labels)}
     for term in _cached_terms(template):
-        # Equal terms are one rule, which counts both. Anti-affinity also keeps new pods away from the bound pods that have it.
+        # A rule that both have counts the pods of both. Anti-affinity also keeps new pods away from the bound pods that have it.
         if term in terms or (
             term.kind is RuleKind.ANTI_AFFINITY
             and any(term.selects(pod.metadata.namespace, pod.metadata.labels or {}) for pod in representatives)

@@ -51,7 +51,8 @@ class Plan(msgspec.Struct, frozen=True):
     Attributes:
         targets: pod key -> target of each waiting pod that fits somewhere, released pods included.
         cost: network cost, summed over all pairs of caller and replica, declared replicas without a pod included.
-        violations: number of pairs of a caller and a replica that may answer it, beyond maxNetworkCost; of all pairs in parity.
+        violations: number of pairs of a caller and a replica that may answer it, beyond maxNetworkCost; of all pairs with the
+            objective ``parity``.
         latency_us: mean latency of a call, with every objective; 0 if no dependency has replicas at both ends.
         traffic: weight of the dependencies that have replicas at both ends.
         unplaced_reasons: key of each waiting pod without a place -> why, with the number of nodes by reason.
@@ -75,7 +76,7 @@ class Plan(msgspec.Struct, frozen=True):
 def plan_group(snapshot: GroupSnapshot, *, time_limit_s: float = 20.0) -> Plan:
     """Plan a group. The search ends after ``time_limit_s`` seconds with the best placement so far.
 
-    The same snapshot gives the same plan, unless the deadline cuts the search short. Raises `SearchMissingError` without the search.
+    The same snapshot gives the same plan, unless the time limit cuts the search short. Raises `SearchMissingError` without the search.
     """
     return _GroupPlanner(snapshot).plan(time_limit_s)
 
@@ -108,8 +109,8 @@ class _GroupPlanner:
         self._annotation_errors: list[str] = []
         self._released_targets: dict[str, Target] = {}
         self._outdated_keys = find_outdated_pod_keys(pod.metadata for pod in snapshot.pods if pod.is_active)
-        self._models: list[Pod | None] = [None] * len(self._graph.workloads)
-        """[workload] pod that missing replicas are like."""
+        self._template_pods: list[Pod | None] = [None] * len(self._graph.workloads)
+        """[workload] pod whose spec and metadata its missing replicas get."""
         self._bound: list[BoundReplica] = []
         self._vacated_nodes: list[list[str]] = [[] for _ in self._graph.workloads]
         """[workload] nodes of bound pods that a rollout is about to replace."""
@@ -139,17 +140,17 @@ class _GroupPlanner:
         )
 
     def _record_pods(self) -> list[WaitingReplica]:
-        """Record models, bound, outdated and released pods; return the replicas to place, without pods that have other gates."""
+        """Record template, bound, outdated and released pods; return the replicas to place, without pods that have other gates."""
         snapshot, waiting = self._snapshot, list[WaitingReplica]()
         current_pods: Counter[int] = Counter()
         workload_of = {selector: i for i, selector in enumerate(self._graph.selectors)}
-        # Pods of the current template come first, because the first pod of a workload is the model of its missing replicas.
+        # Pods of the current template come first, because the first pod of a workload is the template of its missing replicas.
         for pod in sorted(snapshot.pods, key=lambda p: (p.metadata.key in self._outdated_keys, p.metadata.key)):
             workload, key = workload_of.get(pod.workload), pod.metadata.key
             if workload is None or not pod.is_active:
                 continue
             original = without_added_requirement(pod)
-            self._models[workload] = self._models[workload] or original
+            self._template_pods[workload] = self._template_pods[workload] or original
             node = pod.spec.node_name or snapshot.assigned_nodes.get(key, "")
             if node and key in self._outdated_keys:
                 self._vacated_nodes[workload].append(node)
@@ -170,9 +171,9 @@ class _GroupPlanner:
         """Declared replicas without a current pod. If the declaration is unknown, a workload has as many as outdated pods."""
         snapshot, missing = self._snapshot, list[WaitingReplica]()
         for workload, selector in enumerate(self._graph.selectors):
-            model = self._models[workload] or Pod()
+            template_pod = self._template_pods[workload] or Pod()
             count = snapshot.replicas.get(selector, len(self._vacated_nodes[workload])) - current_pods[workload]
-            missing += [WaitingReplica("", workload, model, snapshot.volumes.get(selector, ()))] * count
+            missing += [WaitingReplica("", workload, template_pod, snapshot.volumes.get(selector, ()))] * count
         return missing
 
     def _record_bound(self, pod: Pod, node: str, workload: int) -> None:
@@ -181,10 +182,10 @@ class _GroupPlanner:
         Workload -1: a rollout is about to replace the pod. Its requests are free, but not its host ports, and topology terms count it.
         """
         self._bound.append(BoundReplica(node, workload, pod))
-        is_counted, has_to_count = pod.metadata.key in self._snapshot.assigned_nodes, workload >= 0
-        if is_counted != has_to_count:
+        are_requests_counted, should_be_counted = pod.metadata.key in self._snapshot.assigned_nodes, workload >= 0
+        if are_requests_counted != should_be_counted:
             requests = requests_with_ports_of(pod.spec, pod.status)
-            add_amounts(self._extra_requests[node], requests, 1 if has_to_count else -1)
+            add_amounts(self._extra_requests[node], requests, 1 if should_be_counted else -1)
 
     def _build_request(self) -> PlacementRequest:
         snapshot, errors = self._snapshot, self._annotation_errors
@@ -197,8 +198,8 @@ class _GroupPlanner:
             waiting=self._waiting,
             bound=[*self._bound, *foreign],
             spreads=[
-                spread_of(model.metadata.annotations, default, errors) if model is not None else default
-                for model in self._models
+                spread_of(pod.metadata.annotations, default, errors) if pod is not None else default
+                for pod in self._template_pods
             ],
             edges=call_edges(snapshot.group, self._graph, replica_counts, routings, errors),
             extra_requests=self._extra_requests,
@@ -228,7 +229,7 @@ class _GroupPlanner:
         with_avoided_nodes = search(request)
         if with_avoided_nodes.count_faults() < without_avoided_nodes.count_faults():
             return with_avoided_nodes
-        # The reasons of unplaced pods are those of the request with avoided nodes, because these nodes would not help.
+        # Reasons of unplaced pods are those of the original request: allowing the avoided nodes did not place more pods.
         return without_avoided_nodes._replace(request=request)
 
     def _hints(self, host_names: Sequence[str]) -> Ints:
@@ -270,7 +271,7 @@ class _GroupPlanner:
                 reasons[pod.metadata.key] = f"its PodGroup is not wholly placed: {reason_by_pod_group[pod.pod_group]}"
 
     def _assign_by_age(self, placement: _Placement) -> Ints:
-        """[replica] host, after the hosts of each class are assigned to its replicas again.
+        """[replica] host, with the hosts of each class permuted among its replicas.
 
         A replica gets its hint if the hint is among these hosts. The other replicas, the oldest first, get zones in turn, so that the
         pods that start first are spread over zones.

@@ -1,4 +1,4 @@
-"""The harness of each test: nodes of its own, and usage in a real Prometheus."""
+"""A harness for each test, with its own nodes, and its usage in a real Prometheus."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ async def harness(
     prometheus_programs: Mapping[str, Path],
     tmp_path: Path,
 ) -> AsyncIterator[DeschedulerHarness]:
+    """Replicas that a test leaves running are stopped at its end."""
     async with serve_usage(client, namespace) as usage:
         job = {"job_name": "usage", "static_configs": [{"targets": [f"127.0.0.1:{usage.port}"]}]}
         async with run_prometheus(prometheus_programs, tmp_path, jobs=[job]) as prometheus:

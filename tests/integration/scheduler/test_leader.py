@@ -30,13 +30,13 @@ from tests.integration.scheduler.conftest import (
 
 pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(600)]
 
-NO_WAIT = SchedulerConfig(gates=GatesConfig(max_wait_s=1200, missing_workload_timeout_s=0))
+NO_WAIT_FOR_MISSING_WORKLOADS = SchedulerConfig(gates=GatesConfig(max_wait_s=1200, missing_workload_timeout_s=0))
 FOREIGN_GATE = "example.com/gate"
 NO_DEPENDENCIES: dict[str, dict[str, int]] = {"P0": {}, "P1": {}}
 
 
 class DeniedClient:
-    """A client whose SelfSubjectAccessReviews are all denied."""
+    """A client that creates SelfSubjectAccessReviews, and changes their answers to denials."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -49,6 +49,16 @@ class DeniedClient:
         if resource.kind == "SelfSubjectAccessReview":
             created.status["allowed"] = False
         return created
+
+
+@pytest_asyncio.fixture
+async def admitting_namespace(client: Client, namespace: str) -> AsyncIterator[str]:
+    """A namespace that admits groups of ``namespace``."""
+    name = f"{namespace}-guest"
+    labels = {"netaware.io/appgroups-from": namespace}
+    await client.create(NAMESPACES, {"metadata": {"name": name, "labels": labels}}, Object)
+    yield name
+    await client.delete(NAMESPACES, name)
 
 
 async def bind(client: Client, namespace: str, pod: str, node: str) -> None:
@@ -66,61 +76,53 @@ async def count_placement_events(client: Client, namespace: str, *pods: str) -> 
     return [sum(event["reason"] == "NetworkPlacement" for event in events) for events in events_by_pod]
 
 
+async def has_placement_event(client: Client, namespace: str, pod: str) -> bool:
+    return await count_placement_events(client, namespace, pod) == [1]
+
+
+def sees_gated(controller: GatingController, count: int) -> bool:
+    (family,) = controller.metrics.gated_pods.collect()
+    return bool(family.samples[0].value == count)
+
+
+async def is_released(client: Client, namespace: str, pod: str) -> bool:
+    return not (await read_pod(client, namespace, pod)).is_gated
+
+
 async def test_a_new_leader_reports_no_placement_of_pods_that_were_bound_before(
     client: Client, namespace: str, lead: Lead, zones: MakeZones
 ) -> None:
     await zones("a")
     await create_group(client, namespace, NO_DEPENDENCIES)
     start = asyncio.Event()
-    async with lead(NO_WAIT, start=start) as controller:
+    async with lead(NO_WAIT_FOR_MISSING_WORKLOADS, start=start) as controller:
+        # Until ``start`` is set, the controller only watches.
         for name in ("old", "gone"):
             await create_pod(
                 client, namespace, name, group="a1", workload="P1", schedulingGates=[{"name": FOREIGN_GATE}]
             )
-            await poll_until(lambda: _sees_gated(controller, 1))
+            await poll_until(lambda: sees_gated(controller, 1))
             await open_gates(client, namespace, name)
             await bind(client, namespace, name, "n-a")
-            await poll_until(lambda: _sees_gated(controller, 0))
+            await poll_until(lambda: sees_gated(controller, 0))
         await client.delete(PODS, "gone", namespace=namespace, grace_period_s=0)
         start.set()
-        await create_pod(client, namespace, "probe", group="a1", workload="P0")
-        await poll_until(lambda: _is_released(client, namespace, "probe"))
-        await client.delete(PODS, "probe", namespace=namespace, grace_period_s=0)
+        # When this pod is released, the new leader has handled all earlier ones.
+        await create_pod(client, namespace, "last", group="a1", workload="P0")
+        await poll_until(lambda: is_released(client, namespace, "last"))
+        await client.delete(PODS, "last", namespace=namespace, grace_period_s=0)
         await create_pod(client, namespace, "new", group="a1", workload="P1", schedulingGates=[{"name": FOREIGN_GATE}])
-        await poll_until(lambda: _sees_gated(controller, 1))
+        await poll_until(lambda: sees_gated(controller, 1))
         await open_gates(client, namespace, "new")
         await bind(client, namespace, "new", "n-a")
-        await poll_until(lambda: _has_placement_event(client, namespace, "new"))
+        await poll_until(lambda: has_placement_event(client, namespace, "new"))
         assert await count_placement_events(client, namespace, "old", "gone") == [0, 0]
-
-
-async def _has_placement_event(client: Client, namespace: str, pod: str) -> bool:
-    return await count_placement_events(client, namespace, pod) == [1]
-
-
-def _sees_gated(controller: GatingController, count: int) -> bool:
-    (family,) = controller.metrics.gated_pods.collect()
-    return bool(family.samples[0].value == count)
-
-
-@pytest_asyncio.fixture
-async def admitting_namespace(client: Client, namespace: str) -> AsyncIterator[str]:
-    """A namespace that admits groups of ``namespace``."""
-    name = f"{namespace}-guest"
-    labels = {"netaware.io/appgroups-from": namespace}
-    await client.create(NAMESPACES, {"metadata": {"name": name, "labels": labels}}, Object)
-    yield name
-    await client.delete(NAMESPACES, name)
-
-
-async def _is_released(client: Client, namespace: str, pod: str) -> bool:
-    return not (await read_pod(client, namespace, pod)).is_gated
 
 
 async def test_reservations_of_a_deleted_group_are_released(
     client: Client, namespace: str, admitting_namespace: str, lead: Lead, zones: MakeZones
 ) -> None:
-    """Its pods in another namespace belong to no group then."""
+    """After the deletion, its pod in another namespace belongs to no group."""
     await zones("a", capacity={"cpu": "2"})
     await create_group(
         client, namespace, NO_DEPENDENCIES, name="first", members=1, namespaces={"P1": admitting_namespace}
@@ -136,7 +138,7 @@ async def test_reservations_of_a_deleted_group_are_released(
             automountServiceAccountToken=False,
         )
 
-        await poll_until(lambda: _is_released(client, admitting_namespace, "guest"))
+        await poll_until(lambda: is_released(client, admitting_namespace, "guest"))
         assert controller.plans.reservations.reserved_by_others("")
         await client.delete(APPGROUPS, "first", namespace=namespace)
         await poll_until(lambda: not controller.state.groups)
@@ -152,23 +154,21 @@ async def test_reservations_of_a_deleted_group_are_released(
 async def test_in_affinity_mode_no_zone_is_required_without_the_right_to_evict(
     client: Client, namespace: str, lead: Lead, zones: MakeZones
 ) -> None:
-    """The leader asks for the right when it starts."""
     await zones("a", "b")
     await create_group(client, namespace, {"P1": {"P2": 10}, "P2": {}})
-    pods: list[Pod] = []
     body = workload_body("p1", "P1", schedulerName=PROFILE)
-    async with lead(
-        SchedulerConfig(gates=LONG_WAIT, placement="affinity"), writer=cast("Client", DeniedClient(client))
-    ):
+    # The leader asks for the right when it starts.
+    writer = cast("Client", DeniedClient(client))
+    async with lead(SchedulerConfig(gates=LONG_WAIT, placement="affinity"), writer=writer):
         await client.create(DEPLOYMENTS, body, Object, namespace=namespace)
         await create_pod(client, namespace, "p2", group="a1", workload="P2", nodeName="n-b")
 
-        async def released() -> bool:
-            pods[:] = [p for p in await client.list(PODS, Pod, namespace=namespace) if p.workload == "P1"]
-            return bool(pods) and not pods[0].is_gated
+        async def list_released() -> list[Pod]:
+            pods = await client.list(PODS, Pod, namespace=namespace)
+            return [pod for pod in pods if pod.workload == "P1" and not pod.is_gated]
 
-        await poll_until(released)
-    affinity = pods[0].spec.affinity
+        await poll_until(list_released)
+        affinity = (await list_released())[0].spec.affinity
     assert affinity is not None
     assert affinity.node_affinity is not None
     assert affinity.node_affinity.preferred_during_scheduling_ignored_during_execution

@@ -22,7 +22,7 @@ class PlacementValue(msgspec.Struct, frozen=True, order=True):
         unplaced: pods that are not placed.
         unspread_workloads: workloads that must span zones and do not.
         violations: calls that exceed their limit.
-        cost: in a unit of the group's objective; 0 if replicas are spread.
+        cost: of all calls, times `SCALE` unless the objective is ``parity``; 0 if replicas are spread.
     """
 
     unplaced: int
@@ -42,58 +42,60 @@ class BrokenRuleError(AssertionError):
 
 def evaluate(cluster: OracleCluster, placements: Mapping[str, str]) -> PlacementValue:
     """The value of a placement; raises BrokenRuleError."""
-    model = _Model(cluster)
-    model.fix(placements)
-    goals = model.goals()
-    # The helper variables of the goals have a bound on one side only.
-    model.model.minimize(sum(goals[:3]))
-    solver = model.solver(10.0)
-    if solver.solve(model.model) not in {cp_model.OPTIMAL, cp_model.FEASIBLE}:
+    formulation = _Formulation(cluster)
+    formulation.fix(placements)
+    goals = formulation.goals()
+    # The goals' helper variables have a bound on one side only, so they are exact only at the minimum.
+    formulation.solver_model.minimize(sum(goals[:3]))
+    solver = formulation.make_solver(10.0)
+    status = solver.solve(formulation.solver_model)
+    if status == cp_model.INFEASIBLE:
         raise BrokenRuleError(placements)
+    assert status == cp_model.OPTIMAL, "the time was too short"
     return PlacementValue(*(solver.value(goal) for goal in goals))
 
 
 def find_best(cluster: OracleCluster, placements: Mapping[str, str], seconds: float) -> tuple[PlacementValue, bool]:
-    """The best value that CP-SAT finds, and whether it is proven; the search begins with a placement, and limits the time per goal."""
-    model = _Model(cluster)
-    model.hint(placements)
+    """The best value that CP-SAT finds from these placements in this time for each goal, and whether it is proven."""
+    formulation = _Formulation(cluster)
+    formulation.hint(placements)
     is_proven, best_placements = True, dict(placements)
-    for goal in model.goals():
+    for goal in formulation.goals():
         if isinstance(goal, int):
             continue
-        model.model.minimize(goal)
-        solver = model.solver(seconds)
-        status = solver.solve(model.model)
+        formulation.solver_model.minimize(goal)
+        solver = formulation.make_solver(seconds)
+        status = solver.solve(formulation.solver_model)
         is_proven &= status == cp_model.OPTIMAL
         if status not in {cp_model.OPTIMAL, cp_model.FEASIBLE}:
             break
-        best_placements = model.placements(solver)
-        model.model.add(goal <= round(solver.objective_value))
-        model.hint(best_placements)
+        best_placements = formulation.placements(solver)
+        formulation.solver_model.add(goal <= round(solver.objective_value))
+        formulation.hint(best_placements)
     return evaluate(cluster, best_placements), is_proven
 
 
 def place_most(cluster: OracleCluster, seconds: float) -> dict[str, str]:
     """A placement of as many pods as CP-SAT can place in this time."""
-    model = _Model(cluster)
-    model.model.minimize(model.unplaced)
-    solver = model.solver(seconds)
-    solver.solve(model.model)
-    return model.placements(solver)
+    formulation = _Formulation(cluster)
+    formulation.solver_model.minimize(formulation.unplaced)
+    solver = formulation.make_solver(seconds)
+    solver.solve(formulation.solver_model)
+    return formulation.placements(solver)
 
 
-class _Model:
+class _Formulation:
     """The CP-SAT model: a variable for the number of pods of each class on each host, constraints and goals."""
 
     def __init__(self, cluster: OracleCluster) -> None:
-        self.cluster, self.model = cluster, cp_model.CpModel()
+        self.cluster, self.solver_model = cluster, cp_model.CpModel()
         hosts = range(len(cluster.nodes))
         self.pod_count = [
-            [self.model.new_int_var(0, len(keys) if cluster.allowed[k][h] else 0, "") for h in hosts]
-            for k, keys in enumerate(cluster.members)
+            [self.solver_model.new_int_var(0, len(keys) if cluster.allowed[k][h] else 0, "") for h in hosts]
+            for k, keys in enumerate(cluster.pod_keys_by_class)
         ]
-        for row, keys in zip(self.pod_count, cluster.members, strict=True):
-            self.model.add(sum(row) <= len(keys))
+        for row, keys in zip(self.pod_count, cluster.pod_keys_by_class, strict=True):
+            self.solver_model.add(sum(row) <= len(keys))
         self._add_resources()
         for k, pod in enumerate(cluster.classes):
             spec = pod["spec"]
@@ -103,13 +105,13 @@ class _Model:
             for kind in ("podAntiAffinity", "podAffinity"):
                 for term in affinity.get(kind, {}).get("requiredDuringSchedulingIgnoredDuringExecution", ()):
                     self._add_affinity(term, k, is_anti=kind == "podAntiAffinity")
-        for host, pod in cluster.bound:
+        for host, pod in cluster.bound_pods:
             affinity = pod["spec"].get("affinity", {}).get("podAntiAffinity", {})
             for term in affinity.get("requiredDuringSchedulingIgnoredDuringExecution", ()):
                 same = self._domain(term["topologyKey"], host)
-                self.model.add(sum(self._placed_vars(term["labelSelector"], same)) == 0)
+                self.solver_model.add(sum(self._placed_vars(term["labelSelector"], same)) == 0)
 
-    def solver(self, seconds: float) -> cp_model.CpSolver:
+    def make_solver(self, seconds: float) -> cp_model.CpSolver:
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.max_time_in_seconds = seconds
@@ -127,12 +129,8 @@ class _Model:
                     for requested, row in zip(requests_by_class, self.pod_count, strict=True)
                     if requested[resource]
                 ]
-                if available < 0:
-                    for requested, row in zip(requests_by_class, self.pod_count, strict=True):
-                        if requested[resource]:
-                            self.model.add(row[h] == 0)
-                else:
-                    self.model.add(sum(used) <= available)
+                # An overcommitted host takes no pod that requests the resource.
+                self.solver_model.add(sum(used) <= max(available, 0))
 
     def _domain(self, key: str, host: int) -> list[int]:
         value = self.cluster.nodes[host]["metadata"]["labels"].get(key)
@@ -152,12 +150,12 @@ class _Model:
             h in within
             and selects(selector, p["metadata"]["labels"])
             and (with_terminating or "deletionTimestamp" not in p["metadata"])
-            for h, p in self.cluster.bound
+            for h, p in self.cluster.bound_pods
         )
 
     def _is_any_placed(self, parts: list[Any]) -> Any:
-        used = self.model.new_bool_var("")
-        self.model.add(sum(parts) == 0).only_enforce_if(used.Not())
+        used = self.solver_model.new_bool_var("")
+        self.solver_model.add(sum(parts) == 0).only_enforce_if(used.Not())
         return used
 
     def _add_spread(self, constraint: Json, pod: Json) -> None:
@@ -175,20 +173,25 @@ class _Model:
         domains = [d for d in domains if d]
         bound = [self._count_bound(selector, d, with_terminating=False) for d in domains]
         totals = [count + sum(self._placed_vars(selector, d)) for count, d in zip(bound, domains, strict=True)]
-        least = self.model.new_int_var(0, 100, "")
+        least = self.solver_model.new_int_var(0, len(cluster.bound_pods) + len(cluster.waiting_pods), "")
         if len(domains) < constraint.get("minDomains", 0):
-            self.model.add(least == 0)
-        owners = [
+            self.solver_model.add(least == 0)
+        classes_with_constraint = [
             k for k, p in enumerate(cluster.classes) if constraint in p["spec"].get("topologySpreadConstraints", ())
         ]
         for total, domain in zip(totals, domains, strict=True):
-            self.model.add(least <= total)
+            self.solver_model.add(least <= total)
             used = self._is_any_placed(
-                [self.pod_count[k][h] for k in owners for h in domain if self._same_nodes(cluster.classes[k], pod)]
+                [
+                    self.pod_count[k][h]
+                    for k in classes_with_constraint
+                    for h in domain
+                    if self._have_same_eligible_nodes(cluster.classes[k], pod)
+                ]
             )
-            self.model.add(total <= least + constraint["maxSkew"]).only_enforce_if(used)
+            self.solver_model.add(total <= least + constraint["maxSkew"]).only_enforce_if(used)
 
-    def _same_nodes(self, first: Json, second: Json) -> bool:
+    def _have_same_eligible_nodes(self, first: Json, second: Json) -> bool:
         return all(matches_node(first["spec"], n) == matches_node(second["spec"], n) for n in self.cluster.nodes)
 
     def _add_affinity(self, term: Json, owner: int, *, is_anti: bool) -> None:
@@ -198,95 +201,101 @@ class _Model:
             counted = self._count_bound(selector, domain) + sum(self._placed_vars(selector, domain))
             is_owner_placed = self._is_any_placed([self.pod_count[owner][h] for h in domain])
             rule = counted <= int(counts_itself) if is_anti else counted >= 1
-            self.model.add(rule).only_enforce_if(is_owner_placed)
+            self.solver_model.add(rule).only_enforce_if(is_owner_placed)
 
     @property
     def unplaced(self) -> Any:
         """Number of pods without a place."""
-        return len(self.cluster.waiting) - sum(var for row in self.pod_count for var in row)
+        return len(self.cluster.waiting_pods) - sum(var for row in self.pod_count for var in row)
 
     def goals(self) -> list[Any]:
         """The fields of `PlacementValue`."""
-        cluster, model = self.cluster, self.model
+        cluster, model = self.cluster, self.solver_model
         hosts, zones = range(len(cluster.nodes)), range(len(cluster.zones))
-        fixed = cluster.bound_replicas()
-        on = [
+        bound_replicas = cluster.bound_replicas()
+        on_host = [
             [
-                fixed[w][h]
+                bound_replicas[w][h]
                 + sum(self.pod_count[k][h] for k, p in enumerate(cluster.classes) if cluster.workload(p) == w)
                 for h in hosts
             ]
             for w in range(len(cluster.workloads))
         ]
-        totals = [cluster.replicas(w) for w in range(len(on))]
+        totals = [cluster.replicas(w) for w in range(len(on_host))]
         in_zone = [
-            [self._var(sum(on[w][h] for h in hosts if cluster.zone_of[h] == z), totals[w]) for z in zones]
-            for w in range(len(on))
+            [
+                self._var(sum(on_host[w][h] for h in hosts if cluster.zone_index_by_host[h] == z), totals[w])
+                for z in zones
+            ]
+            for w in range(len(on_host))
         ]
         in_one_zone = []
         for w, total in enumerate(totals):
             for z in zones if cluster.must_span_zones(w) and total > 1 else ():
-                whole = model.new_bool_var("")
-                model.add(in_zone[w][z] < total).only_enforce_if(whole.Not())
-                in_one_zone.append(whole)
+                is_in_one_zone = model.new_bool_var("")
+                model.add(in_zone[w][z] < total).only_enforce_if(is_in_one_zone.Not())
+                in_one_zone.append(is_in_one_zone)
         violations, cost = [], []
         for edge in cluster.edges:
-            a, b = edge[:2]
+            a, b = edge[:2]  # caller, callee
             if not totals[a] or not totals[b]:
                 continue
-            product = [
-                [self._product(in_zone[a][z], in_zone[b][y], totals[a] * totals[b]) for y in zones] for z in zones
-            ]
+            pairs = [[self._product(in_zone[a][z], in_zone[b][y], totals[a] * totals[b]) for y in zones] for z in zones]
             for z in zones:
-                broken = sum(product[z][y] for y in zones if cluster.exceeds_limit(edge, z, y))
-                if isinstance(broken, int):
+                violations_from_zone = sum(pairs[z][y] for y in zones if cluster.exceeds_limit(edge, z, y))
+                if isinstance(violations_from_zone, int):
                     continue
                 if cluster.routing(b):
+                    # With zone routing, calls leave a zone only if it has no replica of the callee.
                     has_own_replica = model.new_bool_var("")
                     model.add(in_zone[b][z] >= 1).only_enforce_if(has_own_replica)
-                    most = model.new_int_var(0, totals[a] * totals[b], "")
-                    model.add(most >= broken).only_enforce_if(has_own_replica.Not())
-                    broken = most
-                violations.append(broken)
+                    violations_by_routing = model.new_int_var(0, totals[a] * totals[b], "")
+                    model.add(violations_by_routing >= violations_from_zone).only_enforce_if(has_own_replica.Not())
+                    violations_from_zone = violations_by_routing
+                violations.append(violations_from_zone)
             if cluster.spread == "none":
+                # Each pair of caller and replica has the mean cost of its calls; pairs on one host cost less.
                 unit = 1 if cluster.parity else round(SCALE * cluster.weight(edge, totals[a]) / (totals[a] * totals[b]))
-                cost += [unit * cluster.call_cost(z, y) * product[z][y] for z in zones for y in zones]
+                cost += [unit * cluster.call_cost(z, y) * pairs[z][y] for z in zones for y in zones]
                 cost += [
                     -unit
-                    * (cluster.call_cost(cluster.zone_of[h], cluster.zone_of[h]) - cluster.host_cost)
-                    * self._product(on[a][h], on[b][h], totals[a] * totals[b])
+                    * (
+                        cluster.call_cost(cluster.zone_index_by_host[h], cluster.zone_index_by_host[h])
+                        - cluster.host_cost
+                    )
+                    * self._product(on_host[a][h], on_host[b][h], totals[a] * totals[b])
                     for h in hosts
                 ]
         return [self.unplaced, sum(in_one_zone), sum(violations), sum(cost)]
 
-    def _var(self, value: Any, most: int) -> Any:
-        var = self.model.new_int_var(0, most, "")
-        self.model.add(var == value)
+    def _var(self, value: Any, maximum: int) -> Any:
+        var = self.solver_model.new_int_var(0, maximum, "")
+        self.solver_model.add(var == value)
         return var
 
-    def _product(self, one: Any, other: Any, most: int) -> Any:
-        var = self.model.new_int_var(0, most, "")
-        self.model.add_multiplication_equality(var, [one, other])
+    def _product(self, one: Any, other: Any, maximum: int) -> Any:
+        var = self.solver_model.new_int_var(0, maximum, "")
+        self.solver_model.add_multiplication_equality(var, [one, other])
         return var
 
     def _counts(self, placements: Mapping[str, str]) -> Iterable[tuple[Any, int]]:
-        for row, keys in zip(self.pod_count, self.cluster.members, strict=True):
-            at = Counter(self.cluster.index[placements[key]] for key in keys if key in placements)
+        for row, keys in zip(self.pod_count, self.cluster.pod_keys_by_class, strict=True):
+            at = Counter(self.cluster.host_index_by_name[placements[key]] for key in keys if key in placements)
             for h, var in enumerate(row):
                 yield var, at[h]
 
     def fix(self, placements: Mapping[str, str]) -> None:
         for var, value in self._counts(placements):
-            self.model.add(var == value)
+            self.solver_model.add(var == value)
 
     def hint(self, placements: Mapping[str, str]) -> None:
-        self.model.clear_hints()
+        self.solver_model.clear_hints()
         for var, value in self._counts(placements):
-            self.model.add_hint(var, value)
+            self.solver_model.add_hint(var, value)
 
     def placements(self, solver: cp_model.CpSolver) -> dict[str, str]:
         node_by_pod: dict[str, str] = {}
-        for row, keys in zip(self.pod_count, self.cluster.members, strict=True):
+        for row, keys in zip(self.pod_count, self.cluster.pod_keys_by_class, strict=True):
             hosts = [h for h, var in enumerate(row) for _ in range(solver.value(var))]
             for key, h in zip(keys, hosts, strict=False):
                 node_by_pod[key] = self.cluster.nodes[h]["metadata"]["name"]

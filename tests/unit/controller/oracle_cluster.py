@@ -10,8 +10,9 @@ from typing import Any
 Json = dict[str, Any]
 ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
 GROUP = "appgroup.diktyo.x-k8s.io"
-ON_HOST_US, IN_ZONE_US, LEAST_US, UNKNOWN_US = 30, 100, 250, 100_000
+ON_HOST_US, IN_ZONE_US, MIN_BETWEEN_ZONES_US, UNKNOWN_US = 30, 100, 250, 100_000
 UNKNOWN_COST = 100
+"""Cost of a call between zones without a cost, with the objective ``parity``."""
 SUFFIXES = {"m": 0.001, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
 
@@ -110,25 +111,33 @@ def tolerates(spec: Json, node: Json) -> bool:
 
 
 class OracleCluster:
-    """The cluster of a list of objects."""
+    """The cluster of a list of objects. Hosts, zones, workloads and classes are indexes.
+
+    Attributes:
+        free: [host] free amount by resource.
+        classes: one of the waiting pods with equal labels, specs and allowed hosts.
+        pod_keys_by_class: [class] keys of its pods.
+        allowed: [class][host] whether node constraints and volumes allow the class there.
+        edges: (caller, callee, maxNetworkCost) of each dependency.
+    """
 
     def __init__(self, objects: Sequence[Json]) -> None:
         objects_by_kind: dict[str, list[Json]] = defaultdict(list)
         for item in objects:
             objects_by_kind[item["kind"]].append(item)
         self.nodes = objects_by_kind["Node"]
-        self.index = {node["metadata"]["name"]: i for i, node in enumerate(self.nodes)}
+        self.host_index_by_name = {node["metadata"]["name"]: i for i, node in enumerate(self.nodes)}
         self.zones = sorted({self._label(node, ZONE) for node in self.nodes})
-        self.zone_of = [self.zones.index(self._label(node, ZONE)) for node in self.nodes]
-        self.region_of = {self._label(node, ZONE): self._label(node, REGION) for node in self.nodes}
+        self.zone_index_by_host = [self.zones.index(self._label(node, ZONE)) for node in self.nodes]
+        self.region_by_zone = {self._label(node, ZONE): self._label(node, REGION) for node in self.nodes}
         self.free = [parse_quantities(node["status"]["allocatable"]) for node in self.nodes]
         self.volumes, self.claims = objects_by_kind["PersistentVolume"], objects_by_kind["PersistentVolumeClaim"]
         (self.group,) = objects_by_kind["AppGroup"]
         (self.topology,) = objects_by_kind["NetworkTopology"]
         self.services = objects_by_kind["Service"]
         self.workloads = [w["workload"]["selector"] for w in self.group["spec"]["workloads"]]
-        self.waiting: list[Json] = []
-        self.bound: list[tuple[int, Json]] = []
+        self.waiting_pods: list[Json] = []
+        self.bound_pods: list[tuple[int, Json]] = []
         for pod in sorted(objects_by_kind["Pod"], key=lambda p: str(p["metadata"]["name"])):
             self._add_pod(pod)
         self._classify()
@@ -153,33 +162,33 @@ class OracleCluster:
         if pod["status"]["phase"] in {"Succeeded", "Failed"}:
             return
         node = pod["spec"].get("nodeName", "")
-        if not node and GROUP not in pod["metadata"]["labels"]:
+        if not node and GROUP not in pod["metadata"]["labels"]:  # of a DaemonSet
             required = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
             (node,) = required["nodeSelectorTerms"][0]["matchFields"][0]["values"]
         if not node:
-            self.waiting.append(pod)
-        elif node in self.index:
-            self.bound.append((self.index[node], pod))
+            self.waiting_pods.append(pod)
+        elif node in self.host_index_by_name:
+            self.bound_pods.append((self.host_index_by_name[node], pod))
 
     def _classify(self) -> None:
         """Group waiting pods into classes of equal labels, specs and allowed hosts."""
-        for host, pod in self.bound:
+        for host, pod in self.bound_pods:
             self.free[host].subtract({r: n for r, n in requests(pod).items() if not r.startswith("port ")})
-        self.taken_ports = {(host, r) for host, pod in self.bound for r in requests(pod) if r.startswith("port ")}
+        self.taken_ports = {(host, r) for host, pod in self.bound_pods for r in requests(pod) if r.startswith("port ")}
         self.classes: list[Json] = []
-        self.members: list[list[str]] = []
+        self.pod_keys_by_class: list[list[str]] = []
         self.allowed: list[list[bool]] = []
         class_by_key: dict[str, int] = {}
-        for pod in self.waiting:
+        for pod in self.waiting_pods:
             is_allowed = self._allowed_hosts(pod)
             spec = {k: v for k, v in pod["spec"].items() if k != "volumes"}
             key = json.dumps([pod["metadata"]["labels"], spec, is_allowed], sort_keys=True)
             if key not in class_by_key:
                 class_by_key[key] = len(self.classes)
                 self.classes.append(pod)
-                self.members.append([])
+                self.pod_keys_by_class.append([])
                 self.allowed.append(is_allowed)
-            self.members[class_by_key[key]].append(f"default/{pod['metadata']['name']}")
+            self.pod_keys_by_class[class_by_key[key]].append(f"default/{pod['metadata']['name']}")
 
     def _allowed_hosts(self, pod: Json) -> list[bool]:
         """[host] whether node constraints and volumes allow the pod there."""
@@ -213,8 +222,8 @@ class OracleCluster:
     def network_cost(self, a: int, b: int) -> int | None:
         """networkCost between two zones; None if unknown."""
         one, other = self.zones[a], self.zones[b]
-        key = ZONE if self.region_of[one] == self.region_of[other] else REGION
-        pair = (one, other) if key == ZONE else (self.region_of[one], self.region_of[other])
+        key = ZONE if self.region_by_zone[one] == self.region_by_zone[other] else REGION
+        pair = (one, other) if key == ZONE else (self.region_by_zone[one], self.region_by_zone[other])
         for level in self.topology["spec"]["weights"][0]["topologyList"]:
             for row in level["originList"] if level["topologyKey"] == key else ():
                 for entry in row["costList"] if row["origin"] == pair[0] else ():
@@ -233,7 +242,7 @@ class OracleCluster:
         if latencies is not None:
             row, column = (latencies["zones"].index(self.zones[zone]) for zone in (a, b))
             return max(int(latencies["us"][row][column]), IN_ZONE_US)
-        return UNKNOWN_US if cost is None else max(cost * 1000, LEAST_US)
+        return UNKNOWN_US if cost is None else max(cost * 1000, MIN_BETWEEN_ZONES_US)
 
     @property
     def host_cost(self) -> int:
@@ -257,7 +266,7 @@ class OracleCluster:
     def bound_replicas(self) -> list[list[int]]:
         """[workload][host] number of bound replicas."""
         on = [[0] * len(self.nodes) for _ in self.workloads]
-        for host, pod in self.bound:
+        for host, pod in self.bound_pods:
             if (w := self.workload(pod)) >= 0:
                 on[w][host] += 1
         return on
@@ -265,13 +274,15 @@ class OracleCluster:
     def must_span_zones(self, workload: int) -> bool:
         """Whether a workload has spread ``zone``, and its pods may run in several zones."""
         rows = [self.allowed[k] for k, pod in enumerate(self.classes) if self.workload(pod) == workload]
-        zones = {self.zone_of[h] for row in rows for h, may in enumerate(row) if may}
+        zones = {self.zone_index_by_host[h] for row in rows for h, may in enumerate(row) if may}
         return self.spread == "zone" and len(zones) > 1
 
     def replicas(self, workload: int) -> int:
         """Number of replicas of a workload, bound ones included."""
-        return sum(self.workload(p) == workload for _, p in self.bound) + sum(
-            len(keys) for pod, keys in zip(self.classes, self.members, strict=True) if self.workload(pod) == workload
+        return sum(self.workload(p) == workload for _, p in self.bound_pods) + sum(
+            len(keys)
+            for pod, keys in zip(self.classes, self.pod_keys_by_class, strict=True)
+            if self.workload(pod) == workload
         )
 
     def exceeds_limit(self, edge: tuple[int, int, int], a: int, b: int) -> bool:

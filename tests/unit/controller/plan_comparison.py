@@ -49,7 +49,7 @@ def fitting_objects(seed: int, seconds: float = 10.0) -> list[Json]:
     objects = random_objects(seed)
     cluster = OracleCluster(objects)
     placed = place_most(cluster, seconds)
-    unplaced = {key for keys in cluster.members for key in keys if key not in placed}
+    unplaced = {key for keys in cluster.pod_keys_by_class for key in keys if key not in placed}
     return [item for item in objects if item["kind"] != "Pod" or f"default/{item['metadata']['name']}" not in unplaced]
 
 

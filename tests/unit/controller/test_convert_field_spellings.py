@@ -15,7 +15,7 @@ from controller.cluster.crds import AppGroup, NetworkTopology
 from controller.cluster.dependency_graph import build_graph
 from controller.convert.spellings import convert_documents
 
-# The proposal's example, in the spelling of its text.
+# The proposal's example, with the field names of its text.
 PROPOSAL_GROUP = """
 apiVersion: scheduling.sigs.x-k8s.io/v1alpha1
 kind: AppGroup
@@ -72,7 +72,7 @@ spec:
             - origin: "z1"
               costs: [{destination: "z2", bandwidthCapacity: "1Gi", networkCost: 5}]
 """
-CONFIG = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}
+CONFIGMAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}
 
 
 def convert_one(text: str) -> tuple[dict[str, Any], list[str]]:
@@ -90,7 +90,7 @@ def list_edges(converted: dict[str, Any]) -> list[tuple[str, str, int]]:
 
 
 @pytest.mark.parametrize("group", ["scheduling.sigs.x-k8s.io", "scheduling.sigs.k8s.io", "diktyo.k8s.io"])
-def test_the_keps_group_gets_selectors_from_names(group: str) -> None:
+def test_the_group_of_the_kep_gets_selectors_from_names(group: str) -> None:
     converted, changes = convert_one(PROPOSAL_GROUP.replace("scheduling.sigs.x-k8s.io", group))
     assert converted["apiVersion"] == "appgroup.diktyo.x-k8s.io/v1alpha1"
     assert list_edges(converted) == [("P1", "P2", 30)]
@@ -108,7 +108,7 @@ def test_dependencies_of_the_slides_group_move_out_of_references() -> None:
     assert any("moved out of the workload's reference" in change for change in changes)
 
 
-def test_the_keps_topology_gets_the_names_of_the_crd() -> None:
+def test_the_topology_of_the_kep_gets_the_names_of_the_crd() -> None:
     converted, changes = convert_one(PROPOSAL_TOPOLOGY)
     topology = msgspec.convert(converted, NetworkTopology)
     assert topology.spec.configmap_name == "netperf-metrics"
@@ -124,7 +124,13 @@ def test_lists_are_split_and_items_that_are_not_objects_are_reported() -> None:
     group = yaml.safe_load(PROPOSAL_GROUP)
     group_without_kind = {name: group[name] for name in ("metadata", "spec")}
     group_list = {"apiVersion": group["apiVersion"], "kind": "AppGroupList", "items": [group_without_kind, None]}
-    documents = [[CONFIG], {"items": [CONFIG]}, {"kind": "List", "items": [[CONFIG], group_list, "text"]}, None, 3]
+    documents = [
+        [CONFIGMAP],
+        {"items": [CONFIGMAP]},
+        {"kind": "List", "items": [[CONFIGMAP], group_list, "text"]},
+        None,
+        3,
+    ]
     objects, changes = convert_documents(documents)
     assert [object_["kind"] for object_ in objects] == ["ConfigMap", "ConfigMap", "ConfigMap", "AppGroup"]
     assert objects[3]["apiVersion"] == "appgroup.diktyo.x-k8s.io/v1alpha1"

@@ -28,8 +28,8 @@ from kubekit.errors import ApiError, KubekitError, UnreachableError
 from kubekit.wire import ConfigMap, Node, ObjectMeta
 from netperf.contract import HOT_TAINT
 from tests.support.descheduler_builders import (
-    CALM,
     GI,
+    IMMEDIATE_ANOMALY,
     NOW_S,
     AnomalyDetector,
     DeschedulerConfig,
@@ -53,7 +53,7 @@ PATIENCE_S = 5.0
 POLICY = {
     "lowThresholds": {"cpu": 20, "memory": 30},
     "highThresholds": {"cpu": 50, "memory": 60},
-    "anomalyCondition": CALM,
+    "anomalyCondition": IMMEDIATE_ANOMALY,
 }
 NODES = {"hot": 3.6, "cold": 0.1, "cool": 0.2}
 HOT = {"key": HOT_TAINT, "effect": "PreferNoSchedule"}

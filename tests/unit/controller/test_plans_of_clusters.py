@@ -37,10 +37,10 @@ def test_every_pod_is_placed_if_cp_sat_can_place_them_all(seed: int) -> None:
 def test_the_oracle_refuses_placements_that_kubernetes_refuses() -> None:
     objects = random_objects(0)
     cluster, placements = OracleCluster(objects), dict(plan_file(objects).placements)
-    assert evaluate(cluster, placements).unplaced == len(cluster.waiting) - len(placements)
+    assert evaluate(cluster, placements).unplaced == len(cluster.waiting_pods) - len(placements)
     refusals = 0
     for key in placements:
-        for node in cluster.index:
+        for node in cluster.host_index_by_name:
             try:
                 evaluate(cluster, {**placements, key: node})
             except BrokenRuleError:

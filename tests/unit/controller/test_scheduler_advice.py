@@ -14,17 +14,21 @@ from controller.scheduler.config import SchedulerConfig
 from tests.unit.controller import groups
 from tests.unit.controller.scheduling import state_with, topology_of
 
-CASE = groups.GroupCase((3, 3, 1), ((0, 1, 100), (1, 2, 100)), ((0, 5, 5), (5, 0, 5), (5, 5, 0)), (9, 9, 9))
+CASE = groups.GroupCase(
+    replicas=(3, 3, 1), edges=((0, 1, 100), (1, 2, 100)), cost=((0, 5, 5), (5, 0, 5), (5, 5, 0)), slots=(9, 9, 9)
+)
 """w0 calls w1, which calls w2; zones are 5 ms apart."""
 ZONES = {"a": "z0", "b": "z1", "c": "z2", "-": ""}
 
 
-def make_placed_group(where: Sequence[Sequence[str]], *services: Service, **annotations: str) -> PlacedGroup:
-    """A group with pods on these nodes, by workload: ``a1`` is a node of zone a, ``-1`` a node without a zone."""
+def make_placed_group(
+    nodes_by_workload: Sequence[Sequence[str]], *services: Service, **annotations: str
+) -> PlacedGroup:
+    """A group with pods on these nodes: ``a1`` is a node of zone a, ``-1`` a node without a zone."""
     nodes = [groups.node(name, ZONES[name[0]]) for name in ("a1", "a2", "b1", "b2", "c1", "c2", "-1")]
     pods = [
         groups.bound_pod(f"w{workload}-{number}", f"w{workload}", name)
-        for workload, names in enumerate(where)
+        for workload, names in enumerate(nodes_by_workload)
         for number, name in enumerate(names)
     ]
     costs = topology_of(msgspec.to_builtins(groups.weight_of(CASE)))
@@ -32,13 +36,13 @@ def make_placed_group(where: Sequence[Sequence[str]], *services: Service, **anno
     return copy_placed_group(state_with(SchedulerConfig(), group, costs, *nodes, *services, *pods), "default/g")
 
 
-def routed_near(placed: PlacedGroup) -> tuple[str, str, str]:
+def read_routed_near(placed: PlacedGroup) -> tuple[str, str, str]:
     """Status, reason and message of RoutedNear, which has advice if its status is False."""
     condition, _ = advice_conditions(placed)
     return condition.status, condition.reason, condition.message
 
 
-def balanced(placed: PlacedGroup) -> tuple[str, str, str]:
+def read_balanced(placed: PlacedGroup) -> tuple[str, str, str]:
     """Status, reason and message of Balanced."""
     _, condition = advice_conditions(placed)
     return condition.status, condition.reason, condition.message
@@ -54,7 +58,7 @@ ALL_CALLERS_IN_ONE_ZONE = (("a1", "a1", "a2"), ("a2", "b2", "c2"))
     ("distribution", "fields", "expected_reason"),
     [
         ("", {}, "NoTrafficDistribution"),
-        ("Nearby", {}, "NoTrafficDistribution"),
+        ("Unknown", {}, "NoTrafficDistribution"),
         ("PreferSameZone", {"annotations": {"service.kubernetes.io/topology-mode": "Auto"}}, "HintsIgnored"),
     ],
     ids=["none", "unknown", "automatic-hints"],
@@ -63,9 +67,10 @@ def test_a_service_without_traffic_distribution_gets_advice(
     distribution: str, fields: dict[str, Any], expected_reason: str
 ) -> None:
     placed = make_placed_group(ONE_PER_ZONE, groups.service("w1", distribution, **fields))
-    status, reason, message = routed_near(placed)
+    status, reason, message = read_routed_near(placed)
     assert (status, reason) == ("False", expected_reason)
     assert "default/svc-w1" in message
+    # Two of three replicas are in other zones: (100 + 2 * 5000) / 3, rounded.
     assert "with PreferSameZone a call would take 100 µs instead of 3400 µs" in message
 
 
@@ -73,11 +78,11 @@ def test_a_service_without_traffic_distribution_gets_advice(
     ("nodes", "advised"), [(("a1", "b1", "c1"), "with PreferSameZone"), (("a1", "a2"), "with PreferSameNode")]
 )
 def test_same_node_is_advised_only_if_it_gains_enough_more(nodes: tuple[str, ...], advised: str) -> None:
-    assert advised in routed_near(make_placed_group((nodes, nodes), groups.service("w1")))[2]
+    assert advised in read_routed_near(make_placed_group((nodes, nodes), groups.service("w1")))[2]
 
 
 @pytest.mark.parametrize(
-    ("where", "services"),
+    ("nodes_by_workload", "services"),
     [
         (ONE_PER_ZONE, ()),
         (ONE_PER_ZONE, (groups.service("w1", "PreferSameZone"),)),
@@ -89,14 +94,14 @@ def test_same_node_is_advised_only_if_it_gains_enough_more(nodes: tuple[str, ...
     ids=["no-service", "near-already", "headless", "local", "would-overload-a-replica", "hints-would-be-ignored"],
 )
 def test_no_advice_if_traffic_distribution_would_gain_nothing_or_overload(
-    where: Sequence[Sequence[str]], services: tuple[Service, ...]
+    nodes_by_workload: Sequence[Sequence[str]], services: tuple[Service, ...]
 ) -> None:
-    assert routed_near(make_placed_group(where, *services)) == NO_ADVICE
+    assert read_routed_near(make_placed_group(nodes_by_workload, *services)) == NO_ADVICE
 
 
 def test_an_overloaded_replica_is_reported() -> None:
     placed = make_placed_group(ALL_CALLERS_IN_ONE_ZONE, groups.service("w1", "PreferSameZone"))
-    status, reason, message = balanced(placed)
+    status, reason, message = read_balanced(placed)
     assert (status, reason) == ("False", "OverloadedReplica")
     assert "takes 3.0 times its fair share" in message
 
@@ -104,22 +109,25 @@ def test_an_overloaded_replica_is_reported() -> None:
 @pytest.mark.parametrize("distribution", ["PreferClose", "PreferSameZone", "PreferSameNode"])
 def test_a_replica_on_a_node_without_zone_disables_zone_hints(distribution: str) -> None:
     placed = make_placed_group((("a1", "b1"), ("a2", "b2", "-1")), groups.service("w1", distribution))
-    status, reason, message = routed_near(placed)
+    status, reason, message = read_routed_near(placed)
     assert (status, reason) == ("False", "HintsIgnored")
     assert message.startswith(f"Service default/svc-w1 has {distribution}, but kube-proxy ignores zones")
 
 
-def test_the_conditions_are_unknown_without_placed_pods_and_else_hold() -> None:
+def test_the_conditions_hold_for_a_spread_group_with_zone_routing() -> None:
     spread = make_placed_group(ONE_PER_ZONE, groups.service("w1", "PreferSameZone"), spread="zone")
-    assert (routed_near(spread), balanced(spread)) == (NO_ADVICE, IS_BALANCED)
-    assert routed_near(make_placed_group((("a1",), ()), groups.service("w1")))[:2] == ("Unknown", "NothingPlaced")
-    assert balanced(make_placed_group(((), ())))[:2] == ("Unknown", "NothingPlaced")
+    assert (read_routed_near(spread), read_balanced(spread)) == (NO_ADVICE, IS_BALANCED)
+
+
+def test_the_conditions_are_unknown_without_placed_pods() -> None:
+    assert read_routed_near(make_placed_group((("a1",), ()), groups.service("w1")))[:2] == ("Unknown", "NothingPlaced")
+    assert read_balanced(make_placed_group(((), ())))[:2] == ("Unknown", "NothingPlaced")
 
 
 def test_a_dependency_without_traffic_gets_no_advice() -> None:
     weights = '{"w0": {"w1": 0}, "w1": {"w2": 1}}'
     placed = make_placed_group((*ONE_PER_ZONE, ("a1",)), groups.service("w1"), weights=weights)
-    assert (routed_near(placed), balanced(placed)) == (NO_ADVICE, IS_BALANCED)
+    assert (read_routed_near(placed), read_balanced(placed)) == (NO_ADVICE, IS_BALANCED)
 
 
 @pytest.mark.parametrize(
@@ -134,4 +142,4 @@ def test_a_dependency_without_traffic_gets_no_advice() -> None:
 )
 def test_a_workload_with_spread_zone_in_one_zone_is_reported(spread: str, nodes: tuple[str, ...], message: str) -> None:
     placed = make_placed_group((("a1", "b1"), nodes), spread=spread)
-    assert balanced(placed) == (("False", "OneZone", message) if message else IS_BALANCED)
+    assert read_balanced(placed) == (("False", "OneZone", message) if message else IS_BALANCED)

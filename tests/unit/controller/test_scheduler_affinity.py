@@ -29,14 +29,14 @@ NEAR = {("z2", "z1"): 5, ("z3", "z1"): 50}
 TARGET = Target("z2", "r", "n2")
 
 
-def cluster(
+def state_with_p2_on(
     nodes_of_p2: Iterable[str] = (),
     costs: Costs = NEAR,
     max_cost: int = 10,
     locations: dict[str, tuple[str, str]] = NODES,
     regions: Costs | None = None,
 ) -> State:
-    """P1 depends on P2, which has pods on these nodes."""
+    """A state in which P1 depends on P2, with pods of P2 on these nodes."""
     nodes = [node(name, *location) for name, location in locations.items()]
     bound = [("P2", name) for name in nodes_of_p2]
     return state_of(nodes, topology(costs, regions), {"P1": {"P2": max_cost}, "P2": {}}, bound, CONFIG)
@@ -47,7 +47,7 @@ def owned_by(kind: str, *, controller: bool = True, **spec: Any) -> Pod:
     return gated(metadata={"ownerReferences": [owner]}, **spec)
 
 
-def patched(pod: Pod, patch: dict[str, Any]) -> Pod:
+def apply_patch(pod: Pod, patch: dict[str, Any]) -> Pod:
     """The pod after a strategic merge patch of ours."""
     body = msgspec.to_builtins(pod)
     body["metadata"]["annotations"] = patch["metadata"].get("annotations")
@@ -61,18 +61,18 @@ def in_zones(*zones: str) -> dict[str, Any]:
     return {"matchExpressions": [{"key": ZONE, "operator": "In", "values": list(zones)}]}
 
 
-def requiring(*terms: dict[str, Any]) -> dict[str, Any]:
+def required_affinity(*terms: dict[str, Any]) -> dict[str, Any]:
     """Node affinity with these required terms."""
     return {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}
 
 
-def allowed(pod: Pod, locations: dict[str, tuple[str, str]] = NODES) -> set[str]:
+def allowed_nodes_of(pod: Pod, locations: dict[str, tuple[str, str]] = NODES) -> set[str]:
     """The nodes that a pod's node affinity allows."""
     unmet = Constraints(pod.spec).unmet_constraint
     return {name for name, location in locations.items() if not unmet(name, labels_of(*location))}
 
 
-def preferred(patch: dict[str, Any]) -> list[tuple[int, str, list[str]]]:
+def preferred_terms_of(patch: dict[str, Any]) -> list[tuple[int, str, list[str]]]:
     """Weight, label and values of each preferred term that we wrote; hosts are never named by matchFields."""
     affinity = patch["spec"].get("affinity", {"nodeAffinity": {}})["nodeAffinity"]
     terms = []
@@ -97,19 +97,20 @@ def preferred(patch: dict[str, Any]) -> list[tuple[int, str, list[str]]]:
 def test_affinity_allows_what_the_extender_passes_and_prefers_what_it_scores(
     nodes_of_p2: list[str], costs: dict[tuple[str, str], int], max_cost: int
 ) -> None:
-    state, pod = cluster(nodes_of_p2, costs, max_cost), gated()
+    state, pod = state_with_p2_on(nodes_of_p2, costs, max_cost), gated()
     extender = Extender(state, SchedulerConfig(), ExtenderMetrics(CollectorRegistry()), lambda: "")
     request = {"pod": msgspec.to_builtins(pod), "nodenames": list(NODES)}
     passed = msgspec.json.decode(extender.answer_filter(msgspec.json.encode(request)))["nodenames"]
     patch = build_release_patch(state, CONFIG, pod, None)
     if passed:
-        assert allowed(patched(pod, patch)) == set(passed)
+        assert allowed_nodes_of(apply_patch(pod, patch)) == set(passed)
     request["nodenames"] = passed
     priorities = msgspec.json.decode(extender.answer_prioritize(msgspec.json.encode(request)))
     # A node with a pod of P2 has a score of its own.
     scores = {NODES[entry["host"]][1]: entry["score"] for entry in priorities if entry["host"] not in nodes_of_p2}
-    weights = {zone: weight for weight, _, (zone,) in preferred(patch)}
+    weights = {zone: weight for weight, _, (zone,) in preferred_terms_of(patch)}
     ranked = sorted(scores, key=lambda zone: scores[zone])
+    # Weights rise with the scores.
     assert [weights.get(zone, 0) for zone in ranked] == sorted(weights.get(zone, 0) for zone in ranked)
 
 
@@ -117,8 +118,8 @@ def test_nodes_without_zone_label_are_excluded_only_if_refused() -> None:
     """Unknown costs to a zone exclude no node; a pod on such a node satisfies a dependency only on that node."""
     locations, pod = {**NODES, "bare": ("", ""), "other": ("", "")}, gated()
     for nodes_of_p2, expected in ((["n1"], {"n1", "n2", "bare", "other"}), (["n1", "bare"], {"n1", "n2"})):
-        patch = build_release_patch(cluster(nodes_of_p2, locations=locations), CONFIG, pod, None)
-        assert allowed(patched(pod, patch), locations) == expected
+        patch = build_release_patch(state_with_p2_on(nodes_of_p2, locations=locations), CONFIG, pod, None)
+        assert allowed_nodes_of(apply_patch(pod, patch), locations) == expected
 
 
 @pytest.mark.parametrize("order", ["abcde", "badce", "edcba"])
@@ -127,13 +128,13 @@ def test_a_zone_in_two_regions_gets_the_score_of_its_best_location(order: str) -
     locations = {name: unordered[name] for name in order}
     costs, regions = {("z1", "z2"): 40, ("z3", "z2"): 50, ("z4", "z2"): 10}, {("r2", "r1"): 5}
     pod = gated()
-    patch = build_release_patch(cluster(["c"], costs, locations=locations, regions=regions), CONFIG, pod, None)
-    assert allowed(patched(pod, patch), locations) == {"a", "b", "c", "e"}
-    assert preferred(patch) == [(33, ZONE, ["z2"]), (18, ZONE, ["z1"])]
+    patch = build_release_patch(state_with_p2_on(["c"], costs, locations=locations, regions=regions), CONFIG, pod, None)
+    assert allowed_nodes_of(apply_patch(pod, patch), locations) == {"a", "b", "c", "e"}
+    assert preferred_terms_of(patch) == [(33, ZONE, ["z2"]), (18, ZONE, ["z1"])]
 
 
 def test_preferred_terms_weigh_the_planned_host_its_zone_and_other_zones_by_score() -> None:
-    state = cluster(["n1"], {("z2", "z1"): 31, ("z3", "z1"): 101}, max_cost=200)
+    state = state_with_p2_on(["n1"], {("z2", "z1"): 31, ("z3", "z1"): 101}, max_cost=200)
     host, z1, by_score = (100, "kubernetes.io/hostname", ["h2"]), (33, ZONE, ["z1"]), (23, ZONE, ["z2"])
     planned_zone = (60, ZONE, ["z2"])
     for target, hostname, terms in (
@@ -143,22 +144,22 @@ def test_preferred_terms_weigh_the_planned_host_its_zone_and_other_zones_by_scor
         (Target(node="n2"), "h2", [host, z1, by_score]),
     ):
         patch = build_release_patch(state, CONFIG, gated(), target, hostname=hostname, may_require_zones=False)
-        assert preferred(patch) == terms
+        assert preferred_terms_of(patch) == terms
 
 
 def test_twenty_zones_at_most_are_preferred() -> None:
     zones = [f"z{i:02}" for i in range(30)]
     locations = {name: ("r", name) for name in ("far", "hub", *zones)}
     costs = {(zone, "hub"): 2 for zone in zones} | {("far", "hub"): 100}
-    patch = build_release_patch(cluster(["hub"], costs, 200, locations), CONFIG, gated(), None)
-    assert [zone for _, _, (zone,) in preferred(patch)] == ["hub", *zones[:19]]
+    patch = build_release_patch(state_with_p2_on(["hub"], costs, 200, locations), CONFIG, gated(), None)
+    assert [zone for _, _, (zone,) in preferred_terms_of(patch)] == ["hub", *zones[:19]]
 
 
 def test_the_planned_zone_is_required_unless_required_terms_failed_before() -> None:
-    state, owned = cluster(), owned_by("ReplicaSet")
-    assert allowed(patched(owned, build_release_patch(state, CONFIG, owned, TARGET))) == {"n2"}
+    state, owned = state_with_p2_on(), owned_by("ReplicaSet")
+    assert allowed_nodes_of(apply_patch(owned, build_release_patch(state, CONFIG, owned, TARGET))) == {"n2"}
     patch = build_release_patch(state, CONFIG, owned, TARGET, hostname="n2", may_require_zones=False)
-    assert allowed(patched(owned, patch)) == set(NODES)
+    assert allowed_nodes_of(apply_patch(owned, patch)) == set(NODES)
     assert list(patch["spec"]["affinity"]["nodeAffinity"]) == ["preferredDuringSchedulingIgnoredDuringExecution"]
     assert NARROWED_ANNOTATION not in patch["metadata"].get("annotations", {})
 
@@ -173,16 +174,16 @@ def test_the_planned_zone_is_required_unless_required_terms_failed_before() -> N
     ],
 )
 def test_no_zone_is_required_of_a_pod_with_min_domains(constraint: dict[str, Any], *, is_required: bool) -> None:
-    """kube-scheduler counts only the domains that the node affinity allows: one zone is fewer than two, so its minimum is 0."""
+    """kube-scheduler counts only the domains that the node affinity allows: with one zone of two, the minimum counts as 0."""
     pod = owned_by("ReplicaSet", topologySpreadConstraints=[{"topologyKey": ZONE, "maxSkew": 1, **constraint}])
-    patch = build_release_patch(cluster(), CONFIG, pod, TARGET)
-    assert allowed(patched(pod, patch)) == ({"n2"} if is_required else set(NODES))
-    assert preferred(patch)[0][1:] == (ZONE, ["z2"])
+    patch = build_release_patch(state_with_p2_on(), CONFIG, pod, TARGET)
+    assert allowed_nodes_of(apply_patch(pod, patch)) == ({"n2"} if is_required else set(NODES))
+    assert preferred_terms_of(patch)[0][1:] == (ZONE, ["z2"])
 
 
 def test_unplaced_pods_and_daemon_pods_keep_the_users_affinity() -> None:
     """An autoscaler makes a node for what it reads in the pod; a DaemonSet has chosen the node already."""
-    state = cluster(["n1"])
+    state = state_with_p2_on(["n1"])
     of_unplaced_pod = build_release_patch(state, CONFIG, owned_by("ReplicaSet"), None, keep_user_affinity=True)
     of_daemon_pod = build_release_patch(state, CONFIG, owned_by("DaemonSet"), TARGET)
     assert "affinity" in build_release_patch(state, CONFIG, owned_by("DaemonSet", controller=False), TARGET)["spec"]
@@ -207,18 +208,18 @@ def test_the_users_terms_are_narrowed_and_can_be_restored(terms: list[dict[str, 
     """An empty term matches no node; with a requirement of ours it would match some."""
     users_preference = {"weight": 7, "preference": {"matchExpressions": [{"key": "pool", "operator": "Exists"}]}}
     preferred_terms = {"preferredDuringSchedulingIgnoredDuringExecution": [users_preference]}
-    affinity = preferred_terms | (requiring(*terms) if terms else {})
+    affinity = preferred_terms | (required_affinity(*terms) if terms else {})
     pod = owned_by("ReplicaSet", affinity={"nodeAffinity": affinity})
-    patch = build_release_patch(cluster(["n1"]), CONFIG, pod, None)
-    narrowed = patched(pod, patch)
-    assert allowed(narrowed) == allowed(pod) & {"n1", "n2"}
+    patch = build_release_patch(state_with_p2_on(["n1"]), CONFIG, pod, None)
+    narrowed = apply_patch(pod, patch)
+    assert allowed_nodes_of(narrowed) == allowed_nodes_of(pod) & {"n1", "n2"}
     assert patch["spec"]["affinity"]["nodeAffinity"][next(iter(preferred_terms))][0] == users_preference
-    assert allowed(without_added_requirement(narrowed)) == allowed(pod)
+    assert allowed_nodes_of(without_added_requirement(narrowed)) == allowed_nodes_of(pod)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"key":"other","operator":"Exists"}'])
 def test_affinity_without_our_requirement_is_unchanged(text: str) -> None:
-    affinities: tuple[Any, ...] = (None, {"podAntiAffinity": {}}, {"nodeAffinity": requiring(in_zones("z1"))})
+    affinities: tuple[Any, ...] = (None, {"podAntiAffinity": {}}, {"nodeAffinity": required_affinity(in_zones("z1"))})
     for affinity in affinities:
         pod = gated(metadata={"annotations": {NARROWED_ANNOTATION: text}}, affinity=affinity)
         assert without_added_requirement(pod) == pod
@@ -227,7 +228,7 @@ def test_affinity_without_our_requirement_is_unchanged(text: str) -> None:
 def test_patches_open_the_gate_of_the_seen_version_in_every_mode() -> None:
     pod = gated(metadata={"resourceVersion": "7", "uid": "u1"})
     for config in (CONFIG, SchedulerConfig()):
-        patch = build_release_patch(cluster(), config, pod, TARGET)
+        patch = build_release_patch(state_with_p2_on(), config, pod, TARGET)
         assert patch["metadata"]["resourceVersion"] == "7"
         assert patch["spec"]["schedulingGates"] == [{"$patch": "delete", "name": GATE}]
         assert ("affinity" in patch["spec"]) == (config is CONFIG)

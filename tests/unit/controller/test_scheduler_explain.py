@@ -63,7 +63,7 @@ def test_costs_by_peer_add_up_to_the_cost_of_their_candidate(distribution: str) 
 @pytest.mark.parametrize(
     ("explained_pod", "placed", "sentence"),
     [
-        (pod("P1", "n2"), [("P2", "n1")], "on n2 by the rule: cost 1 (P2 1 of 15); 2 nodes refused"),
+        (pod("P1", "n2"), [("P2", "n1")], "on n2 by NetworkOverhead: cost 1 (P2 1 of 15); 2 nodes refused"),
         (
             pod("P1", "n1", metadata=target_annotation(Target("z1", "r", "n1"))),
             [("P2", "n1")],

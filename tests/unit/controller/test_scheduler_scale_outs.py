@@ -1,4 +1,4 @@
-"""A scale-out: new replicas go near callers and to overloaded zones; running replicas stay."""
+"""A scale-out: new replicas go near their callers or callees, and to overloaded zones; running replicas stay."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 
 from tests.unit.controller import groups
 
-CASE = groups.GroupCase((3, 3), ((0, 1, 100),), ((0, 9, 9), (9, 0, 9), (9, 9, 0)), (9, 9, 9))
-"""w0 calls w1 in three zones."""
+CASE = groups.GroupCase(replicas=(3, 3), edges=((0, 1, 100),), cost=((0, 9, 9), (9, 0, 9), (9, 9, 0)), slots=(9, 9, 9))
+"""w0 calls w1; there are three zones. Nodes and pods are those of each test."""
 
 
 def zones_of_new_replicas(workload: str, callers: tuple[int, ...], callees: tuple[int, ...], count: int) -> list[str]:
@@ -23,12 +23,13 @@ def zones_of_new_replicas(workload: str, callers: tuple[int, ...], callees: tupl
 
 
 SCALE_OUTS = {
-    "zones whose callers have no replica": ("w1", (0, 1, 2), (0,), ["z1", "z2"]),
-    "the zone of most callers": ("w1", (0, 0, 1), (1,), ["z0", "z0"]),
-    "beside an overloaded replica": ("w1", (0, 0, 0, 0), (0, 1), ["z0"]),
-    "by the share of callers": ("w1", (0, 0, 0, 1), (0, 1), ["z0", "z0"]),
-    "the zone with more load per replica": ("w1", (1, 1, 2, 2), (1, 1, 2), ["z2"]),
-    "callers near replicas without load": ("w0", (0, 0), (0, 2), ["z2"]),
+    # workload that is scaled out, zones of the callers and of the callees, zones of the new replicas
+    "callees go to zones whose callers have none": ("w1", (0, 1, 2), (0,), ["z1", "z2"]),
+    "callees go to the zone of most callers": ("w1", (0, 0, 1), (1,), ["z0", "z0"]),
+    "a callee goes beside an overloaded one": ("w1", (0, 0, 0, 0), (0, 1), ["z0"]),
+    "callees are spread by the share of callers": ("w1", (0, 0, 0, 1), (0, 1), ["z0", "z0"]),
+    "a callee goes to the zone with more load per callee": ("w1", (1, 1, 2, 2), (1, 1, 2), ["z2"]),
+    "a caller goes near a callee without load": ("w0", (0, 0), (0, 2), ["z2"]),
 }
 
 

@@ -58,7 +58,8 @@ static double balance_delta(const State *state, int32_t class, int32_t host, int
   return problem->balance_price * sum;
 }
 
-/* Change of the prices of pairs of replicas: of a workload on one host and in one zone, and of any workloads on one host. */
+/* Change of the prices for replicas of a workload on one host or in one zone, and of any workloads on one host (crowding).
+   Prices grow with the square of the number of replicas: (n + 1)^2 - n^2 = 2 n + 1. */
 static double colocation_delta(const State *state, int64_t workload, int32_t from, int32_t to) {
   const Problem *problem = state->problem;
   const int32_t *on_host = state->n_on_host + workload * problem->hosts, *all_on_host = state->n_all_on_host;
@@ -82,7 +83,7 @@ double state_other_delta(const State *state, int32_t class, int32_t from, int32_
   return has_rules(problem, class) ? sum + rules_delta(state, class, from, to) : sum;
 }
 
-/* Change of calls and of workloads wholly in one zone. All hosts of a zone without replicas of adjacent workloads have the same. */
+/* Change of calls and of workloads wholly in one zone; equal for all hosts of a zone that have no replicas of adjacent workloads. */
 double state_network_delta(const State *state, int32_t class, int32_t from, int32_t to) {
   const Problem *problem = state->problem;
   int64_t workload = problem->workload_of[class], all = problem->replica_count[workload];
@@ -101,7 +102,7 @@ double state_delta(const State *state, int32_t replica, int32_t to) {
   return state_network_delta(state, class, from, to) + state_other_delta(state, class, from, to);
 }
 
-static void append(ReplicaList *list, int32_t replica) {
+static void list_append(ReplicaList *list, int32_t replica) {
   if (list->length == list->capacity) {
     list->capacity = list->capacity ? list->capacity * 2 : 4;
     list->item = realloc(list->item, (size_t)list->capacity * sizeof(int32_t));
@@ -121,7 +122,7 @@ static void change_host(State *state, int32_t replica, int32_t host, int step) {
   ReplicaList *list = &state->replicas_on[host];
   if (step > 0) {
     state->list_index[replica] = list->length;
-    append(list, replica);
+    list_append(list, replica);
   } else {
     int32_t last = list->item[--list->length];
     list->item[state->list_index[replica]] = last;
@@ -142,7 +143,8 @@ void state_move(State *state, int32_t replica, int32_t to) {
   calls_update_costs(state, workload, zone_at(problem, from), zone_at(problem, to));
 }
 
-static double workload_cost(const State *state, int64_t workload, double sum) {
+/* The sum plus the co-location prices of a workload. */
+static double add_colocation_cost(const State *state, int64_t workload, double sum) {
   const Problem *problem = state->problem;
   const int32_t *on_host = state->n_on_host + workload * problem->hosts;
   const int64_t *in_zone = state->n_in_zone + workload * problem->zones;
@@ -162,7 +164,7 @@ double state_cost(const State *state) {
     int64_t workload = entry / problem->zones;
     if (problem->must_span_zones[workload] && state->n_in_zone[entry] == problem->replica_count[workload]) sum += problem->one_zone_price;
   }
-  for (int64_t workload = 0; workload < problem->workloads; workload++) sum = workload_cost(state, workload, sum);
+  for (int64_t workload = 0; workload < problem->workloads; workload++) sum = add_colocation_cost(state, workload, sum);
   for (int64_t host = 0; host < problem->hosts; host++)
     sum += (problem->crowding_price * state->n_all_on_host[host] + problem->host_price[host]) * state->n_all_on_host[host];
   for (int64_t rule = 0; rule < problem->rules; rule++)
