@@ -1,4 +1,4 @@
-"""Log-ins from outside a cluster: kubeconfigs as the ``kubernetes`` package reads them, with log-in plugins and proxies.
+"""Finds the API server and the credentials: of the pod, or of kubeconfigs as the ``kubernetes`` package reads them, with log-in plugins and proxies.
 
 Fields that kubectl supports and the package ignores are errors: if ``as`` were ignored, commands would run as another user.
 """
@@ -66,7 +66,7 @@ class KubeconfigLogin:
         )
 
     async def get_credential(self) -> Credential:
-        """See `kubekit.credentials.CredentialProvider`. Runs a plugin in a thread, once for concurrent callers."""
+        """See `kubekit.credentials.CredentialProvider`. Runs a plugin in a thread, for one caller at a time."""
         async with self._lock:
             return await asyncio.to_thread(self._load_credential)
 

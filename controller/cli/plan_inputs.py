@@ -46,7 +46,7 @@ async def read_inputs(session: Session, snapshot: ClusterSnapshot) -> tuple[Plan
 
 
 def build_state(snapshot: ClusterSnapshot) -> State:
-    """The scheduler's state for a snapshot that was read with ``groups``."""
+    """The scheduler's state of a snapshot by `read_snapshot(groups=True)`."""
     state = State(snapshot.scheduler, snapshot.netaware_namespace)
     handlers: tuple[tuple[Callable[..., object], Iterable[Object]], ...] = (
         (state.on_service_change, snapshot.services),

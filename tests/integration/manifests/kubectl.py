@@ -63,6 +63,7 @@ def write_kustomization(overlay: str, *components: str, folder: Path, **more: An
     """Write a kustomization of a shipped overlay, components and other fields into a folder; returns its path."""
     kustomization = folder / "-".join((overlay, *components, *more))
     kustomization.mkdir()
+    # kustomize refuses absolute paths.
     relative_manifests = Path(*[".."] * len(kustomization.resolve().parts[1:])) / MANIFESTS.relative_to("/")
     body = {
         "kind": "Kustomization",
@@ -90,8 +91,10 @@ async def installed_overlay(plane: ControlPlane, overlay: str) -> AsyncIterator[
     await kubectl("apply", "--server-side", "-k", str(MANIFESTS / "overlays" / overlay))
     await wait_until_established(kubectl)
     async with Client(plane.client_config) as admin:
-        yield kubectl, admin
-        await uninstall(kubectl, admin, overlay)
+        try:
+            yield kubectl, admin
+        finally:
+            await uninstall(kubectl, admin, overlay)
 
 
 async def uninstall(kubectl: Kubectl, admin: Client, overlay: str) -> None:

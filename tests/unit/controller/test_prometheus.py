@@ -12,7 +12,7 @@ from lab.controlplane_commands import LOOPBACK
 
 
 async def test_errors_name_the_address_without_the_password() -> None:
-    """Viewers of the page see the address, in the readings' source and in errors."""
+    """The password must not appear, because viewers of the page see addresses and errors."""
     authorizations = []
 
     async def refuse(request: web.Request) -> web.Response:
@@ -26,7 +26,7 @@ async def test_errors_name_the_address_without_the_password() -> None:
     app = web.Application()
     app.router.add_post("/slow/api/v1/query", hang)
     app.router.add_post("/base/api/v1/query", refuse)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)  # one request never ends
+    runner = web.AppRunner(app, shutdown_timeout=0.1)  # the request to /slow never ends
     await runner.setup()
     try:
         await web.TCPSite(runner, LOOPBACK, 0).start()
