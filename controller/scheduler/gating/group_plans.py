@@ -313,7 +313,7 @@ class GroupPlans:
         if (pod := pods.pop(key, None)) is not None:
             requests, expires_at = self.reservations.requests_with_ports_of(pod), self._clock() + duration_s
             expected = ExpectedReplacement(pod.workload, target, frozenset(pods), expires_at, requests)
-            self._expected_replacements.add(group, key, expected)
+            self.reservations.record_ended(self._expected_replacements.add(group, key, expected))
 
     def _drop_expired_replacements(self) -> None:
         self.reservations.record_ended(self._expected_replacements.drop_expired(self._clock()))

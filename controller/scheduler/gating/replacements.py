@@ -40,9 +40,14 @@ class ExpectedReplacements:
         self._expected: dict[tuple[str, str], ExpectedReplacement] = {}
         """Group and key of the evicted pod -> its replacement."""
 
-    def add(self, group: str, key: str, expected: ExpectedReplacement) -> None:
-        """Add the expected replacement of a group's pod, instead of an earlier one, whose eviction was refused."""
+    def add(self, group: str, key: str, expected: ExpectedReplacement) -> int:
+        """Add the expected replacement of a group's pod, instead of an earlier one, whose eviction was refused.
+
+        Returns how many reservations of another node end.
+        """
+        earlier = self._expected.get((group, key), expected)
         self._expected[group, key] = expected
+        return int(earlier.target.node != expected.target.node)
 
     def forget_group(self, group: str) -> None:
         """Forget a deleted group."""

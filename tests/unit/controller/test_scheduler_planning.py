@@ -384,8 +384,11 @@ async def test_a_node_is_reserved_for_a_replacement_until_it_exists_or_expires()
     reserved = await node_of_other_group()
     target = Target("z1", "r", reserved)
     world.add_pod("d/g1", "evicted", "P1", 3)
-    for _ in range(2):  # The first eviction may have been refused, for example by a disruption budget.
-        world.plans.expect_replacement("d/g1", "d/evicted", target, duration_s=60)
+    other_target = Target("z1", "r", next(node for node in world.node_cache.hosts if node != reserved))
+    freed_count = world.plans.reservations.freed_count
+    for node_target, freed in ((other_target, 0), (target, 1), (target, 1)):  # Earlier evictions may have been refused.
+        world.plans.expect_replacement("d/g1", "d/evicted", node_target, duration_s=60)
+        assert world.plans.reservations.freed_count == freed_count + freed
     world.delete_pod("d/evicted")
     assert await node_of_other_group() != reserved
     assert world.planned_snapshots[-1].reserved[reserved]["cpu"] == 3000
