@@ -76,7 +76,7 @@ class ApiError(KubekitError):
         status: the HTTP status; below 500, the code of the Status object if it has one.
         reason: the machine-readable reason of the Status object, for example ``NotFound``; may be empty.
         message: the text of the Status object, or else the start of the response.
-        retry_after_s: seconds of the Retry-After header, or else of the Status details; None if both are missing or 0.
+        retry_after_s: seconds of the Retry-After header, or else of the Status details, at most 60; None if both are missing or 0.
         causes: ``reason`` of each cause in the Status details, for example ``DisruptionBudget``.
     """
 

@@ -29,6 +29,10 @@ class WatchEvent(msgspec.Struct, gc=False, frozen=True):
         return _decode_status(self.object).to_error(500)
 
 
+MAX_RETRY_AFTER_S = 60.0
+"""Limit of Retry-After, so that the value of a misconfigured proxy does not pause watches and work queues for hours."""
+
+
 class _Cause(Wire, frozen=True):
     reason: str = ""
 
@@ -50,6 +54,7 @@ class Status(Wire, frozen=True):
         """Convert to an exception, by default with ``fallback_code``. ``retry_after`` is the HTTP header, ignored if it is a date."""
         details = self.details or _Details()
         wait_s = float(retry_after) if retry_after and retry_after.isdigit() else float(details.retry_after_seconds)
+        wait_s = min(wait_s, MAX_RETRY_AFTER_S)
         return ApiError(
             self.code or fallback_code,
             self.reason,
