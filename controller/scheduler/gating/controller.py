@@ -160,8 +160,8 @@ class GatingController:
             self._unschedulable_pods.may_delete = await may_delete_pods(self._client)
 
     def _on_pod_change(self, key: str, old: Pod | None, new: Pod | None) -> None:
-        if old is not None and new is not None and old.metadata.uid != new.metadata.uid:
-            # A list after an interrupted watch shows the new pod of a StatefulSet in place of the old one.
+        if old is not None and new is not None and (old.metadata.uid, old.group) != (new.metadata.uid, new.group):
+            # The pod has another group now, or a list after an interrupted watch shows a StatefulSet's new pod in place of the old one.
             self._on_pod_change(key, old, None)
             old = None
         group = self._group_pods.on_change(key, old, new)

@@ -157,20 +157,22 @@ async def test_a_group_that_is_deleted_while_its_plan_begins_does_not_end_the_pl
     assert world.planned_snapshots == []
 
 
-def test_the_gate_of_a_pod_does_not_count_as_open_because_that_of_its_predecessor_was_opened() -> None:
+@pytest.mark.parametrize(
+    "change", [{"uid": "new"}, {"labels": {APPGROUP_LABEL: "g2"}}], ids=["another-pod", "another-group"]
+)
+def test_a_pod_inherits_no_open_gate_from_its_predecessor_or_its_former_group(change: dict[str, Any]) -> None:
     """A list after an interrupted watch shows the new pod in place of the old one of the same name."""
     client = cast("Client", None)
     cache = ClusterCache(client, "netaware-system")
     controller = GatingController(client, cache, SchedulerConfig(), SilentEventRecorder(), CollectorRegistry())
     reservations, reader, world = controller.plans.reservations, PodReader(), world_with_one_pod()
-    for uid in ("old", "new"):
-        world.update_pod("d/a", metadata={"uid": uid})
-        fill_store(cache.pods, [reader.read(world.pods["d/a"])])
-        if uid == "old":
-            reservations.mark_released("d/a")
+    fill_store(cache.pods, [reader.read(world.pods["d/a"])])
+    reservations.mark_released("d/a")
+    world.update_pod("d/a", metadata=change)
+    fill_store(cache.pods, [reader.read(world.pods["d/a"])])
     reservations.reserve("d/g1", [(world.pods["d/a"], "n00")])
-    assert reservations.reserved_by_others_on("d/g2", "n00")
-    assert not reservations.reserved_by_others_on("d/g2", "n00", released_only=True)
+    assert reservations.reserved_by_others_on("d/g3", "n00")
+    assert not reservations.reserved_by_others_on("d/g3", "n00", released_only=True)
 
 
 @pytest.mark.parametrize("is_complete", [False, True], ids=["incomplete", "complete"])
