@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -33,10 +33,15 @@ def find_foreign_pods(node_cache: NodeCache, pods: Iterable[Pod]) -> tuple[Forei
     active_pods = [pod for pod in pods if pod.is_active]
     representatives = list({_constraints_key(pod): pod for pod in active_pods}.values())
     terms = list(dict.fromkeys(term for pod in representatives for term in terms_of(pod)))
+    # Pods of a StatefulSet or an indexed Job have equal constraints, but a label of their own.
+    labels_by_pod = ((pod.metadata.namespace, pod.metadata.labels or {}) for pod in active_pods)
+    own_labels = list(
+        {(namespace, frozenset(labels.items())): (namespace, labels) for namespace, labels in labels_by_pod}.values()
+    )
     group_counts_by_template = _count_by_template(node_cache, active_pods)
     foreign_pods = []
     for key, template in node_cache.templates.items():
-        kinds = _relating_rule_kinds(template, terms, representatives)
+        kinds = _relating_rule_kinds(template, terms, own_labels)
         # `-` of Counter drops nodes without other pods.
         if kinds and (pods_by_node := template.pods_by_node - group_counts_by_template.get(key, Counter())):
             is_required = bool(kinds - {RuleKind.PREFERENCE})
@@ -61,16 +66,16 @@ def _count_by_template(node_cache: NodeCache, pods: Iterable[Pod]) -> dict[Templ
 
 
 def _relating_rule_kinds(
-    template: PodTemplate, terms: Collection[Term], representatives: Sequence[Pod]
+    template: PodTemplate, terms: Collection[Term], own_labels: Iterable[tuple[str, Mapping[str, str]]]
 ) -> set[RuleKind]:
-    """Kinds of the rules that relate a template to the group; ``representatives`` are one of its pods for each set of constraints."""
+    """Kinds of the rules that relate a template to the group; ``own_labels`` are the namespaces and labels of the group's pods."""
     example = template.example_pod
     kinds = {term.kind for term in terms if term.selects(example.namespace, example.labels)}
     for term in _cached_terms(template):
         # A rule that both have counts the pods of both. Anti-affinity also keeps new pods away from the bound pods that have it.
         if term in terms or (
             term.kind is RuleKind.ANTI_AFFINITY
-            and any(term.selects(pod.metadata.namespace, pod.metadata.labels or {}) for pod in representatives)
+            and any(term.selects(namespace, labels) for namespace, labels in own_labels)
         ):
             kinds.add(term.kind)
     return kinds

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim, StorageClass
+from controller.scheduler.placement.foreign_pods import find_foreign_pods
 from tests.unit.controller.planners import HOST, NOISY, ZONE, Planners
 
 WORKLOAD = {"appgroup.diktyo.x-k8s.io.workload": "P1"}
@@ -116,3 +117,15 @@ async def test_foreign_pods_count_by_their_namespace() -> None:
     assert "z1" not in await cluster.zones(
         required("podAntiAffinity", term(NOISY), term(NOISY, namespaces=["elsewhere"]))
     )
+
+
+def test_a_foreign_pod_may_have_anti_affinity_to_one_pod_of_a_workload() -> None:
+    cluster, index_label = Planners(), "apps.kubernetes.io/pod-index"
+    term = {"topologyKey": HOST, "labelSelector": {"matchLabels": {index_label: "0"}}}
+    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    cluster.add_foreign_pod("n00", {"affinity": affinity})
+    for index in ("0", "1"):
+        pod = cluster.add_pod("d/g", f"p{index}", "P1", 1)
+        cluster.update_pod(pod.metadata.key, metadata={"labels": {**(pod.metadata.labels or {}), index_label: index}})
+    (foreign,) = find_foreign_pods(cluster.node_cache, cluster.pods_of("d/g"))
+    assert foreign.pods_by_node == {"n00": 1}
