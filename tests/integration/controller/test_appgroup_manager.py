@@ -25,7 +25,7 @@ from lab.programs import Program
 from tests.integration.conftest import MakeNode, crd_bodies, remove_crds
 from tests.integration.controller.harness import Replica, SimulatedAgents, StartReplica, announce_agent
 from tests.support.bodies import appgroup_body, weight_body
-from tests.unit.controller.test_appgroup_order import BOUTIQUE, BOUTIQUE_CALLS, ROWS
+from tests.unit.controller.test_appgroup_order import BOUTIQUE, BOUTIQUE_CALLS, EXPECTED_ORDERS
 from tests.unit.controller.test_convert_field_spellings import PROPOSAL_GROUP, PROPOSAL_TOPOLOGY, SLIDES_GROUP
 
 
@@ -67,7 +67,7 @@ async def test_every_algorithm_gives_the_documented_order_and_only_the_status_is
 ) -> None:
     await create(client, namespace, group(BOUTIQUE_GROUP, members=11))
     before: dict[str, Any] = await client.get(APPGROUPS, "g", dict, namespace=namespace)
-    for algorithm, row in ROWS.items():
+    for algorithm, row in EXPECTED_ORDERS.items():
         patch = {"spec": {"topologySortingAlgorithm": algorithm}}
         await client.patch(APPGROUPS, "g", patch, Object, patch_type=MERGE_PATCH, namespace=namespace)
         await poll_until(has(client, namespace, "SpecValid", "True", f"by {algorithm}"))
@@ -79,7 +79,7 @@ async def test_every_algorithm_gives_the_documented_order_and_only_the_status_is
         assert stored == sorted(stored)
         assert status.topology_calculation_time is not None
     after: dict[str, Any] = await client.get(APPGROUPS, "g", dict, namespace=namespace)
-    assert after["spec"] == {**before["spec"], "topologySortingAlgorithm": list(ROWS)[-1]}
+    assert after["spec"] == {**before["spec"], "topologySortingAlgorithm": list(EXPECTED_ORDERS)[-1]}
     writes = (await replica.metrics())["netaware_appgroup_writes_total"]
     touch = {"metadata": {"annotations": {"touched": "yes"}}}
     await client.patch(APPGROUPS, "g", touch, Object, patch_type=MERGE_PATCH, namespace=namespace)
