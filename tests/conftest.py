@@ -31,7 +31,6 @@ from tests.support.tools.builds import HELM, OLDEST_CONTROL_PLANE, PROMETHEUS, f
 from tests.support.unsupported import skip_if_unsupported
 
 TESTS = Path(__file__).parent
-MANIFESTS = TESTS.parent / "manifests"
 MARKED_FOLDERS = ("unit", "integration", "e2e")
 MARKER_BY_FIXTURE = {
     "node_binaries": "real_nodes",

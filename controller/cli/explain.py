@@ -19,7 +19,7 @@ from controller.diagnosis.pod_diagnosis import PodDiagnosis
 from controller.scheduler.explain import Candidate, Explanation, Peer, PeerCost, explain
 from kubekit.text import pluralize
 
-MAX_CANDIDATES_SHOWN, MAX_PEERS_SHOWN, MAX_REASONS_SHOWN = 30, 6, 2
+MAX_CANDIDATES_SHOWN, MAX_PEER_COLUMNS, MAX_REASONS_SHOWN = 30, 6, 2
 
 
 class ExplainView(msgspec.Struct, frozen=True, rename="camel"):
@@ -92,17 +92,17 @@ def _make_peer_table(explanation: Explanation) -> RenderableType:
 
 def _make_candidate_table(explanation: Explanation) -> RenderableType:
     """The best candidates, then those where the pod runs or is planned."""
-    peers = explanation.peers[:MAX_PEERS_SHOWN]
+    peers = explanation.peers[:MAX_PEER_COLUMNS]
     names = [p.workload if p.direction == "depends-on" else f"({p.workload})" for p in peers]
     hidden_peer_count = len(explanation.peers) - len(peers)
     numeric_headers = (*names, *([f"+{hidden_peer_count}"] if hidden_peer_count else []), "COST", "SCORE")
     table = make_table("", "ZONE", "NODES", *numeric_headers, numeric=numeric_headers)
     pods_candidates = (c for c in explanation.candidates[MAX_CANDIDATES_SHOWN:] if c.has_pod or c.is_target)
     for candidate in (*explanation.candidates[:MAX_CANDIDATES_SHOWN], *pods_candidates):
-        peer_costs = zip(candidate.peer_costs[:MAX_PEERS_SHOWN], peers, strict=True)
+        peer_costs = zip(candidate.peer_costs[:MAX_PEER_COLUMNS], peers, strict=True)
         cells = [_format_peer_cost(cost, peer) for cost, peer in peer_costs]
         if hidden_peer_count:
-            cells.append(Text(str(sum(cost.cost for cost in candidate.peer_costs[MAX_PEERS_SHOWN:])), style=FAINT))
+            cells.append(Text(str(sum(cost.cost for cost in candidate.peer_costs[MAX_PEER_COLUMNS:])), style=FAINT))
         table.add_row(
             _format_sign(candidate),
             candidate.zone or candidate.region or "-",

@@ -191,7 +191,7 @@ class GatingController:
         try:
             explanation = explain(self.state, pod)
         except DeletedNodeError:
-            return  # In parity mode a peer on a deleted node has no costs to explain.
+            return  # With upstream parity, a peer on a deleted node has no costs to explain.
         self._recorder.record("Normal", make_reference(PODS, pod.metadata), "NetworkPlacement", explanation.conclusion)
         self.metrics.placed_pods.labels(self._compare_with_target(pod, target)).inc()
 
