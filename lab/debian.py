@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.build import lock_build
 from lab.errors import UnsupportedError
 from lab.paths import cache_dir
 from lab.progress import print_line
@@ -49,10 +50,12 @@ class UnpackedPackages:
         return {"PATH": search_path, **self.library_environment}
 
     def can_run(self, programs: Sequence[str]) -> bool:
-        """Whether these files, relative to ``/``, exist and all libraries that they need are found."""
+        """Whether these files, relative to ``/``, exist and all libraries that they need are found; True for no files."""
         paths = [self.root / program for program in programs]
         if not all(path.exists() for path in paths):
             return False
+        if not paths:
+            return True
         argv, environment = ["ldd", *map(str, paths)], {**os.environ, **self.library_environment}
         result = subprocess.run(argv, check=False, capture_output=True, text=True, env=environment)
         return "not found" not in result.stdout
@@ -65,37 +68,51 @@ def find_or_unpack_packages(
     programs: Sequence[str] = (),
     components: Sequence[str] = ("main",),
 ) -> UnpackedPackages:
-    """Return the packages with their dependencies, from the cache or from the distribution's mirror; progress on stderr.
+    """Return the packages, from the cache or the distribution's mirror. Prints progress on stderr.
 
     Args:
         name: name of the folder in the cache.
-        packages: names of packages of Debian or Ubuntu.
+        packages: names of packages of Debian or Ubuntu. Their dependencies that this machine lacks are unpacked too.
         programs: files of the packages that must run here, relative to ``/``.
         components: components of the archive, such as ``main``.
 
     Raises:
         UnsupportedError: the packages cannot be downloaded, or do not run here; says what to install.
     """
-    root, names = cache_dir() / "debian" / name, ", ".join(packages)
-    marker = root / ".complete"
-    if marker.exists() and marker.read_text().split() == list(packages):
-        return UnpackedPackages(root)
+    cached = UnpackedPackages(cache_dir() / "debian" / name)
+    if not _is_complete(cached, packages, programs):
+        cached.root.parent.mkdir(parents=True, exist_ok=True)
+        with lock_build(cached.root.with_name(f"{name}.lock"), f"the folder {cached.root}"):
+            # Another process may have unpacked them while this one waited for the lock.
+            if not _is_complete(cached, packages, programs):
+                _fetch(cached, packages, programs, components)
+    return cached
+
+
+def _is_complete(cached: UnpackedPackages, packages: Sequence[str], programs: Sequence[str]) -> bool:
+    marker = cached.root / ".complete"
+    # A package of the machine, on which these depend, may have been removed since.
+    return marker.exists() and marker.read_text().split() == list(packages) and cached.can_run(programs)
+
+
+def _fetch(
+    cached: UnpackedPackages, packages: Sequence[str], programs: Sequence[str], components: Sequence[str]
+) -> None:
+    names = ", ".join(packages)
     hint = f"install {names} (names of Debian's packages)"
     if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
         raise UnsupportedError(f"{missing[0]}, which downloads {names}, is missing: {hint}")
-    print_line(f"fetching {names} from the distribution's mirror into {root}")
-    root.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=root.parent, prefix="fetching-") as scratch:
+    print_line(f"fetching {names} from the distribution's mirror into {cached.root}")
+    with tempfile.TemporaryDirectory(dir=cached.root.parent, prefix="fetching-") as scratch:
         try:
             unpacked = _download_and_unpack(Path(scratch), packages, components)
         except (OSError, subprocess.SubprocessError) as error:
             raise UnsupportedError(f"{names} could not be fetched ({_describe_failure(error)}): {hint}") from error
-        if programs and not unpacked.can_run(programs):
+        if not unpacked.can_run(programs):
             raise UnsupportedError(f"{names} was fetched but does not run here: {hint}")
         (unpacked.root / ".complete").write_text("\n".join(packages))
-        shutil.rmtree(root, ignore_errors=True)
-        unpacked.root.rename(root)
-    return UnpackedPackages(root)
+        shutil.rmtree(cached.root, ignore_errors=True)
+        unpacked.root.rename(cached.root)
 
 
 def find_archives() -> list[tuple[str, str]]:
@@ -112,7 +129,7 @@ def find_archives() -> list[tuple[str, str]]:
 
 
 def _download_and_unpack(folder: Path, packages: Sequence[str], components: Sequence[str]) -> UnpackedPackages:
-    """Download and unpack packages and their dependencies below ``folder``."""
+    """Download and unpack packages, and the dependencies that this machine lacks, below ``folder``."""
     for subfolder in ("state/lists/partial", "cache/archives/partial"):
         (folder / subfolder).mkdir(parents=True)
     source_list = folder / "private.list"

@@ -1,6 +1,6 @@
 """``python -m lab.measure``: measures the path between two lab nodes, inside a node's namespace.
 
-It uses the agents' probers with another port, so that the demo's figures are independent of the measurements that placed the pods.
+It measures anew with the agents' probers, so that the demo's figures do not come from the samples that placed the pods.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from netperf.sample import Measurement
 PASSPHRASE_VARIABLE = "NETAWARE_LAB_PASSPHRASE"
 PORT = 22865
 """Another port than that of the agents' netserver (12865), which may run in the same namespace."""
-NETPERF_DURATION_S, ATTEMPTS = 1.0, 50
+NETPERF_DURATION_S = 1.0
 DATAGRAM_DURATION_S = 10.0
-"""Long enough for a p90 from at most four datagrams a second."""
+"""Long enough for a p90 from `MAX_DESTINATION_RATE_PER_S` datagrams a second."""
+RETRY_S = 60.0
 
 
 async def serve_probes(address: str, prober: str, passphrase: bytes) -> None:
@@ -44,17 +45,18 @@ async def serve_probes(address: str, prober: str, passphrase: bytes) -> None:
 
 
 async def probe_and_print(address: str, prober: str, passphrase: bytes) -> None:
-    """Measure once and print the measurement as JSON; try up to `ATTEMPTS` times, because a link may lose packets."""
+    """Measure once and print the measurement as JSON. Retries for `RETRY_S`, because a link may lose packets."""
     netperf = NetperfProber(find_binary("netperf") or "netperf", passphrase)
     settings = ProbeSettings(duration_s=NETPERF_DURATION_S, control_port=PORT, data_port=PORT + 1)
-    for attempt in range(ATTEMPTS):
+    deadline = time.monotonic() + RETRY_S
+    while True:
         try:
             if prober == "datagrams":
                 measurement = await measure_with_datagrams(address, passphrase)
             else:
                 measurement = await netperf.probe(address, settings)
-        except ProbeFailedError:
-            if attempt == ATTEMPTS - 1:
+        except ProbeFailedError as error:
+            if error.reason == "no-netperf" or time.monotonic() > deadline:
                 raise
             await asyncio.sleep(0.2)
         else:

@@ -1,5 +1,7 @@
-"""Creates and removes a lab's network devices: a namespace for each node, a management bridge to the API server, and TUN devices to
-the emulated wide-area network.
+"""Creates and removes a lab's network devices.
+
+Each node has a namespace, a veth pair to a management bridge, from which it reaches the API server, and a TUN device to the emulated
+wide-area network.
 
 Names and addresses derive from the lab's slot, a number. The bridge reserves the slot, because the kernel refuses a second bridge of the
 same name. The bridge's alias is the lab's state directory, so that no lab removes the devices of another. Addresses of nodes are from the
@@ -27,11 +29,11 @@ from lab.topology import REAL, LabNode
 
 WAN_DEVICE, MANAGEMENT_DEVICE = "wan0", "mgmt0"
 _SLOTS = 250
-_FIRST_HOST = 10
+_FIRST_HOST = 10  # Last byte of the first node's addresses; the gateway has 1.
 _PREFIX_LENGTH = 24
-# Every slot has 2^14 addresses of 100.64.0.0/10 for pods of real nodes, and every node 2^6 of the slot's.
+# Pods of real nodes: each slot has 2^14 of the 2^22 addresses of 100.64.0.0/10, and each node 2^6 of its slot's.
 _POD_BASE, _SLOT_BITS, _POD_BITS = ipaddress.IPv4Address("100.64.0.0"), 14, 6
-# All but those of network, bridge and broadcast.
+# A node's addresses without those of the network, the bridge and broadcast.
 MAX_PODS_PER_NODE = 2**_POD_BITS - 3
 _MTU = 1500
 _TUN = Path("/dev/net/tun")
@@ -49,14 +51,14 @@ class NodeNetwork:
         netns: name of its network namespace under /run/netns.
         address: its address in the wide-area network; the Node's InternalIP.
         management_address: its address on the bridge, at which the host reaches it without delay.
-        pod_ranges: one range of addresses of its pods, in CIDR notation; empty without a real kubelet.
+        pod_range: addresses of its pods, in CIDR notation; empty without a real kubelet.
     """
 
     node: LabNode
     netns: str
     address: str
     management_address: str
-    pod_ranges: tuple[str, ...] = ()
+    pod_range: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,7 @@ def plan_network(slot: int, nodes: Sequence[LabNode]) -> LabNetwork:
             f"netaware-{slot}-{node.name}",
             f"198.19.{slot}.{i}",
             f"198.18.{slot}.{i}",
-            (f"{_POD_BASE + (slot << _SLOT_BITS) + (i << _POD_BITS)}/{32 - _POD_BITS}",)
-            if node.kubelet == REAL
-            else (),
+            f"{_POD_BASE + (slot << _SLOT_BITS) + (i << _POD_BITS)}/{32 - _POD_BITS}" if node.kubelet == REAL else "",
         )
         for i, node in enumerate(nodes, _FIRST_HOST)
     )
@@ -186,21 +186,24 @@ def _create_wan_device(node: NodeNetwork) -> None:
 
 def _route_pods(host_netlink: IPRoute, network: LabNetwork) -> None:
     """Add routes to the pods of real nodes: over the wide-area network from other nodes, and over the bridge from the host."""
-    real_nodes = [node for node in network.node_networks if node.pod_ranges]
+    real_nodes = [node for node in network.node_networks if node.pod_range]
     bridge = find_device_index(host_netlink, bridge_name(network.slot))
     for node in real_nodes:
-        for destination in (f"{node.address}/32", node.pod_ranges[0]):
+        for destination in (f"{node.address}/32", node.pod_range):
             host_netlink.route("add", dst=destination, gateway=node.management_address, oif=bridge)
     for node in network.node_networks if real_nodes else ():
         with namespaces.enter(node.netns), IPRoute() as node_netlink:
             wan = find_device_index(node_netlink, WAN_DEVICE)
             for other in real_nodes:
                 if other is not node:
-                    node_netlink.route("add", dst=other.pod_ranges[0], gateway=other.address, oif=wan)
+                    node_netlink.route("add", dst=other.pod_range, gateway=other.address, oif=wan)
 
 
 def _reserve_slot(host_netlink: IPRoute, state_dir: Path) -> int:
-    """Write the first free slot into the state directory, then create its bridge."""
+    """Write the first free slot into the state directory, then create its bridge.
+
+    In this order, `remove_network` finds the bridge of a lab that was killed in between.
+    """
     with _lock_slots():
         device_names = {link.get_attr("IFLA_IFNAME") for link in host_netlink.get_links()}
         slot = next((n for n in range(_SLOTS) if bridge_name(n) not in device_names), None)
@@ -217,7 +220,8 @@ def _reserve_slot(host_netlink: IPRoute, state_dir: Path) -> int:
 def remove_network(state_dir: Path) -> None:
     """Remove all devices of the lab with this state directory.
 
-    Processes inside the namespaces must have ended; otherwise the namespaces remain, without a name.
+    Processes inside the namespaces must have ended; otherwise the namespaces remain, without a name. Raises LabError if another lab
+    changes slots for too long.
     """
     try:
         slot, namespace_id = (int(word) for word in _slot_file(state_dir).read_text().split())
@@ -252,7 +256,7 @@ def _slot_file(state_dir: Path) -> Path:
 
 
 def _network_namespace_id() -> int:
-    """Inode of this process's network namespace."""
+    """Return the inode of this process's network namespace."""
     return Path("/proc/self/ns/net").stat().st_ino
 
 

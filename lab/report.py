@@ -82,7 +82,7 @@ class DemoReport(msgspec.Struct, frozen=True, omit_defaults=True):
         matrix, edges: zone pairs and dependencies.
         elapsed_s: duration of the demo.
         nodes_kind: ``real``, or ``namespace`` for nodes without a kubelet, which have neither ``images`` nor ``application``.
-        seed: as in `lab.demo.Demo`.
+        seed: of the random order in which pods were created; None if the order was fixed.
         images: program -> image that ran.
         application: latency of requests to the running application.
     """
@@ -183,11 +183,11 @@ def _print_summary(console: Console, report: DemoReport) -> None:
     console.print(
         f"Total dependency latency: [bold]{summary.default_total_us / 1e3:.1f} ms[/] with the default scheduler, "
         f"[bold green]{summary.network_aware_total_us / 1e3:.1f} ms[/] network-aware: "
-        f"[bold]{summary.reduction_percent:.0f} % {'less' if summary.reduction_percent >= 0 else 'more'}[/]."
+        f"[bold]{abs(summary.reduction_percent):.0f} % {'less' if summary.reduction_percent >= 0 else 'more'}[/]."
     )
     console.print(
-        f"Dependencies above their maxNetworkCost: [bold]{summary.default_violations}[/] before, "
-        f"[bold]{summary.network_aware_violations}[/] after, of {len(report.edges)}."
+        f"Dependencies above their maxNetworkCost: [bold]{summary.default_violations}[/] with the default scheduler, "
+        f"[bold]{summary.network_aware_violations}[/] network-aware, of {len(report.edges)}."
     )
     console.print(
         f"{report.pairs_probed} of {report.pairs_planned} zone pairs measured with {report.prober} on Kubernetes "
@@ -205,7 +205,7 @@ def _print_application(console: Console, application: ApplicationReport, images:
         failed = Text(str(latency.errors), _FAULT_STYLE if latency.errors else "")
         table.add_row(name, f"{latency.p50_ms:.1f}", f"{latency.p99_ms:.1f}", str(latency.requests), failed)
     console.print(table)
-    console.print(f"Real kubelets ran {', '.join(images.values())} as the shipped overlay says.", highlight=False)
+    console.print(f"Real kubelets ran {', '.join(images.values())} with the shipped overlay.", highlight=False)
 
 
 def _start_table(

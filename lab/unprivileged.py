@@ -55,12 +55,14 @@ class LaunchCommand:
 
 
 def plan_relaunch(module: str = "lab") -> LaunchCommand:
-    """Return the command of this process, as `plan_launch` does."""
+    """Return the command of this process, wrapped as by `plan_launch`."""
     return plan_launch([sys.executable, "-m", module, *sys.argv[1:]], dict(os.environ))
 
 
 def plan_launch(argv: Sequence[str], env: dict[str, str]) -> LaunchCommand:
     """Return ``argv`` as a command, wrapped to run in a user namespace if this process may not create devices.
+
+    Opens the socket of a wrapped command.
 
     Raises:
         UnsupportedError: a user namespace is not possible either; says what is missing and what works without it.

@@ -31,7 +31,7 @@ SCHEDULER_IMAGE = "registry.k8s.io/kube-scheduler"
 APP_IMAGE = "netaware-lab-app:lab"
 _MANIFESTS = Path(__file__).parents[2] / "manifests"
 _SERVICES = Path(__file__).with_name("services.yaml")
-# A start needs mostly CPU time. With more at once, kubelets register too late.
+# A start needs mostly CPU time. With more at once, kubelets do not register within `_REGISTER_TIMEOUT_S`.
 _MAX_CONCURRENT_STARTS = 4
 # Available memory per node above which images and containers are in memory. On disk, their deletion takes minutes.
 _MEMORY_PER_NODE_BYTES = 2**30
@@ -61,23 +61,24 @@ async def start_real_nodes(
     programs: Programs,
     binaries: NodeBinaries,
 ) -> RealNodes:
-    """Start every node whose kubelet is real, and apply DNS and metrics-server; nodes become Ready a moment later.
+    """Start every node whose kubelet is real, and apply DNS and metrics-server; `await_usable_nodes` awaits that they are Ready.
 
     Args:
         lab: name of the lab.
         state_dir: state directory of the lab.
-        network: network of the lab; nodes with a range of pod addresses are real.
+        network: network of the lab; nodes with a range of pod addresses have a real kubelet.
         control_plane: control plane at which the nodes register.
         programs: running programs of the lab, to which those of the nodes are added.
         binaries: files of the nodes' programs.
 
     Raises:
         UnsupportedError: the machine cannot run real nodes.
-        BootError: a program did not start, or a node did not register.
+        BootError: the registry did not start.
+        ExceptionGroup: of BootErrors; a node's program did not start, or a node did not register.
     """
     environment, nft = binaries.debian.environment, binaries.debian.find_program("nft")
-    assert nft is not None
-    real_networks = [node for node in network.node_networks if node.pod_ranges]
+    assert nft is not None, "the programs of real nodes include nft"
+    real_networks = [node for node in network.node_networks if node.pod_range]
     await asyncio.to_thread(machine.check_machine, environment, nft, node_count=len(real_networks))
     snapshotter = await asyncio.to_thread(machine.choose_snapshotter, state_dir)
     images = await asyncio.to_thread(_create_image_store, state_dir / "registry", binaries, control_plane)
@@ -120,8 +121,7 @@ async def _start_node(node: RealNode, client: Client, semaphore: asyncio.Semapho
             error=BootError,
         )
         # Written here, because a kubelet may not write its node's pod CIDRs.
-        ranges = node.network.pod_ranges
-        body = {"spec": {"podCIDR": ranges[0], "podCIDRs": list(ranges)}}
+        body = {"spec": {"podCIDR": node.network.pod_range, "podCIDRs": [node.network.pod_range]}}
         await client.patch(NODES, node.name, body, Node, patch_type=MERGE_PATCH)
         node.start_proxy()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -49,8 +48,8 @@ def build_registry_hosts(url: str) -> str:
     return f'server = "{url}"\n[host."{url}"]\n  capabilities = ["pull", "resolve"]\n'
 
 
-def build_cni_config(pod_ranges: Sequence[str]) -> str:
-    """Return the CNI configuration for pods in these CIDR ranges, with host ports and bandwidth limits, and without NAT."""
+def build_cni_config(pod_range: str) -> str:
+    """Return the CNI configuration for pods with addresses of a CIDR range, with host ports and bandwidth limits, and without NAT."""
     bridge: dict[str, Any] = {
         "type": "bridge",
         "bridge": "cni0",
@@ -59,7 +58,7 @@ def build_cni_config(pod_ranges: Sequence[str]) -> str:
         "ipMasq": False,
         "ipam": {
             "type": "host-local",
-            "ranges": [[{"subnet": subnet}] for subnet in pod_ranges],
+            "ranges": [[{"subnet": pod_range}]],
             "routes": [{"dst": "0.0.0.0/0"}],
         },
     }

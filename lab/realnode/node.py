@@ -187,7 +187,7 @@ class RealNode:
         (etc / "containerd/certs.d/_default/hosts.toml").write_text(
             config_files.build_registry_hosts(self.registry_url)
         )
-        (etc / "cni/net.d/10-lab.conflist").write_text(config_files.build_cni_config(self.network.pod_ranges))
+        (etc / "cni/net.d/10-lab.conflist").write_text(config_files.build_cni_config(self.network.pod_range))
         node = self.network.node
         kubelet_config = config_files.build_kubelet_config(
             dns=SERVICE_DNS,

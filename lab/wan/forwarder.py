@@ -29,8 +29,8 @@ _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x1, 0x1000
 _PR_SET_TIMERSLACK = 29
 _SIOCETHTOOL, _ETHTOOL_SSET, _DUPLEX_FULL = 0x8946, 2, 1
 _READ_BYTES = 2048  # More than the MTU of the devices (1500).
-_MAX_READS = 64  # Then due packets and other devices have their turn.
-_IDLE_S = 60.0  # Any time: without packets nothing is due.
+_MAX_READS = 64  # In a row from one device, so that due packets and other devices need not wait.
+_IDLE_S = 60.0  # Without packets nothing is due, so any value works.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -76,6 +76,10 @@ class Forwarder:
                 packet = os.read(fd, _READ_BYTES)
             except BlockingIOError:
                 return
+            except OSError:
+                # The device was removed. epoll would report it without end.
+                self._poll.unregister(fd)
+                return
             target = self._routes.find_node(packet)
             if target is not None:
                 self._queue.enqueue(now_s, source, target, packet)
@@ -91,7 +95,7 @@ class Routes:
     """Finds the node that a packet is for.
 
     Args:
-        ranges: for each node, its address and the ranges of its pods in CIDR notation.
+        ranges: for each node, its address and the ranges of its pods in CIDR notation; none overlap.
     """
 
     def __init__(self, ranges: Sequence[Sequence[str]]) -> None:
@@ -134,7 +138,7 @@ def _set_speed(device: str, speed_mbps: int) -> None:
         try:
             fcntl.ioctl(sock, _SIOCETHTOOL, request.ljust(40, b"\0"))
         except OSError as error:
-            # Kernels before 5.1 refuse.
+            # Kernels before 5.1 refuse; agents then do not know the capacity.
             print(f"{device}: speed not set: {error.strerror}", file=sys.stderr)
 
 

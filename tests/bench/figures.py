@@ -9,7 +9,7 @@ Figures = dict[str, dict[str, object]]
 def figure(
     value: float, unit: str, budget: float | None = None, reference: str = "", *, at_least: bool = False
 ) -> dict[str, object]:
-    """A figure; ``budget`` is its maximum, or with ``at_least`` its minimum. ``reference`` explains or compares it."""
+    """A benchmark's result; ``budget`` is its maximum, or with ``at_least`` its minimum. ``reference`` is what to compare it with."""
     ok, limit = None, ""
     if budget is not None:
         ok = value >= budget if at_least else value <= budget

@@ -89,6 +89,7 @@ def cluster(
 def test_overlays_install_measure_place_pods_and_uninstall_without_leftovers_on_nodes(
     cluster: Cluster, tmp_path: Path
 ) -> None:
+    """The order: observe-only, the webhook on Kubernetes 1.35, the other overlays, enforce, and the uninstallation."""
     nodes, traffic_control = cluster.read_node_fields(), cluster.read_traffic_control()
     for node in cluster.lab["nodes"]:
         # The agent does not take the speed of a TUN device for the node's capacity.
@@ -109,8 +110,8 @@ def test_overlays_install_measure_place_pods_and_uninstall_without_leftovers_on_
     check_images(cluster)
     check_measurement(cluster)
     check_placement(cluster)
-    images = [{"name": recipe.name, "newTag": NEXT_VERSION} for recipe in (AGENT, CONTROLLER)]
-    cluster.apply(write_kustomization("enforce", folder=tmp_path, images=images))
+    image_tags = [{"name": recipe.name, "newTag": NEXT_VERSION} for recipe in (AGENT, CONTROLLER)]
+    cluster.apply(write_kustomization("enforce", folder=tmp_path, images=image_tags))
     agents = cluster.get("pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/name=netaware-agent")["items"]
     images_of_agents = {p["spec"]["containers"][0]["image"] for p in agents if "deletionTimestamp" not in p["metadata"]}
     assert images_of_agents == {f"{AGENT.name}:{NEXT_VERSION}"}
@@ -140,7 +141,7 @@ def list_monitors(cluster: Cluster) -> list[str]:
 
 
 def check_kubectl_tools(cluster: Cluster) -> None:
-    """Logs, exec and port-forward work, which the API server forwards to the kubelet."""
+    """Logs, exec and port-forward work; the API server forwards them to the kubelet."""
     assert "agent starts" in cluster.run("-n", NAMESPACE, "logs", "daemonset/netaware-agent")
     table = cluster.run("-n", NAMESPACE, "exec", "daemonset/netaware-agent", "--", "python", "-m", "agent", "capacity")
     assert "wan0" in table
@@ -151,7 +152,7 @@ def check_kubectl_tools(cluster: Cluster) -> None:
 
 
 def check_images(cluster: Cluster) -> None:
-    """Images are small, bytecode included, and do not contain the modules of another program."""
+    """The sizes of images, with bytecode, are within `IMAGE_LIMITS`; no image has modules of another program."""
     for workload, (limit_mib, absent) in IMAGE_LIMITS.items():
         command = ["exec", workload, "--", "python", "-c", INSPECT_SCRIPT, *absent]
         found_modules, size_bytes = json.loads(cluster.run("-n", NAMESPACE, *command))
@@ -160,6 +161,8 @@ def check_images(cluster: Cluster) -> None:
 
 
 def check_measurement(cluster: Cluster) -> None:
+    """Every pair of zones has a measured cost of about its emulated round trip, and nodes have the annotated bandwidth."""
+
     def read_costs() -> dict[str, int]:
         topologies = cluster.get("networktopologies", "-n", NAMESPACE)["items"]
         weights = [w for t in topologies for w in t["spec"].get("weights", ()) if w["name"] == "NetperfCosts"]
@@ -179,15 +182,15 @@ def check_measurement(cluster: Cluster) -> None:
 
     wait_until(is_measured, "a cost of every pair of zones", lambda: str(read_costs()))
     costs = read_costs()
-    # Measured round trips are never below the emulated delay. A cost that was inferred first may be up to 10 % lower, because the
-    # hysteresis keeps it.
+    # Measured round trips are never below the emulated ones; on a busy machine they are longer.
     for pair, rtt_ms in (("z1>z2", 2), ("z1>z3", 20), ("z2>z4", 27), ("z3>z4", 3)):
-        assert costs[pair] >= 0.9 * rtt_ms, costs
+        assert rtt_ms <= costs[pair] <= 2 * rtt_ms + 10, costs
     published = {n["metadata"]["name"]: n["status"]["allocatable"] for n in cluster.get("nodes")["items"]}
     assert {a.get("network.aware.com/bandwidth") for a in published.values()} == {"1G"}
 
 
 def check_placement(cluster: Cluster) -> None:
+    """Pods that may call each other over 10 ms at most run in one region; netaware's scheduler alone binds them."""
     cluster.run("create", "namespace", "shop")
     documents = [APP_GROUP, *(json.dumps(deployment(name)) for name in ("web", "store"))]
     cluster.run("apply", "-n", "shop", "-f", "-", text="\n---\n".join(documents))
@@ -195,10 +198,10 @@ def check_placement(cluster: Cluster) -> None:
     pods = cluster.get("pods", "-n", "shop")["items"]
     region_by_node = {n["name"]: n["region"] for n in cluster.lab["nodes"]}
     regions = {p["metadata"]["labels"]["app"]: region_by_node[p["spec"]["nodeName"]] for p in pods}
-    assert regions["web"] == regions["store"], "a dependency of at most 10 ms does not cross regions"
+    assert regions["web"] == regions["store"], "web and store are in different regions"
     events = cluster.get("events", "-n", "shop")["items"]
     conflicts = [e["message"] for e in events if "is already assigned" in e.get("message", "")]
-    assert conflicts == [], "one scheduler alone places these pods"
+    assert conflicts == [], "two schedulers bound the same pod"
     cluster.run("delete", "namespace", "shop", "--wait=true")
 
 

@@ -50,12 +50,13 @@ from netperf.sample import NodeLocation
 
 Reader = Callable[[str], object]
 # YAML is read a thousand times slower than JSON.
-SLOW = {"configuration", "descheduler policy"}
-# The kernel truncates no message; a truncated one must raise.
+SLOW_READERS = {"configuration", "descheduler policy"}
+# The kernel sends whole messages; readers of messages that the fuzzer has cut may raise these.
 NETLINK_FAILURES = (struct.error, IndexError, ValueError)
-DEEP = '{"x":' + "[" * 1_500
-A, B = NodeLocation("a1", "za", "r"), NodeLocation("b1", "zb", "r")
-LOCATIONS = {"a1": A, "b1": B}
+# Deeper than Python's limit of recursion.
+DEEPLY_NESTED_JSON = '{"x":' + "[" * 1_500
+NODE_A, NODE_B = NodeLocation("a1", "za", "r"), NodeLocation("b1", "zb", "r")
+LOCATIONS = {"a1": NODE_A, "b1": NODE_B}
 SAMPLE = json.dumps(
     {
         "origin": {"node": "a1", "zone": "za", "region": "r"},
@@ -113,6 +114,10 @@ TOPOLOGY = (
 )
 
 
+# The numbers of attributes and the fields of structs are those of linux/rtnetlink.h, if_link.h, pkt_sched.h, pkt_cls.h, tc_act/tc_mirred.h
+# and netfilter/nfnetlink_conntrack.h.
+
+
 def encode_attribute(kind: int, payload: bytes) -> bytes:
     """A netlink attribute with its padding."""
     return struct.pack("=HH", 4 + len(payload), kind) + payload + b"\0" * (-len(payload) % 4)
@@ -166,8 +171,8 @@ def encode_connection() -> str:
 
 def read_results(text: str) -> object:
     keys = (
-        sample_key(A, B, "TCP_RR"),
-        str(ResultKey(A.node, B.node, "TCP_RR", is_failure=True)),
+        sample_key(NODE_A, NODE_B, "TCP_RR"),
+        str(ResultKey(NODE_A.node, NODE_B.node, "TCP_RR", is_failure=True)),
         "netperf.p50.latency.milliseconds.origin.a1.destination.b1",
     )
     return decode_results(dict.fromkeys(keys, text), LOCATIONS)
@@ -192,7 +197,7 @@ def netlink_reader(parse: Callable[[bytes, int, int], object]) -> Reader:
 
 
 def encode_text(text: str) -> bytes:
-    """Bytes of a text: latin-1 if its length is odd, else UTF-8."""
+    """Bytes of a text: latin-1 if its length is odd, else UTF-8, so that many are not valid UTF-8."""
     return text.encode("latin-1" if len(text) % 2 else "utf-8", "replace")
 
 
@@ -251,7 +256,7 @@ READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
     "weights of an AppGroup": (read_group_weights, '{"a":{"b":1.5,"c":2}}', ()),
     "NetworkTopology": (read_topology, TOPOLOGY, DECODE_ERRORS),
     "device": (netlink_reader(parse_device), DEVICE, NETLINK_FAILURES),
-    "queue": (netlink_reader(parse_qdisc), BUCKET, NETLINK_FAILURES),
+    "qdisc": (netlink_reader(parse_qdisc), BUCKET, NETLINK_FAILURES),
     "filter": (netlink_reader(partial(parse_filter, hook="ingress")), FILTER, NETLINK_FAILURES),
     "default routes": (netlink_reader(parse_default_route), ROUTE[0] + "\0" + ROUTE[2:], NETLINK_FAILURES),
     "connections": (

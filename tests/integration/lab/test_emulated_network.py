@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from pyroute2 import IPRoute
 
 from lab import namespaces
 from lab.errors import WanError
-from lab.network import LabNetwork
+from lab.network import WAN_DEVICE, LabNetwork
 from lab.topology import Link
 from lab.wan.control import WanControl
 from tests.support.emulated_wan import emulated_wan
@@ -88,3 +89,9 @@ def test_a_change_of_a_link_applies_to_both_directions_at_once(wan: Wan) -> None
     assert wan.control.read_links()["a", "b"] == Link(30_000.0)
     assert min(round_trips_us(wan, "a2", "b1", 5)) >= 30_000
     assert min(round_trips_us(wan, "b1", "a1", 5)) >= 30_000
+
+
+def test_other_nodes_stay_connected_if_the_device_of_a_node_is_removed(wan: Wan) -> None:
+    with namespaces.enter(wan.network.node_networks[1].netns), IPRoute() as netlink:
+        netlink.link("del", index=netlink.link_lookup(ifname=WAN_DEVICE)[0])
+    assert min(round_trips_us(wan, "a1", "b1", 5)) >= FAR_US

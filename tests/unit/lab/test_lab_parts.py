@@ -1,13 +1,15 @@
-"""Rules of the lab: names, locks, arguments of commands."""
+"""Rules of the lab: names, locks, arguments of commands, fingerprints of images."""
 
 from __future__ import annotations
 
 import fcntl
 import json
+import os
 import signal
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,20 @@ import pytest
 from kubekit.errors import ConfigError
 from lab.__main__ import main
 from lab.build import find_or_build_programs
-from lab.errors import BootError, BuildError
+from lab.debian import find_or_unpack_packages
+from lab.errors import BootError, BuildError, UnsupportedError
+from lab.image_build import ImageRecipe, fingerprint_recipe
 from lab.paths import lab_paths
 from lab.programs import Programs, run_command
 from lab.reclaim import reclaim
+
+# Stand-ins for Debian's tools: a download creates a package, whose only content is its root folder.
+APT_GET = """#!/bin/sh
+case "$*" in *download*) echo "$@" >> "$DOWNLOADS"; sleep 0.1; touch tool.deb;; esac
+"""
+DPKG = """#!/bin/sh
+mkdir -p "$3"
+"""
 
 
 @pytest.mark.parametrize("name", ["", "Lab", "../lab", "a" * 33, "-a", "a b"])
@@ -77,6 +89,35 @@ def test_a_wrong_folder_of_prebuilt_programs_is_an_error_with_the_variable(
         find_or_build_programs()
 
 
+def test_cached_packages_whose_programs_do_not_run_are_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "netaware" / "debian" / "tools"
+    folder.mkdir(parents=True)
+    (folder / ".complete").write_text("nft")
+    monkeypatch.setenv("PATH", "")
+    assert find_or_unpack_packages("tools", ["nft"]).root == folder
+    with pytest.raises(UnsupportedError, match="apt-get"):
+        find_or_unpack_packages("tools", ["nft"], programs=["usr/sbin/nft"])
+
+
+def test_two_processes_that_need_the_same_packages_fetch_them_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, script in (("apt-get", APT_GET), ("dpkg", DPKG)):
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    downloads = tmp_path / "downloads"
+    for variable, value in (("PATH", f"{tmp_path}:{os.environ['PATH']}"), ("DOWNLOADS", str(downloads))):
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with ThreadPoolExecutor() as executor:
+        futures = [executor.submit(find_or_unpack_packages, "tools", ["nft"]) for _ in range(2)]
+    assert all(future.result().root.is_dir() for future in futures)
+    assert len(downloads.read_text().splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("options", "option"),
     [
@@ -114,3 +155,18 @@ def test_up_with_an_invalid_topology_prints_one_line_and_exits_with_2(
 async def test_a_failed_command_is_an_error_with_its_output(script: str, timeout_s: float, message: str) -> None:
     with pytest.raises(BootError, match=f"greeting: {message}"):
         await run_command(["sh", "-c", script], "greeting", timeout_s)
+
+
+def test_the_fingerprint_changes_with_files_that_the_dockerfile_copies(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM a AS b\nCOPY one two/ ./\nFROM c\nCOPY --from=b /x /x\n")
+    (tmp_path / "two" / "__pycache__").mkdir(parents=True)
+    (tmp_path / "one").write_text("1")
+    (tmp_path / "two" / "code.py").write_text("2")
+    recipe = ImageRecipe("image", "Dockerfile", tmp_path)
+    assert recipe.sources == ("one", "two")
+    before = fingerprint_recipe(recipe)
+    (tmp_path / "two" / "__pycache__" / "code.pyc").write_text("compiled")
+    (tmp_path / "three").write_text("3")
+    assert fingerprint_recipe(recipe) == before
+    (tmp_path / "two" / "code.py").write_text("changed")
+    assert fingerprint_recipe(recipe) != before

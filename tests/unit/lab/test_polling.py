@@ -16,7 +16,7 @@ def fail() -> None:
     raise CallerError("the program ended")
 
 
-async def test_polls_until_the_result_is_true_and_at_least_once() -> None:
+async def test_polls_until_the_result_is_true_and_once_even_if_the_timeout_is_0() -> None:
     results = iter([0, 0, 7, 8])
     await poll_until(lambda: next(results), "seven", 60, every_s=0.001)
     await poll_until(lambda: next(results), "eight", 0)
