@@ -30,7 +30,7 @@ from kubekit.http import Server
 from kubekit.runtime import compact_memory
 from tests.bench.figures import Figures, figure
 from tests.support.bodies import random_weight
-from tests.unit.controller.scheduling import node, pod, state_with, topology_of
+from tests.unit.controller.scheduler_objects import make_node, make_pod, make_state, make_weighted_topology
 
 EXAMPLE = Path(__file__).parents[2] / "manifests" / "examples" / "online-boutique" / "appgroup.yaml"
 NODES = 10_000
@@ -50,13 +50,15 @@ def zone_of(i: int) -> tuple[str, str]:
     return f"region-{zone % REGIONS}", f"zone-{zone:02d}"
 
 
-def make_state(size: int) -> State:
-    nodes = [node(node_name(i), *zone_of(i), cpu="8") for i in range(size)]
+def make_large_state(size: int) -> State:
+    nodes = [make_node(node_name(i), *zone_of(i), cpu="8") for i in range(size)]
     document = yaml.safe_load(EXAMPLE.read_text())
     document["metadata"]["namespace"] = "default"
     weight = random_weight([f"zone-{z:02d}" for z in range(ZONES)], [f"region-{r}" for r in range(REGIONS)])
-    pods = [pod(f"P{i}", node_name(i * 7 % size), name=f"p{i}", group="online-boutique") for i in range(2, 12)]
-    return state_with(SchedulerConfig(), *nodes, msgspec.convert(document, AppGroup), topology_of(weight), *pods)
+    pods = [make_pod(f"P{i}", node_name(i * 7 % size), name=f"p{i}", group="online-boutique") for i in range(2, 12)]
+    return make_state(
+        SchedulerConfig(), *nodes, msgspec.convert(document, AppGroup), make_weighted_topology(weight), *pods
+    )
 
 
 def serve(size: int, pipe: Connection) -> None:
@@ -66,7 +68,7 @@ def serve(size: int, pipe: Connection) -> None:
         registry = CollectorRegistry()
         server = Server("127.0.0.1:0", registry=registry)
         config = SchedulerConfig()
-        Extender(make_state(size), config, ExtenderMetrics(registry), lambda: "").add_routes(server.app)
+        Extender(make_large_state(size), config, ExtenderMetrics(registry), lambda: "").add_routes(server.app)
         async with server.running() as address:
             compact_memory()
             pipe.send(int(address.rpartition(":")[2]))

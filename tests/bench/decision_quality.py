@@ -112,7 +112,7 @@ async def make_costs(client: Client, cases: list[groups.GroupCase]) -> None:
 
 
 async def make_group(client: Client, mode: Mode, number: int, case: groups.GroupCase) -> None:
-    group = msgspec.to_builtins(groups.group_of(case, mode.algorithm, f"g{number}", NAMESPACE))
+    group = msgspec.to_builtins(groups.make_group(case, mode.algorithm, f"g{number}", NAMESPACE))
     body = {**APPGROUPS.type_meta, "metadata": {"name": f"g{number}"}, "spec": group["spec"]}
     await client.create(APPGROUPS, body, Object, namespace=NAMESPACE)
     scheduler, gates = ("default-scheduler", None) if mode.config is None else (PROFILE, [{"name": GATE}])
@@ -219,8 +219,8 @@ async def main() -> None:
     rng = random.Random(args.seed)
     cases, optima = [], []
     for number in range(args.cases):
-        case = groups.random_case(rng)
-        plan = plan_group(groups.snapshot(case))
+        case = groups.draw_case(rng)
+        plan = plan_group(groups.make_snapshot(case))
         cases.append(case)
         optima.append(groups.find_optimum(case, (plan.violations, plan.cost)))
         print(f"\roptimum {number + 1} of {args.cases}", end="", file=sys.stderr, flush=True)

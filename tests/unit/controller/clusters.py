@@ -31,15 +31,15 @@ SIZES = ((2, 4), (4, 8), (8, 16), (8, 64), (16, 32))
 PORT = 9100
 
 
-def style_of(seed: int) -> Style:
+def choose_style(seed: int) -> Style:
     """The style of a cluster; styles alternate."""
     styles: tuple[Style, ...] = ("time", "parity", "spread")
     return styles[seed % 3]
 
 
-def random_objects(seed: int) -> list[Json]:
+def draw_objects(seed: int) -> list[Json]:
     """The objects of a cluster."""
-    return _Cluster(random.Random(seed), style_of(seed)).objects()
+    return _Cluster(random.Random(seed), choose_style(seed)).objects()
 
 
 def _object(kind: str, name: str, spec: Json, *, namespace: str = "", version: str = "v1", **more: Any) -> Json:

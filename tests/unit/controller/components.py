@@ -39,7 +39,7 @@ from kubekit.responses import RawPage
 from kubekit.wire import Node, Object, Resource
 from netperf.policy import CostPolicy
 from tests.support.bodies import REGION, ZONE, appgroup_spec, weight_body
-from tests.unit.controller.scheduling import state_with
+from tests.unit.controller.scheduler_objects import make_state
 
 GROUP, WORKLOAD = "appgroup.diktyo.x-k8s.io", "appgroup.diktyo.x-k8s.io.workload"
 HOME = "netaware-system"
@@ -134,7 +134,7 @@ class Components:
             "NetworkTopology": NetworkTopology,
             "Service": Service,
         }
-        return state_with(self.config, *(item for kind, type_ in kinds.items() for item in self.decode(kind, type_)))
+        return make_state(self.config, *(item for kind, type_ in kinds.items() for item in self.decode(kind, type_)))
 
     def appgroup_controller(
         self, client: StatusRecorder, registry: CollectorRegistry | None = None

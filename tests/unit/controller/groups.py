@@ -23,7 +23,7 @@ from controller.scheduler.state import State
 from kubekit.wire import Node
 from netperf.contract import REGION_LABEL, ZONE_LABEL
 from tests.support.bodies import appgroup_spec, weight_body
-from tests.unit.controller import scheduling
+from tests.unit.controller import scheduler_objects
 
 
 class GroupCase(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class GroupCase(msgspec.Struct, frozen=True):
     slots: tuple[int, ...]
 
 
-def random_case(rng: random.Random) -> GroupCase:
+def draw_case(rng: random.Random) -> GroupCase:
     """5 to 9 workloads of 1 to 3 replicas in 3 to 6 zones whose capacity binds."""
     zones, workloads = rng.randint(3, 6), rng.randint(5, 9)
     replicas = tuple(rng.choice((1, 1, 2, 3)) for _ in range(workloads))
@@ -145,21 +145,21 @@ def _search_order(case: GroupCase) -> list[int]:
     return order
 
 
-def node(name: str, zone: str, cpu: str = "8", *, labels: dict[str, str] | None = None, **spec: Any) -> Node:
+def make_zone_node(name: str, zone: str, cpu: str = "8", *, labels: dict[str, str] | None = None, **spec: Any) -> Node:
     """A node of the region r."""
     all_labels = {ZONE_LABEL: zone, REGION_LABEL: "r", "kubernetes.io/hostname": name, **(labels or {})}
     body = {"metadata": {"name": name, "labels": all_labels}, "spec": spec}
     return msgspec.convert({**body, "status": {"allocatable": {"cpu": cpu, "memory": "64Gi", "pods": "110"}}}, Node)
 
 
-def service(workload: str, distribution: str = "", **spec: Any) -> Service:
+def make_service(workload: str, distribution: str = "", **spec: Any) -> Service:
     """A Service of a workload's pods; ``annotations`` are of the object, other keywords fields of the spec."""
     meta = {"name": f"svc-{workload}", "namespace": "default", "annotations": spec.pop("annotations", {})}
     body = {"selector": {WORKLOAD_LABEL: workload}, "trafficDistribution": distribution, **spec}
     return msgspec.convert({"metadata": meta, "spec": body}, Service)
 
 
-def group_of(
+def make_group(
     case: GroupCase, algorithm: str = "KahnSort", name: str = "g", namespace: str = "default", **annotations: str
 ) -> AppGroup:
     """The AppGroup of a case, with workloads w0, w1, ...; ``spread=`` and so on are annotations."""
@@ -173,48 +173,50 @@ def group_of(
     return msgspec.convert({"metadata": meta, "spec": spec}, AppGroup)
 
 
-def weight_of(case: GroupCase, name: str = "UserDefined") -> WeightInfo:
+def make_weight(case: GroupCase, name: str = "UserDefined") -> WeightInfo:
     """Costs between the zones of a case."""
     costs = {(f"z{a}", f"z{b}"): cost for a, row in enumerate(case.cost) for b, cost in enumerate(row) if a != b}
     return msgspec.convert(weight_body(costs, name=name), WeightInfo)
 
 
-def pods_of(case: GroupCase, **spec: Any) -> list[Pod]:
+def make_pods(case: GroupCase, **spec: Any) -> list[Pod]:
     """Gated pods of a case, with a request of one cpu."""
-    return [waiting_pod(f"w{i}-{k}", f"w{i}", **spec) for i, count in enumerate(case.replicas) for k in range(count)]
+    return [
+        make_waiting_pod(f"w{i}-{k}", f"w{i}", **spec) for i, count in enumerate(case.replicas) for k in range(count)
+    ]
 
 
-def waiting_pod(name: str, workload: str, cpu: str = "1", **spec: Any) -> Pod:
+def make_waiting_pod(name: str, workload: str, cpu: str = "1", **spec: Any) -> Pod:
     """A gated pod."""
     requested = [{"resources": {"requests": {"cpu": cpu}}}]
-    return scheduling.gated(workload, name=name, group="g", **{"containers": requested, **spec})
+    return scheduler_objects.make_gated_pod(workload, name=name, group="g", **{"containers": requested, **spec})
 
 
-def bound_pod(name: str, workload: str, host: str, cpu: str = "1") -> Pod:
+def make_bound_pod(name: str, workload: str, host: str, cpu: str = "1") -> Pod:
     """A running pod."""
-    pod = waiting_pod(name, workload, cpu)
+    pod = make_waiting_pod(name, workload, cpu)
     spec = msgspec.structs.replace(pod.spec, node_name=host, scheduling_gates=None)
     return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, uid=name), spec=spec)
 
 
-def snapshot(case: GroupCase, nodes: Sequence[Node] | None = None, **changes: Any) -> GroupSnapshot:
+def make_snapshot(case: GroupCase, nodes: Sequence[Node] | None = None, **changes: Any) -> GroupSnapshot:
     """The case with pending pods, on these nodes or on one per zone.
 
     ``services`` route calls to the pods. ``spread`` (none) and ``objective`` (parity) are annotations, unless the group has them.
     """
     defaults = {"spread": "none", "objective": "parity"}
     annotations = {f"netaware.io/{name}": changes.pop(name, value) for name, value in defaults.items()}
-    group: AppGroup = changes.pop("group", group_of(case))
+    group: AppGroup = changes.pop("group", make_group(case))
     metadata = msgspec.structs.replace(group.metadata, annotations=annotations | (group.metadata.annotations or {}))
-    pods = changes.pop("pods", pods_of(case))
+    pods = changes.pop("pods", make_pods(case))
     state = State(SchedulerConfig(), "netaware-system")
     for routed_service in changes.pop("services", ()):
         state.on_service_change(routed_service.metadata.key, None, routed_service)
     if nodes is None:
-        nodes = [node(f"n{zone}", f"z{zone}", str(slots)) for zone, slots in enumerate(case.slots)]
+        nodes = [make_zone_node(f"n{zone}", f"z{zone}", str(slots)) for zone, slots in enumerate(case.slots)]
     fields: dict[str, Any] = {
         "replicas": {},
-        "costs": CostTable(weight_of(case)),
+        "costs": CostTable(make_weight(case)),
         "hosts": {n.metadata.name: host_of(n) for n in nodes},
         "used": {},
         "assigned_nodes": {pod.metadata.key: pod.spec.node_name for pod in pods if pod.is_bound},
@@ -228,6 +230,6 @@ def snapshot(case: GroupCase, nodes: Sequence[Node] | None = None, **changes: An
     )
 
 
-def plan_of(case: GroupCase, nodes: Sequence[Node] | None = None, **changes: Any) -> Plan:
+def plan_case(case: GroupCase, nodes: Sequence[Node] | None = None, **changes: Any) -> Plan:
     """The plan of `snapshot`."""
-    return plan_group(snapshot(case, nodes, **changes))
+    return plan_group(make_snapshot(case, nodes, **changes))

@@ -30,7 +30,7 @@ from netperf.policy import CostPolicy
 from netperf.results import encode_samples
 from netperf.sample import Measurement, Sample
 from tests.support.samples import make_sample
-from tests.unit.controller import scheduling
+from tests.unit.controller import scheduler_objects
 
 EXAMPLE = Path(__file__).parents[3] / "manifests" / "examples" / "online-boutique" / "appgroup.yaml"
 BANDWIDTH = "network.aware.com/bandwidth"
@@ -85,7 +85,7 @@ def make_pod(
     metadata = {"namespace": namespace, "labels": labels or {}, "annotations": annotations or {}}
     status = {"phase": phase} if phase else {}
     containers = [{"resources": {"requests": requests}}]
-    return scheduling.pod("", node, name=name, metadata=metadata, status=status, containers=containers)
+    return scheduler_objects.make_pod("", node, name=name, metadata=metadata, status=status, containers=containers)
 
 
 def make_boutique() -> AppGroup:

@@ -55,8 +55,10 @@ def evaluate(cluster: OracleCluster, placements: Mapping[str, str]) -> Placement
     return PlacementValue(*(solver.value(goal) for goal in goals))
 
 
-def find_best(cluster: OracleCluster, placements: Mapping[str, str], seconds: float) -> tuple[PlacementValue, bool]:
-    """The best value that CP-SAT finds from these placements in this time for each goal, and whether it is proven."""
+def find_best(
+    cluster: OracleCluster, placements: Mapping[str, str], seconds_per_goal: float
+) -> tuple[PlacementValue, bool]:
+    """The best value that CP-SAT finds from these placements, and whether it is proven."""
     formulation = _Formulation(cluster)
     formulation.hint(placements)
     is_proven, best_placements = True, dict(placements)
@@ -64,7 +66,7 @@ def find_best(cluster: OracleCluster, placements: Mapping[str, str], seconds: fl
         if isinstance(goal, int):
             continue
         formulation.solver_model.minimize(goal)
-        solver = formulation.make_solver(seconds)
+        solver = formulation.make_solver(seconds_per_goal)
         status = solver.solve(formulation.solver_model)
         is_proven &= status == cp_model.OPTIMAL
         if status not in {cp_model.OPTIMAL, cp_model.FEASIBLE}:
@@ -75,11 +77,11 @@ def find_best(cluster: OracleCluster, placements: Mapping[str, str], seconds: fl
     return evaluate(cluster, best_placements), is_proven
 
 
-def place_most(cluster: OracleCluster, seconds: float) -> dict[str, str]:
-    """A placement of as many pods as CP-SAT can place in this time."""
+def place_most_pods(cluster: OracleCluster, time_limit_s: float) -> dict[str, str]:
+    """A placement of as many pods as CP-SAT can place within the limit."""
     formulation = _Formulation(cluster)
     formulation.solver_model.minimize(formulation.unplaced)
-    solver = formulation.make_solver(seconds)
+    solver = formulation.make_solver(time_limit_s)
     solver.solve(formulation.solver_model)
     return formulation.placements(solver)
 
@@ -111,10 +113,10 @@ class _Formulation:
                 same = self._domain(term["topologyKey"], host)
                 self.solver_model.add(sum(self._placed_vars(term["labelSelector"], same)) == 0)
 
-    def make_solver(self, seconds: float) -> cp_model.CpSolver:
+    def make_solver(self, time_limit_s: float) -> cp_model.CpSolver:
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
-        solver.parameters.max_time_in_seconds = seconds
+        solver.parameters.max_time_in_seconds = time_limit_s
         return solver
 
     def _add_resources(self) -> None:

@@ -24,7 +24,7 @@ from controller.scheduler.placement.planner import Plan, PlanningError, plan_gro
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.state import State
 from tests.support.bodies import appgroup_spec
-from tests.unit.controller import groups, scheduling
+from tests.unit.controller import groups, scheduler_objects
 
 
 class FakeDeclaredReplicas:
@@ -63,7 +63,7 @@ class PlanningCluster:
         )
 
     def add_node(self, name: str, zone: str) -> None:
-        node = groups.node(name, zone, str(self.cpu))
+        node = groups.make_zone_node(name, zone, str(self.cpu))
         self.state.on_node_change(name, None, node)
         self.node_cache.on_node_change(name, None, node)
 
@@ -83,7 +83,9 @@ class PlanningCluster:
         owner = {"kind": "ReplicaSet", "uid": f"{group}-{workload}", "controller": True}
         metadata = {"namespace": namespace, "uid": name, "resourceVersion": "1", "ownerReferences": [owner]}
         requested = [{"resources": {"requests": {"cpu": str(cpu)}}}]
-        pod = scheduling.gated(workload, name=name, group=label, metadata=metadata, containers=requested)
+        pod = scheduler_objects.make_gated_pod(
+            workload, name=name, group=label, metadata=metadata, containers=requested
+        )
         self.pods[pod.metadata.key] = pod
         return pod
 

@@ -20,8 +20,8 @@ from controller.cluster.pods import Pod
 from controller.cluster.services import Service, ServiceIndex
 from kubekit.wire import Condition
 from tests.support.bodies import symmetric_costs, weight_body
-from tests.unit.controller import scheduling
-from tests.unit.controller.scheduling import group_pod as pod
+from tests.unit.controller import scheduler_objects
+from tests.unit.controller.scheduler_objects import make_group_pod as pod
 
 NODES: dict[str, Location] = {
     "n1": Location("west", "z1"),
@@ -34,7 +34,7 @@ NODES: dict[str, Location] = {
 
 WEIGHT = weight_body(symmetric_costs({("z1", "z2"): 5}), symmetric_costs({("west", "east"): 20}))
 COSTS = CostTable(msgspec.convert(WEIGHT, WeightInfo))
-group = partial(scheduling.app_group, namespace="shop", name="g", members=2, algorithm="ReverseKahn")
+group = partial(scheduler_objects.make_app_group, namespace="shop", name="g", members=2, algorithm="ReverseKahn")
 
 
 def service(
@@ -133,7 +133,7 @@ def test_dependencies_of_pods_that_are_not_placed_do_not_count() -> None:
 def test_finished_and_terminating_pods_and_pods_on_no_known_node_do_not_count() -> None:
     for uncounted in (
         pod("P2", "n5", phase="Succeeded"),
-        pod("P2", "n5", leaving=True),
+        pod("P2", "n5", is_terminating=True),
         pod("P2", "gone"),
         pod("P2", ""),
     ):
@@ -143,7 +143,7 @@ def test_finished_and_terminating_pods_and_pods_on_no_known_node_do_not_count() 
 
 def test_running_pods_are_counted_in_the_groups_own_namespaces_only() -> None:
     app_group = group(CHAIN, members=2)
-    pods = [pod("P1", "n1"), pod("P2", "n1"), pod("P2", "n1", namespace="elsewhere"), pod("P2", "n1", of="h")]
+    pods = [pod("P1", "n1"), pod("P2", "n1"), pod("P2", "n1", namespace="elsewhere"), pod("P2", "n1", group="h")]
     assert state_of(app_group, *pods).running_count == 2
     condition = condition_of(app_group, "Complete", *pods)
     assert (condition.status, condition.message) == ("True", "2 of 2 pods run")

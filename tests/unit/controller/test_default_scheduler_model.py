@@ -57,7 +57,7 @@ def test_requests_beyond_64_bits_fill_a_host_and_are_subtracted_again() -> None:
 
 def test_pods_with_impossible_requests_do_not_prevent_a_plan() -> None:
     case = groups.GroupCase((2, 1), ((0, 1, 9),), ((0,),), (9,))
-    start = groups.snapshot(case)
+    start = groups.make_snapshot(case)
     container = {"resources": {"requests": {"memory": "9E"}}}
     greedy = msgspec.convert({"containers": [container, container, container]}, type(start.pods[0].spec))
     pods = [msgspec.structs.replace(p, spec=greedy) if i == 0 else p for i, p in enumerate(start.pods)]

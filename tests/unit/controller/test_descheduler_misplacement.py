@@ -36,7 +36,7 @@ from tests.support.descheduler_builders import (
     pod,
     short_uid,
 )
-from tests.unit.controller.scheduling import topology
+from tests.unit.controller.scheduler_objects import make_topology
 
 ZONES = ("z1", "z2", "z3")
 CHEAP = {("z1", "z2"): 5, ("z1", "z3"): 40, ("z2", "z3"): 40}
@@ -60,7 +60,7 @@ def cluster(
         labels = {"topology.kubernetes.io/zone": zone, "topology.kubernetes.io/region": "r1"}
         for name in (f"{zone}-n1", f"{zone}-n2"):
             world.on_node_change(name, node_object(name, pods="10", labels=labels, unschedulable=name in cordoned))
-    world.network.on_topology_change("default/nt-default", None, topology(symmetric_costs(costs or CHEAP)))
+    world.network.on_topology_change("default/nt-default", None, make_topology(symmetric_costs(costs or CHEAP)))
     annotations = {"netaware.io/spread": spread} if spread else {}
     metadata = {"name": "shop", "namespace": "default", "annotations": annotations}
     spec = appgroup_spec({"web": {"db": max_cost}, "db": {}}, members=members or len(placed))

@@ -12,7 +12,7 @@ from controller.cluster.services import Service
 from controller.scheduler.advice import PlacedGroup, advice_conditions, copy_placed_group
 from controller.scheduler.config import SchedulerConfig
 from tests.unit.controller import groups
-from tests.unit.controller.scheduling import state_with, topology_of
+from tests.unit.controller.scheduler_objects import make_state, make_weighted_topology
 
 CASE = groups.GroupCase(
     replicas=(3, 3, 1), edges=((0, 1, 100), (1, 2, 100)), cost=((0, 5, 5), (5, 0, 5), (5, 5, 0)), slots=(9, 9, 9)
@@ -25,15 +25,15 @@ def make_placed_group(
     nodes_by_workload: Sequence[Sequence[str]], *services: Service, **annotations: str
 ) -> PlacedGroup:
     """A group with pods on these nodes: ``a1`` is a node of zone a, ``-1`` a node without a zone."""
-    nodes = [groups.node(name, ZONES[name[0]]) for name in ("a1", "a2", "b1", "b2", "c1", "c2", "-1")]
+    nodes = [groups.make_zone_node(name, ZONES[name[0]]) for name in ("a1", "a2", "b1", "b2", "c1", "c2", "-1")]
     pods = [
-        groups.bound_pod(f"w{workload}-{number}", f"w{workload}", name)
+        groups.make_bound_pod(f"w{workload}-{number}", f"w{workload}", name)
         for workload, names in enumerate(nodes_by_workload)
         for number, name in enumerate(names)
     ]
-    costs = topology_of(msgspec.to_builtins(groups.weight_of(CASE)))
-    group = groups.group_of(CASE, **annotations)
-    return copy_placed_group(state_with(SchedulerConfig(), group, costs, *nodes, *services, *pods), "default/g")
+    costs = make_weighted_topology(msgspec.to_builtins(groups.make_weight(CASE)))
+    group = groups.make_group(CASE, **annotations)
+    return copy_placed_group(make_state(SchedulerConfig(), group, costs, *nodes, *services, *pods), "default/g")
 
 
 def read_routed_near(placed: PlacedGroup) -> tuple[str, str, str]:
@@ -66,7 +66,7 @@ ALL_CALLERS_IN_ONE_ZONE = (("a1", "a1", "a2"), ("a2", "b2", "c2"))
 def test_a_service_without_traffic_distribution_gets_advice(
     distribution: str, fields: dict[str, Any], expected_reason: str
 ) -> None:
-    placed = make_placed_group(ONE_PER_ZONE, groups.service("w1", distribution, **fields))
+    placed = make_placed_group(ONE_PER_ZONE, groups.make_service("w1", distribution, **fields))
     status, reason, message = read_routed_near(placed)
     assert (status, reason) == ("False", expected_reason)
     assert "default/svc-w1" in message
@@ -78,18 +78,18 @@ def test_a_service_without_traffic_distribution_gets_advice(
     ("nodes", "advised"), [(("a1", "b1", "c1"), "with PreferSameZone"), (("a1", "a2"), "with PreferSameNode")]
 )
 def test_same_node_is_advised_only_if_it_gains_enough_more(nodes: tuple[str, ...], advised: str) -> None:
-    assert advised in read_routed_near(make_placed_group((nodes, nodes), groups.service("w1")))[2]
+    assert advised in read_routed_near(make_placed_group((nodes, nodes), groups.make_service("w1")))[2]
 
 
 @pytest.mark.parametrize(
     ("nodes_by_workload", "services"),
     [
         (ONE_PER_ZONE, ()),
-        (ONE_PER_ZONE, (groups.service("w1", "PreferSameZone"),)),
-        (ONE_PER_ZONE, (groups.service("w1", clusterIP="None"),)),
-        (ONE_PER_ZONE, (groups.service("w1", internalTrafficPolicy="Local"),)),
-        (ALL_CALLERS_IN_ONE_ZONE, (groups.service("w1"),)),
-        ((("a1", "b1"), ("a2", "b2", "-1")), (groups.service("w1"),)),
+        (ONE_PER_ZONE, (groups.make_service("w1", "PreferSameZone"),)),
+        (ONE_PER_ZONE, (groups.make_service("w1", clusterIP="None"),)),
+        (ONE_PER_ZONE, (groups.make_service("w1", internalTrafficPolicy="Local"),)),
+        (ALL_CALLERS_IN_ONE_ZONE, (groups.make_service("w1"),)),
+        ((("a1", "b1"), ("a2", "b2", "-1")), (groups.make_service("w1"),)),
     ],
     ids=["no-service", "near-already", "headless", "local", "would-overload-a-replica", "hints-would-be-ignored"],
 )
@@ -100,7 +100,7 @@ def test_no_advice_if_traffic_distribution_would_gain_nothing_or_overload(
 
 
 def test_an_overloaded_replica_is_reported() -> None:
-    placed = make_placed_group(ALL_CALLERS_IN_ONE_ZONE, groups.service("w1", "PreferSameZone"))
+    placed = make_placed_group(ALL_CALLERS_IN_ONE_ZONE, groups.make_service("w1", "PreferSameZone"))
     status, reason, message = read_balanced(placed)
     assert (status, reason) == ("False", "OverloadedReplica")
     assert "takes 3.0 times its fair share" in message
@@ -108,25 +108,28 @@ def test_an_overloaded_replica_is_reported() -> None:
 
 @pytest.mark.parametrize("distribution", ["PreferClose", "PreferSameZone", "PreferSameNode"])
 def test_a_replica_on_a_node_without_zone_disables_zone_hints(distribution: str) -> None:
-    placed = make_placed_group((("a1", "b1"), ("a2", "b2", "-1")), groups.service("w1", distribution))
+    placed = make_placed_group((("a1", "b1"), ("a2", "b2", "-1")), groups.make_service("w1", distribution))
     status, reason, message = read_routed_near(placed)
     assert (status, reason) == ("False", "HintsIgnored")
     assert message.startswith(f"Service default/svc-w1 has {distribution}, but kube-proxy ignores zones")
 
 
 def test_the_conditions_hold_for_a_spread_group_with_zone_routing() -> None:
-    spread = make_placed_group(ONE_PER_ZONE, groups.service("w1", "PreferSameZone"), spread="zone")
+    spread = make_placed_group(ONE_PER_ZONE, groups.make_service("w1", "PreferSameZone"), spread="zone")
     assert (read_routed_near(spread), read_balanced(spread)) == (NO_ADVICE, IS_BALANCED)
 
 
 def test_the_conditions_are_unknown_without_placed_pods() -> None:
-    assert read_routed_near(make_placed_group((("a1",), ()), groups.service("w1")))[:2] == ("Unknown", "NothingPlaced")
+    assert read_routed_near(make_placed_group((("a1",), ()), groups.make_service("w1")))[:2] == (
+        "Unknown",
+        "NothingPlaced",
+    )
     assert read_balanced(make_placed_group(((), ())))[:2] == ("Unknown", "NothingPlaced")
 
 
 def test_a_dependency_without_traffic_gets_no_advice() -> None:
     weights = '{"w0": {"w1": 0}, "w1": {"w2": 1}}'
-    placed = make_placed_group((*ONE_PER_ZONE, ("a1",)), groups.service("w1"), weights=weights)
+    placed = make_placed_group((*ONE_PER_ZONE, ("a1",)), groups.make_service("w1"), weights=weights)
     assert (read_routed_near(placed), read_balanced(placed)) == (NO_ADVICE, IS_BALANCED)
 
 

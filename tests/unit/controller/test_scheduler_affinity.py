@@ -21,7 +21,14 @@ from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.state import State
 from kubekit.wire import Object, ObjectMeta
 from tests.support.bodies import ZONE
-from tests.unit.controller.scheduling import Costs, gated, labels_of, node, state_of, topology
+from tests.unit.controller.scheduler_objects import (
+    Costs,
+    make_gated_pod,
+    make_group_state,
+    make_node,
+    make_topology,
+    make_zone_labels,
+)
 
 CONFIG = SchedulerConfig(placement="affinity")
 NODES = {"n1": ("r", "z1"), "n2": ("r", "z2"), "n3": ("r", "z3"), "n4": ("r", "z3")}
@@ -37,14 +44,14 @@ def state_with_p2_on(
     regions: Costs | None = None,
 ) -> State:
     """A state in which P1 depends on P2, with pods of P2 on these nodes."""
-    nodes = [node(name, *location) for name, location in locations.items()]
+    nodes = [make_node(name, *location) for name, location in locations.items()]
     bound = [("P2", name) for name in nodes_of_p2]
-    return state_of(nodes, topology(costs, regions), {"P1": {"P2": max_cost}, "P2": {}}, bound, CONFIG)
+    return make_group_state(nodes, make_topology(costs, regions), {"P1": {"P2": max_cost}, "P2": {}}, bound, CONFIG)
 
 
 def owned_by(kind: str, *, controller: bool = True, **spec: Any) -> Pod:
     owner = {"apiVersion": "v1", "kind": kind, "name": "o", "uid": "u-o", "controller": controller}
-    return gated(metadata={"ownerReferences": [owner]}, **spec)
+    return make_gated_pod(metadata={"ownerReferences": [owner]}, **spec)
 
 
 def apply_patch(pod: Pod, patch: dict[str, Any]) -> Pod:
@@ -69,7 +76,7 @@ def required_affinity(*terms: dict[str, Any]) -> dict[str, Any]:
 def allowed_nodes_of(pod: Pod, locations: dict[str, tuple[str, str]] = NODES) -> set[str]:
     """The nodes that a pod's node affinity allows."""
     unmet = Constraints(pod.spec).unmet_constraint
-    return {name for name, location in locations.items() if not unmet(name, labels_of(*location))}
+    return {name for name, location in locations.items() if not unmet(name, make_zone_labels(*location))}
 
 
 def preferred_terms_of(patch: dict[str, Any]) -> list[tuple[int, str, list[str]]]:
@@ -97,7 +104,7 @@ def preferred_terms_of(patch: dict[str, Any]) -> list[tuple[int, str, list[str]]
 def test_affinity_allows_what_the_extender_passes_and_prefers_what_it_scores(
     nodes_of_p2: list[str], costs: dict[tuple[str, str], int], max_cost: int
 ) -> None:
-    state, pod = state_with_p2_on(nodes_of_p2, costs, max_cost), gated()
+    state, pod = state_with_p2_on(nodes_of_p2, costs, max_cost), make_gated_pod()
     extender = Extender(state, SchedulerConfig(), ExtenderMetrics(CollectorRegistry()), lambda: "")
     request = {"pod": msgspec.to_builtins(pod), "nodenames": list(NODES)}
     passed = msgspec.json.decode(extender.answer_filter(msgspec.json.encode(request)))["nodenames"]
@@ -116,7 +123,7 @@ def test_affinity_allows_what_the_extender_passes_and_prefers_what_it_scores(
 
 def test_nodes_without_zone_label_are_excluded_only_if_refused() -> None:
     """Unknown costs to a zone exclude no node; a pod on such a node satisfies a dependency only on that node."""
-    locations, pod = {**NODES, "bare": ("", ""), "other": ("", "")}, gated()
+    locations, pod = {**NODES, "bare": ("", ""), "other": ("", "")}, make_gated_pod()
     for nodes_of_p2, expected in ((["n1"], {"n1", "n2", "bare", "other"}), (["n1", "bare"], {"n1", "n2"})):
         patch = build_release_patch(state_with_p2_on(nodes_of_p2, locations=locations), CONFIG, pod, None)
         assert allowed_nodes_of(apply_patch(pod, patch), locations) == expected
@@ -127,7 +134,7 @@ def test_a_zone_in_two_regions_gets_the_score_of_its_best_location(order: str) -
     unordered = {"a": ("r1", "z1"), "b": ("r2", "z1"), "c": ("r1", "z2"), "d": ("r1", "z3"), "e": ("r1", "z4")}
     locations = {name: unordered[name] for name in order}
     costs, regions = {("z1", "z2"): 40, ("z3", "z2"): 50, ("z4", "z2"): 10}, {("r2", "r1"): 5}
-    pod = gated()
+    pod = make_gated_pod()
     patch = build_release_patch(state_with_p2_on(["c"], costs, locations=locations, regions=regions), CONFIG, pod, None)
     assert allowed_nodes_of(apply_patch(pod, patch), locations) == {"a", "b", "c", "e"}
     assert preferred_terms_of(patch) == [(33, ZONE, ["z2"]), (18, ZONE, ["z1"])]
@@ -143,7 +150,7 @@ def test_preferred_terms_weigh_the_planned_host_its_zone_and_other_zones_by_scor
         (None, "h2", [z1, by_score]),
         (Target(node="n2"), "h2", [host, z1, by_score]),
     ):
-        patch = build_release_patch(state, CONFIG, gated(), target, hostname=hostname, may_require_zones=False)
+        patch = build_release_patch(state, CONFIG, make_gated_pod(), target, hostname=hostname, may_require_zones=False)
         assert preferred_terms_of(patch) == terms
 
 
@@ -151,7 +158,7 @@ def test_twenty_zones_at_most_are_preferred() -> None:
     zones = [f"z{i:02}" for i in range(30)]
     locations = {name: ("r", name) for name in ("far", "hub", *zones)}
     costs = {(zone, "hub"): 2 for zone in zones} | {("far", "hub"): 100}
-    patch = build_release_patch(state_with_p2_on(["hub"], costs, 200, locations), CONFIG, gated(), None)
+    patch = build_release_patch(state_with_p2_on(["hub"], costs, 200, locations), CONFIG, make_gated_pod(), None)
     assert [zone for _, _, (zone,) in preferred_terms_of(patch)] == ["hub", *zones[:19]]
 
 
@@ -221,12 +228,12 @@ def test_the_users_terms_are_narrowed_and_can_be_restored(terms: list[dict[str, 
 def test_affinity_without_our_requirement_is_unchanged(text: str) -> None:
     affinities: tuple[Any, ...] = (None, {"podAntiAffinity": {}}, {"nodeAffinity": required_affinity(in_zones("z1"))})
     for affinity in affinities:
-        pod = gated(metadata={"annotations": {NARROWED_ANNOTATION: text}}, affinity=affinity)
+        pod = make_gated_pod(metadata={"annotations": {NARROWED_ANNOTATION: text}}, affinity=affinity)
         assert without_added_requirement(pod) == pod
 
 
 def test_patches_open_the_gate_of_the_seen_version_in_every_mode() -> None:
-    pod = gated(metadata={"resourceVersion": "7", "uid": "u1"})
+    pod = make_gated_pod(metadata={"resourceVersion": "7", "uid": "u1"})
     for config in (CONFIG, SchedulerConfig()):
         patch = build_release_patch(state_with_p2_on(), config, pod, TARGET)
         assert patch["metadata"]["resourceVersion"] == "7"
@@ -256,7 +263,9 @@ def test_patches_open_the_gate_of_the_seen_version_in_every_mode() -> None:
 def test_labels_choose_the_placement_and_other_schedulers_get_affinity(
     scheduler: str, label: str, placement: Any, mode: str
 ) -> None:
-    pod = gated(schedulerName=scheduler, metadata={"labels": {"netaware.io/placement": label} if label else {}})
+    pod = make_gated_pod(
+        schedulerName=scheduler, metadata={"labels": {"netaware.io/placement": label} if label else {}}
+    )
     config = SchedulerConfig(placement=placement)
     state = State(config, "netaware-system")
     assert placement_mode_of_pod(pod, config, state) == mode

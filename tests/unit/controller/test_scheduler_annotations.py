@@ -17,16 +17,16 @@ TO_1, TO_2, RATES = '{"w0": {"w1": 900, "w2": 5}}', '{"w0": {"w1": 5, "w2": 900}
 
 def plan_of(bandwidths: tuple[str, ...] = (), **annotations: str) -> Plan:
     """w1 stays in zone 1, w2 in zone 2; w0 goes where most of its traffic is."""
-    raw = msgspec.to_builtins(groups.group_of(CASE, **annotations))
+    raw = msgspec.to_builtins(groups.make_group(CASE, **annotations))
     for dependency, rate in zip(raw["spec"]["workloads"][0]["dependencies"], bandwidths, strict=False):
         dependency["minBandwidth"] = rate
     group = msgspec.convert(raw, AppGroup)
     pods = [
-        groups.waiting_pod("w0-0", "w0"),
-        groups.bound_pod("w1-0", "w1", "n1"),
-        groups.bound_pod("w2-0", "w2", "n2"),
+        groups.make_waiting_pod("w0-0", "w0"),
+        groups.make_bound_pod("w1-0", "w1", "n1"),
+        groups.make_bound_pod("w2-0", "w2", "n2"),
     ]
-    return groups.plan_of(CASE, pods=pods, group=group, objective="time")
+    return groups.plan_case(CASE, pods=pods, group=group, objective="time")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_the_plan_follows_the_users_weights_then_measured_traffic_then_bandwidth
 
 def test_invalid_traffic_is_left_out_and_reported() -> None:
     errors: list[str] = []
-    group = groups.group_of(CASE, measured_weights='{"w0": {"w1": -1, "w2": 7.5}}')
+    group = groups.make_group(CASE, measured_weights='{"w0": {"w1": -1, "w2": 7.5}}')
     assert read_weights(group, "netaware.io/measured-weights", errors) == {("w0", "w2"): 7.5}
     assert errors == ["annotation netaware.io/measured-weights: not within 0 to 1e+18: w0 to w1"]
     plan = plan_of(weights='{"w0": {"w1": 1.7e308, "w2": 1.7e308}}')

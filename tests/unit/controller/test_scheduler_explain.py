@@ -11,15 +11,15 @@ from controller.cluster.pods import Pod, Target
 from controller.cluster.services import Service
 from controller.scheduler.explain import explain
 from controller.scheduler.state import NO_GROUP, NO_GROUP_LABEL, NOTHING_PLACED, State
-from tests.unit.controller.scheduling import WORKLOAD, node, pod, state_of, topology
+from tests.unit.controller.scheduler_objects import WORKLOAD, make_group_state, make_node, make_pod, make_topology
 
 CALLS = {"P0": {"P1": 5}, "P1": {"P2": 15}, "P2": {}}
 
 
 def make_state(*placed: tuple[str, str]) -> State:
     """n1, n2 in z1 and n3, n4 in z2, 20 apart; P1 depends on P2 (at most 15), P0 on P1 (at most 5)."""
-    nodes = [node(f"n{i}", "r", f"z{(i + 1) // 2}") for i in range(1, 5)]
-    return state_of(nodes, topology({("z1", "z2"): 20, ("z2", "z1"): 20}), CALLS, placed)
+    nodes = [make_node(f"n{i}", "r", f"z{(i + 1) // 2}") for i in range(1, 5)]
+    return make_group_state(nodes, make_topology({("z1", "z2"): 20, ("z2", "z1"): 20}), CALLS, placed)
 
 
 def target_annotation(target: Target) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def target_annotation(target: Target) -> dict[str, Any]:
 
 
 def test_candidates_have_the_cost_of_each_dependency_and_pass_or_not() -> None:
-    explanation = explain(make_state(("P2", "n1"), ("P0", "n3")), pod("P1"))
+    explanation = explain(make_state(("P2", "n1"), ("P0", "n3")), make_pod("P1"))
     assert [(p.workload, p.direction, p.max_cost, p.pods_by_zone) for p in explanation.peers] == [
         ("P2", "depends-on", 15, {"z1": 1}),
         ("P0", "depended-on-by", 5, {"z2": 1}),
@@ -52,7 +52,7 @@ def test_costs_by_peer_add_up_to_the_cost_of_their_candidate(distribution: str) 
     spec = {"selector": {WORKLOAD: "P2"}, "trafficDistribution": distribution}
     service = msgspec.convert({"metadata": {"name": "p2", "namespace": "default"}, "spec": spec}, Service)
     state.on_service_change("default/p2", None, service)
-    explanation = explain(state, pod("P1"))
+    explanation = explain(state, make_pod("P1"))
     assert [peer.direction for peer in explanation.peers] == ["depends-on", "depended-on-by"]
     for candidate in explanation.candidates:
         dependency, dependent = candidate.peer_costs
@@ -63,19 +63,19 @@ def test_costs_by_peer_add_up_to_the_cost_of_their_candidate(distribution: str) 
 @pytest.mark.parametrize(
     ("explained_pod", "placed", "sentence"),
     [
-        (pod("P1", "n2"), [("P2", "n1")], "on n2 by NetworkOverhead: cost 1 (P2 1 of 15); 2 nodes refused"),
+        (make_pod("P1", "n2"), [("P2", "n1")], "on n2 by NetworkOverhead: cost 1 (P2 1 of 15); 2 nodes refused"),
         (
-            pod("P1", "n1", metadata=target_annotation(Target("z1", "r", "n1"))),
+            make_pod("P1", "n1", metadata=target_annotation(Target("z1", "r", "n1"))),
             [("P2", "n1")],
             "on n1 as planned with its group: cost 0 (P2 0 of 15); 2 nodes refused",
         ),
         (
-            pod("P1", "n2", metadata=target_annotation(Target("z1", "r", "n1"))),
+            make_pod("P1", "n2", metadata=target_annotation(Target("z1", "r", "n1"))),
             [("P2", "n1")],
             "on n2 in the planned zone: cost 1 (P2 1 of 15); 2 nodes refused",
         ),
         (
-            pod("P1", "n3", metadata=target_annotation(Target("z1", "r", "n1"))),
+            make_pod("P1", "n3", metadata=target_annotation(Target("z1", "r", "n1"))),
             [("P2", "n1")],
             (
                 "on n3, though n1 was planned: cost 20 (P2 20 of 15, 1 beyond maxNetworkCost); "
@@ -83,13 +83,13 @@ def test_costs_by_peer_add_up_to_the_cost_of_their_candidate(distribution: str) 
             ),
         ),
         (
-            pod("P1", metadata=target_annotation(Target("z2", "r", "n3"))),
+            make_pod("P1", metadata=target_annotation(Target("z2", "r", "n3"))),
             [],
             "waits for n3, planned with its group",
         ),
-        (pod("P1"), [], f"any node: {NOTHING_PLACED}"),
-        (pod("P1", group="unknown"), [], f"any node: {NO_GROUP}"),
-        (pod("P1", group=""), [], f"any node: {NO_GROUP_LABEL}"),
+        (make_pod("P1"), [], f"any node: {NOTHING_PLACED}"),
+        (make_pod("P1", group="unknown"), [], f"any node: {NO_GROUP}"),
+        (make_pod("P1", group=""), [], f"any node: {NO_GROUP_LABEL}"),
     ],
 )
 def test_the_reason_for_a_node_is_one_sentence(
@@ -109,7 +109,7 @@ def test_the_reason_for_a_node_is_one_sentence(
     ],
 )
 def test_ineligible_nodes_are_counted_and_never_the_best_place(ineligible: dict[str, str], conclusion: str) -> None:
-    explanation = explain(make_state(("P2", "n1")), pod("P1"), ineligible)
+    explanation = explain(make_state(("P2", "n1")), make_pod("P1"), ineligible)
     assert explanation.conclusion == conclusion
     candidates = {candidate.node or candidate.zone: candidate for candidate in explanation.candidates}
     assert dict(candidates["n1"].ineligible) == {"insufficient cpu": 1}
@@ -118,9 +118,9 @@ def test_ineligible_nodes_are_counted_and_never_the_best_place(ineligible: dict[
 
 def test_nodes_without_labels_are_candidates_and_the_node_of_the_dependency_passes() -> None:
     state = make_state(("P2", "bare"))
-    state.on_node_change("bare", None, node("bare", "", ""))
+    state.on_node_change("bare", None, make_node("bare", "", ""))
     assert [
-        (candidate.zone, candidate.node, candidate.passes) for candidate in explain(state, pod("P1")).candidates
+        (candidate.zone, candidate.node, candidate.passes) for candidate in explain(state, make_pod("P1")).candidates
     ] == [
         ("", "bare", True),
         ("z1", "", False),

@@ -20,14 +20,21 @@ from controller.scheduler.rules import NodeScore, ScoreTable
 from controller.scheduler.state import State
 from kubekit.errors import ConfigError
 from kubekit.http import Server
-from tests.unit.controller.scheduling import GROUP, WORKLOAD, node, pod, state_of, topology
+from tests.unit.controller.scheduler_objects import (
+    GROUP,
+    WORKLOAD,
+    make_group_state,
+    make_node,
+    make_pod,
+    make_topology,
+)
 
 
 def example(config: SchedulerConfig) -> State:
     """Four nodes in two zones with cost 20 between them; P1 depends on P2 (at most 10), which runs on n1."""
-    nodes = [node(f"n{i}", "r", f"z{(i + 1) // 2}", cpu=str(i), memory="1Gi") for i in range(1, 5)]
-    costs = topology({("z1", "z2"): 20, ("z2", "z1"): 20})
-    return state_of(nodes, costs, {"P1": {"P2": 10}, "P2": {}}, [("P2", "n1")], config)
+    nodes = [make_node(f"n{i}", "r", f"z{(i + 1) // 2}", cpu=str(i), memory="1Gi") for i in range(1, 5)]
+    costs = make_topology({("z1", "z2"): 20, ("z2", "z1"): 20})
+    return make_group_state(nodes, costs, {"P1": {"P2": 10}, "P2": {}}, [("P2", "n1")], config)
 
 
 def group_pod(scheduler: str = "network-aware-scheduler", **metadata: Any) -> dict[str, Any]:
@@ -114,7 +121,7 @@ async def test_changes_count_from_the_next_request_on(deleted: str) -> None:
             case "topology":
                 service.state.on_topology_change("default/nt-default", None, None)
             case "costs":  # unknown costs refuse no node
-                service.state.on_topology_change("default/nt-default", None, topology({}))
+                service.state.on_topology_change("default/nt-default", None, make_topology({}))
             case "group":
                 service.state.on_group_change("default/a1", service.state.groups["default/a1"], None)
         assert (await service.ask("filter", group_pod(), ALL))["nodenames"] == ALL
@@ -123,8 +130,8 @@ async def test_changes_count_from_the_next_request_on(deleted: str) -> None:
 
 
 def test_a_list_that_lacks_some_nodes_of_a_zone_is_scored_in_linear_time() -> None:
-    nodes = [node(f"ip-10-0-{i}.compute.internal", "r", "z") for i in range(10_000)]
-    encoder = encoding.AnswerEncoder(state_of(nodes, topology({}), {}), 1)
+    nodes = [make_node(f"ip-10-0-{i}.compute.internal", "r", "z") for i in range(10_000)]
+    encoder = encoding.AnswerEncoder(make_group_state(nodes, make_topology({}), {}), 1)
     names = [each.metadata.name for each in nodes]
     score_table = ScoreTable("", [NodeScore()] * 2, {name: NodeScore(1, 0, 1) for name in names[:5000]})
 
@@ -160,7 +167,7 @@ async def test_unusual_lists_of_nodes_are_answered(
 async def test_the_list_that_filter_returned_is_scored_by_the_present_nodes() -> None:
     async with serve_extender() as service:
         filtered = (await service.ask("filter", group_pod(), ALL))["nodenames"]
-        service.state.on_node_change("n2", None, node("n2", "r", "z2"))
+        service.state.on_node_change("n2", None, make_node("n2", "r", "z2"))
         assert await service.scores(group_pod(), filtered) == {"n1": 100, "n2": 0}
         assert await service.scores(group_pod(), ["n2", "n3"]) == {"n2": 100, "n3": 100}
 
@@ -280,7 +287,7 @@ async def test_filter_follows_the_rule_if_the_plan_cannot_be_followed() -> None:
 async def test_the_first_pod_of_a_group_gets_its_planned_node() -> None:
     config = SchedulerConfig()
     state = example(config)
-    state.on_pod_change("default/p2-0", pod("P2", "n1", name="p2-0"), None)
+    state.on_pod_change("default/p2-0", make_pod("P2", "n1", name="p2-0"), None)
     async with serve_extender(config, state) as service:
         assert (await service.ask("filter", group_pod(), ALL))["nodenames"] == ALL
         assert (await service.ask("filter", planned_pod("n4", "z2"), ALL))["nodenames"] == ["n4"]
@@ -349,7 +356,7 @@ def test_victims_that_the_pod_depends_on_do_not_count() -> None:
     """
     state = example(SchedulerConfig())
     for uid in ("a", "b"):
-        old, new = (pod("P2", "n3", name=uid, metadata={"uid": value}) for value in (f"old-{uid}", uid))
+        old, new = (make_pod("P2", "n3", name=uid, metadata={"uid": value}) for value in (f"old-{uid}", uid))
         state.on_pod_change(f"default/{uid}", None, old)
         state.on_pod_change(f"default/{uid}", old, new)
     assert set(preempt(victims(n1=[], n3=[], n4=[]), group_pod(), state)) == {"n3", "n4"}

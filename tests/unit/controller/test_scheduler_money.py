@@ -47,8 +47,8 @@ class Case:
         weights: dict[str, dict[str, float]] = {}
         for (a, b), weight in self.weight.items():
             weights.setdefault(f"w{a}", {})[f"w{b}"] = weight
-        group = groups.group_of(case, objective=objective, spread="none", measured_weights=json.dumps(weights))
-        return groups.plan_of(case, group=group, prices=prices)
+        group = groups.make_group(case, objective=objective, spread="none", measured_weights=json.dumps(weights))
+        return groups.plan_case(case, group=group, prices=prices)
 
     def values(self, zones: Mapping[int, list[int]]) -> tuple[float, float]:
         """Mean price and mean milliseconds of a placement, by bytes; a caller calls every replica equally often."""

@@ -19,7 +19,7 @@ from controller.scheduler.gating.release import (
     seconds_until_complete,
 )
 from kubekit.wire import format_time
-from tests.unit.controller import scheduling
+from tests.unit.controller import scheduler_objects
 
 CREATED = 1_700_000_000.0
 CONFIG = GatesConfig(max_wait_s=100, missing_workload_timeout_s=20)
@@ -28,7 +28,9 @@ CONFIG = GatesConfig(max_wait_s=100, missing_workload_timeout_s=20)
 def pod(name: str, workload: str, *, gated: bool = True, node: str = "", age_s: float = 0, **status: Any) -> Pod:
     metadata = {"namespace": "d", "creationTimestamp": format_time(CREATED - age_s)}
     gates = [{"name": GATE}] if gated and not node else None
-    return scheduling.pod(workload, node, name=name, group="g", metadata=metadata, status=status, schedulingGates=gates)
+    return scheduler_objects.make_pod(
+        workload, node, name=name, group="g", metadata=metadata, status=status, schedulingGates=gates
+    )
 
 
 def unschedulable(name: str, workload: str, since_s: float, reason: str = "Unschedulable") -> Pod:

@@ -21,7 +21,7 @@ from controller.scheduler.gating.retries import (
 )
 from controller.scheduler.placement.planner import Plan
 from controller.scheduler.state import State
-from tests.unit.controller.scheduling import node, pod, state_of, topology
+from tests.unit.controller.scheduler_objects import make_group_state, make_node, make_pod, make_topology
 
 CONFIG = SchedulerConfig(placement="affinity")
 ZONE_A, ZONE_B = Target("a", "r", "n-a"), Target("b", "r", "n-b")
@@ -105,7 +105,7 @@ def test_pods_with_a_new_target_are_replaced_with_back_off() -> None:
 def extender_pod(reason: str = "Unschedulable", message: str = "", **changes: Any) -> Pod:
     """A pod of P1 in extender mode for which the scheduler found no node."""
     condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
-    return pod("P1", status={"conditions": [condition]}, metadata=changes)
+    return make_pod("P1", status={"conditions": [condition]}, metadata=changes)
 
 
 def target_annotation(target: Target) -> dict[str, str]:
@@ -123,13 +123,13 @@ def retried(tracker: UnschedulablePods, pod: Pod, target: Target | None, state: 
 
 
 def costs(cost: int) -> NetworkTopology:
-    return topology({("z1", "z2"): cost, ("z2", "z1"): cost})
+    return make_topology({("z1", "z2"): cost, ("z2", "z1"): cost})
 
 
 def cluster() -> State:
     """P1 calls P2 on n1, in zone z1; n2 is 20 away."""
-    nodes = [node("n1", "r", "z1"), node("n2", "r", "z2")]
-    return state_of(nodes, costs(20), {"P1": {"P2": 15}, "P2": {}}, [("P2", "n1")])
+    nodes = [make_node("n1", "r", "z1"), make_node("n2", "r", "z2")]
+    return make_group_state(nodes, costs(20), {"P1": {"P2": 15}, "P2": {}}, [("P2", "n1")])
 
 
 REFUSED = extender_pod(message="0/2 nodes: Workload dependencies")

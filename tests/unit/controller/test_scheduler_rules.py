@@ -25,19 +25,26 @@ from controller.scheduler.rules import PeerWorkload, normalise_allocatable_score
 from controller.scheduler.state import NOTHING_PLACED, State
 from kubekit.wire import Object, ObjectMeta
 from tests.support.bodies import weight_body as weight
-from tests.unit.controller import scheduling
-from tests.unit.controller.scheduling import GROUP, WORKLOAD, app_group, node, state_with, topology_of
+from tests.unit.controller import scheduler_objects
+from tests.unit.controller.scheduler_objects import (
+    GROUP,
+    WORKLOAD,
+    make_app_group,
+    make_node,
+    make_state,
+    make_weighted_topology,
+)
 
 
 def pod(name: str, workload: str, node: str = "", *, phase: str = "Running", **meta: Any) -> Pod:
-    return scheduling.pod(workload, node, name=name, metadata=meta, status={"phase": phase})
+    return scheduler_objects.make_pod(workload, node, name=name, metadata=meta, status={"phase": phase})
 
 
 def extender_of(state: State, config: SchedulerConfig) -> Extender:
     return Extender(state, config, ExtenderMetrics(CollectorRegistry()), lambda: "")
 
 
-SEED_NODES = [node(f"N{i}", "us-west-1" if i <= 4 else "us-east-1", f"z{(i + 1) // 2}") for i in range(1, 9)]
+SEED_NODES = [make_node(f"N{i}", "us-west-1" if i <= 4 else "us-east-1", f"z{(i + 1) // 2}") for i in range(1, 9)]
 SEED_COSTS = weight(
     {("z1", "z2"): 5, ("z2", "z1"): 5, ("z3", "z4"): 10, ("z4", "z3"): 10},
     {("us-west-1", "us-east-1"): 20, ("us-east-1", "us-west-1"): 20},
@@ -47,8 +54,8 @@ OURS, UPSTREAM = SchedulerConfig(), SchedulerConfig(parity="upstream")
 
 def seed_state(config: SchedulerConfig, *pods: Pod) -> State:
     """Seed 001: P1 depends on P2 with maxNetworkCost 15, on eight nodes in four zones of two regions."""
-    group = app_group({"P1": {"P2": 15}, "P2": {}})
-    return state_with(config, *SEED_NODES, group, topology_of(SEED_COSTS), *pods)
+    group = make_app_group({"P1": {"P2": 15}, "P2": {}})
+    return make_state(config, *SEED_NODES, group, make_weighted_topology(SEED_COSTS), *pods)
 
 
 def call_extender(extender: Extender, verb: str, workload: str, names: list[str]) -> Any:
@@ -159,12 +166,12 @@ def check_extender_against_the_table(rng: random.Random, seed: str) -> None:
     max_costs = {selector: random_cost(rng) for selector in rng.sample("BCD", rng.randint(0, 3))}
     table = ContractTable(random_costs(rng, ZONES, 12), random_costs(rng, REGIONS[1:], 8))
     extender = extender_of(
-        state_with(
+        make_state(
             UPSTREAM,
-            *(node(name, *location) for name, location in location_of.items()),
+            *(make_node(name, *location) for name, location in location_of.items()),
             *(pod(f"p{i}", selector, name) for i, (selector, name) in enumerate(pods)),
-            app_group({"A": max_costs, "B": {}, "C": {}, "D": {}}),
-            topology_of(weight(*table)),
+            make_app_group({"A": max_costs, "B": {}, "C": {}, "D": {}}),
+            make_weighted_topology(weight(*table)),
         ),
         UPSTREAM,
     )
@@ -224,7 +231,7 @@ def cost_on_n8(state: State) -> int:
 def test_a_relabelled_node_is_scored_by_its_new_location() -> None:
     state = seed_state(OURS, pod("p2", "P2", "N1"))
     assert cost_on_n8(state) == 20
-    state.on_node_change("N8", SEED_NODES[7], node("N8", "us-west-1", "z1"))
+    state.on_node_change("N8", SEED_NODES[7], make_node("N8", "us-west-1", "z1"))
     assert cost_on_n8(state) == 1
 
 
@@ -247,14 +254,14 @@ def test_a_copy_of_the_state_does_not_change_with_it() -> None:
 def test_the_configured_weight_wins_over_the_measured_weight(
     weights: tuple[dict[str, Any], ...], expected: str
 ) -> None:
-    assert state_with(SchedulerConfig(), topology_of(*weights)).costs("default").weight_name == expected
-    parity = state_with(UPSTREAM, topology_of(*weights)).costs("default").weight_name
+    assert make_state(SchedulerConfig(), make_weighted_topology(*weights)).costs("default").weight_name == expected
+    parity = make_state(UPSTREAM, make_weighted_topology(*weights)).costs("default").weight_name
     assert parity == ("UserDefined" if expected == "UserDefined" else "")
 
 
 def test_groups_are_found_by_namespace_then_by_list_then_by_namespaces_of_workloads() -> None:
     config = SchedulerConfig(network_overhead=NetworkOverheadArgs(namespaces=("infra", "default")))
-    listed, own = app_group({"P": {}}), app_group({"P": {}}, "shop")
+    listed, own = make_app_group({"P": {}}), make_app_group({"P": {}}, "shop")
     with_namespaces = msgspec.convert(
         {
             "metadata": {"name": "a1", "namespace": "central"},
@@ -262,7 +269,7 @@ def test_groups_are_found_by_namespace_then_by_list_then_by_namespaces_of_worklo
         },
         AppGroup,
     )
-    state = state_with(config, listed, own, with_namespaces)
+    state = make_state(config, listed, own, with_namespaces)
     consent = ObjectMeta(name="branch", labels={"netaware.io/appgroups-from": "central"})
     version = state.version
     state.on_namespace_change("branch", None, Object(metadata=consent))
@@ -274,7 +281,7 @@ def test_groups_are_found_by_namespace_then_by_list_then_by_namespaces_of_worklo
     assert state.group_key_of("branch", "a1") == "central/a1"
     assert state.group_key_of("elsewhere", "a1") == ""
     assert state.group_key_of("shop", "unknown") == ""
-    assert state_with(UPSTREAM, own).group_key_of("shop", "a1") == ""
+    assert make_state(UPSTREAM, own).group_key_of("shop", "a1") == ""
 
 
 def normalise_all(raw: list[int]) -> list[int]:

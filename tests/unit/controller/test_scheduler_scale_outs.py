@@ -12,12 +12,12 @@ CASE = groups.GroupCase(replicas=(3, 3), edges=((0, 1, 100),), cost=((0, 9, 9), 
 
 def zones_of_new_replicas(workload: str, callers: tuple[int, ...], callees: tuple[int, ...], count: int) -> list[str]:
     """Zones of the new replicas of a workload, given the zones of the running callers and callees."""
-    pods = [groups.bound_pod(f"w0-{i}", "w0", f"n{zone}-0") for i, zone in enumerate(callers)]
-    pods += [groups.bound_pod(f"w1-{i}", "w1", f"n{zone}-0") for i, zone in enumerate(callees)]
-    pods += [groups.waiting_pod(f"{workload}-new-{i}", workload) for i in range(count)]
-    nodes = [groups.node(f"n{zone}-{number}", f"z{zone}", "9") for zone in range(3) for number in range(4)]
-    services = [groups.service("w1", "PreferSameZone")]
-    plan = groups.plan_of(CASE, nodes, pods=pods, services=services, objective="time", spread="soft")
+    pods = [groups.make_bound_pod(f"w0-{i}", "w0", f"n{zone}-0") for i, zone in enumerate(callers)]
+    pods += [groups.make_bound_pod(f"w1-{i}", "w1", f"n{zone}-0") for i, zone in enumerate(callees)]
+    pods += [groups.make_waiting_pod(f"{workload}-new-{i}", workload) for i in range(count)]
+    nodes = [groups.make_zone_node(f"n{zone}-{number}", f"z{zone}", "9") for zone in range(3) for number in range(4)]
+    services = [groups.make_service("w1", "PreferSameZone")]
+    plan = groups.plan_case(CASE, nodes, pods=pods, services=services, objective="time", spread="soft")
     assert not plan.unplaced
     return sorted(target.zone for target in plan.targets.values())
 

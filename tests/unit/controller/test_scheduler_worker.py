@@ -52,15 +52,15 @@ class Cluster:
 
     def add_nodes(self, count: int) -> None:
         for i in range(count):
-            self.nodes.put(f"n{i}", groups.node(f"n{i}", f"z{i % 3}", "4"))
+            self.nodes.put(f"n{i}", groups.make_zone_node(f"n{i}", f"z{i % 3}", "4"))
 
     def bind(self, name: str, node: str, cpu: str) -> None:
-        self.pods.put(name, PodReader().read(groups.bound_pod(name, "other", node, cpu)))
+        self.pods.put(name, PodReader().read(groups.make_bound_pod(name, "other", node, cpu)))
 
     def snapshot(self, pods: int) -> GroupSnapshot:
         """A group of pods that request a core each, without dependencies."""
         case = groups.GroupCase((pods,), (), ((0,),), (1,))
-        return groups.snapshot(case, hosts=self.node_cache.hosts, used=self.node_cache.requested)
+        return groups.make_snapshot(case, hosts=self.node_cache.hosts, used=self.node_cache.requested)
 
 
 @asynccontextmanager
@@ -153,11 +153,11 @@ def test_a_plan_over_forty_zones_rarely_splits_a_group_between_two() -> None:
     rng = random.Random(1)
     costs = random_costs(rng)
     places = [(f"h{number:03}", number % 40) for number in range(400)]
-    nodes = [groups.node(name, f"z{z:02}", "32", labels={REGION_LABEL: f"r{z % 4}"}) for name, z in places]
+    nodes = [groups.make_zone_node(name, f"z{z:02}", "32", labels={REGION_LABEL: f"r{z % 4}"}) for name, z in places]
     split_count = 0
     for _ in range(15):
         pairs = [(i, j, 20) for i in range(10) for j in range(i + 1, 10) if rng.random() < 0.3]
         case = groups.GroupCase((1,) * 10, tuple(pairs), ((0,),), (1,))
-        plan = groups.plan_of(case, nodes, costs=costs, spread="soft", objective="time")
+        plan = groups.plan_case(case, nodes, costs=costs, spread="soft", objective="time")
         split_count += plan.latency_us > IN_ZONE_US
     assert split_count <= 1

@@ -23,25 +23,25 @@ def make_manifest(version: str, kind: str, decoded: Any, **metadata: Any) -> dic
 
 
 def node(name: str, zone: str = "z0", cpu: str = "8", **more: Any) -> dict[str, Any]:
-    return make_manifest("v1", "Node", groups.node(name, zone, cpu, **more))
+    return make_manifest("v1", "Node", groups.make_zone_node(name, zone, cpu, **more))
 
 
 def pod(name: str, workload: str = "", *, cpu: str = "1", metadata: Any = None, **spec: Any) -> dict[str, Any]:
     """A pod that waits without a gate, of the group when it has a workload."""
-    body = make_manifest("v1", "Pod", groups.waiting_pod(name, workload, cpu, **{"schedulingGates": None, **spec}))
+    body = make_manifest("v1", "Pod", groups.make_waiting_pod(name, workload, cpu, **{"schedulingGates": None, **spec}))
     labels = body["metadata"]["labels"] if workload else {}
     return {**body, "metadata": {**body["metadata"], "labels": labels, **(metadata or {})}}
 
 
 def app_group(*edges: tuple[int, int, int], workloads: int = 2, name: str = "g", **annotations: str) -> dict[str, Any]:
     case = groups.GroupCase((1,) * workloads, edges, (), ())
-    return make_manifest(f"{GROUP}/v1alpha1", "AppGroup", groups.group_of(case, name=name, **annotations))
+    return make_manifest(f"{GROUP}/v1alpha1", "AppGroup", groups.make_group(case, name=name, **annotations))
 
 
 def topology(*cost: tuple[int, ...]) -> dict[str, Any]:
     """Costs between the zones z0, z1, ..."""
     metadata = {"name": "nt-default", "namespace": "default"}
-    spec = {"configmapName": "c", "weights": [groups.weight_of(groups.GroupCase((), (), cost, ()), "UserDefined")]}
+    spec = {"configmapName": "c", "weights": [groups.make_weight(groups.GroupCase((), (), cost, ()), "UserDefined")]}
     return make_manifest(
         "networktopology.diktyo.x-k8s.io/v1alpha1", "NetworkTopology", {"metadata": metadata, "spec": spec}
     )

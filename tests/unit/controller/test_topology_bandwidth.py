@@ -24,8 +24,8 @@ from netperf.costs import ZoneCost, ZoneCosts
 from netperf.sample import NodeLocation
 from tests.support.bodies import REGION, ZONE
 from tests.unit.controller import components
-from tests.unit.controller.scheduling import app_group
-from tests.unit.controller.scheduling import group_pod as pod
+from tests.unit.controller.scheduler_objects import make_app_group
+from tests.unit.controller.scheduler_objects import make_group_pod as pod
 
 ZONE_OF = {"n1": "z1", "n2": "z1", "n3": "z2", "n4": "z3", "bare": ""}
 LOCATIONS = {node: NodeLocation(node, zone) for node, zone in ZONE_OF.items()}
@@ -35,7 +35,7 @@ ZONES = {"z1": "west", "z2": "west", "z3": "east"}
 def group(name: str, needs: Mapping[tuple[str, str], int]) -> AppGroup:
     selectors = sorted({s for pair in needs for s in pair})
     calls = {s: {d: {"minBandwidth": rate} for (w, d), rate in needs.items() if w == s} for s in selectors}
-    return app_group(calls, "shop", name=name)
+    return make_app_group(calls, "shop", name=name)
 
 
 def allocations(pods: list[Pod], *groups: AppGroup) -> dict[tuple[str, str], int]:
@@ -73,7 +73,7 @@ RATES_BY_GROUP: Mapping[str, RatesByPair] = {
             st.sampled_from("abcx"),
             st.sampled_from([*ZONE_OF, "gone", ""]),
             st.sampled_from(["g", "h", "another"]),
-            st.sampled_from([{}, {}, {}, {"phase": "Failed"}, {"phase": "Succeeded"}, {"leaving": True}]),
+            st.sampled_from([{}, {}, {}, {"phase": "Failed"}, {"phase": "Succeeded"}, {"is_terminating": True}]),
         ),
         max_size=30,
     )
@@ -81,7 +81,7 @@ RATES_BY_GROUP: Mapping[str, RatesByPair] = {
 def test_allocations_equal_a_count_over_all_pairs_of_placed_pods(
     placements: list[tuple[str, str, str, dict[str, Any]]],
 ) -> None:
-    pods = [pod(workload, node, of=of, **fields) for workload, node, of, fields in placements]
+    pods = [pod(workload, node, group=group, **fields) for workload, node, group, fields in placements]
     placed = [
         (of, workload, ZONE_OF[node]) for workload, node, of, fields in placements if ZONE_OF.get(node) and not fields
     ]

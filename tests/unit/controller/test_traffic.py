@@ -34,7 +34,7 @@ from kubekit.conditions import make_condition
 from kubekit.errors import ConfigError
 from kubekit.wire import Object, ObjectMeta
 from tests.support.bodies import weight_body
-from tests.unit.controller import scheduling
+from tests.unit.controller import scheduler_objects
 
 A, B, FAR = Location("r1", "z1"), Location("r1", "z2"), Location("r2", "z9")
 COSTS = CostTable(msgspec.convert(weight_body({("z1", "z2"): 7}), WeightInfo))
@@ -343,7 +343,9 @@ async def test_in_each_leadership_a_condition_becomes_unknown_if_traffic_cannot_
 
     monkeypatch.setattr("controller.traffic.reconciler.read_flows", fail)
     before = make_condition(AS_DESCRIBED, holds=True, reason=AS_DESCRIBED, message="", generation=1)
-    groups = {"shop/g": scheduling.app_group({}, "shop", name="g", status=AppGroupStatus(conditions=[before]))}
+    groups = {
+        "shop/g": scheduler_objects.make_app_group({}, "shop", name="g", status=AppGroupStatus(conditions=[before]))
+    }
     config = TrafficConfig(prometheus_url="http://prometheus:9090", interval_s=10)
     controller = TrafficController(
         cast("Client", None),

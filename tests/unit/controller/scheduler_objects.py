@@ -19,25 +19,26 @@ GROUP, WORKLOAD = "appgroup.diktyo.x-k8s.io", "appgroup.diktyo.x-k8s.io.workload
 Costs = Mapping[tuple[str, str], int]
 
 
-def labels_of(region: str, zone: str) -> dict[str, str]:
+def make_zone_labels(region: str, zone: str) -> dict[str, str]:
     return {key: value for key, value in ((REGION, region), (ZONE, zone)) if value}
 
 
-def node(name: str, region: str, zone: str, **allocatable: str) -> Node:
-    body = {"metadata": {"name": name, "labels": labels_of(region, zone)}, "status": {"allocatable": allocatable}}
-    return msgspec.convert(body, Node)
+def make_node(name: str, region: str, zone: str, **allocatable: str) -> Node:
+    metadata = {"name": name, "labels": make_zone_labels(region, zone)}
+    return msgspec.convert({"metadata": metadata, "status": {"allocatable": allocatable}}, Node)
 
 
-def topology_of(*weights: Mapping[str, Any]) -> NetworkTopology:
+def make_weighted_topology(*weights: Mapping[str, Any]) -> NetworkTopology:
     body = {"metadata": {"name": "nt-default", "namespace": "default"}, "spec": {"weights": weights}}
     return msgspec.convert(body, NetworkTopology)
 
 
-def topology(zones: Costs, regions: Costs | None = None) -> NetworkTopology:
-    return topology_of(weight_body(zones, regions))
+def make_topology(zone_costs: Costs, region_costs: Costs | None = None) -> NetworkTopology:
+    """A NetworkTopology with one weight, of these costs by origin and destination."""
+    return make_weighted_topology(weight_body(zone_costs, region_costs))
 
 
-def app_group(
+def make_app_group(
     calls: Mapping[str, Mapping[str, Any]],
     namespace: str = "default",
     *,
@@ -47,44 +48,47 @@ def app_group(
     generation: int = 1,
     status: AppGroupStatus | None = None,
 ) -> AppGroup:
-    """An AppGroup with calls as in `appgroup_spec`."""
+    """An AppGroup; ``calls`` has maxNetworkCost by caller and callee, as in ``{"web": {"db": 15}}``, or all fields of the dependency."""
     metadata = {"name": name, "namespace": namespace, "generation": generation}
     spec = appgroup_spec(calls, members=members, algorithm=algorithm)
     group = msgspec.convert({"metadata": metadata, "spec": spec}, AppGroup)
     return group if status is None else msgspec.structs.replace(group, status=status)
 
 
-def pod(workload: str, node: str = "", *, name: str = "p1", group: str = "a1", **fields: Any) -> Pod:
-    """A pod, bound if it has a node; ``metadata`` and ``status`` are further fields of these, other keywords fields of the spec."""
-    meta = {"name": name, "namespace": "default", "uid": f"u-{name}", **fields.pop("metadata", {})}
-    meta.setdefault("labels", {GROUP: group, WORKLOAD: workload} if group else {})
-    status = {"phase": "Running" if node else "Pending", **fields.pop("status", {})}
-    spec = {"nodeName": node, "schedulerName": "network-aware-scheduler", **fields}
-    return msgspec.convert({"metadata": meta, "spec": spec, "status": status}, Pod)
+def make_pod(workload: str, node_name: str = "", *, name: str = "p1", group: str = "a1", **spec: Any) -> Pod:
+    """A pod, running if it has a node. ``metadata`` and ``status`` add fields to those of the pod, other keywords to its spec."""
+    metadata = {"name": name, "namespace": "default", "uid": f"u-{name}", **spec.pop("metadata", {})}
+    metadata.setdefault("labels", {GROUP: group, WORKLOAD: workload} if group else {})
+    status = {"phase": "Running" if node_name else "Pending", **spec.pop("status", {})}
+    spec = {"nodeName": node_name, "schedulerName": "network-aware-scheduler", **spec}
+    return msgspec.convert({"metadata": metadata, "spec": spec, "status": status}, Pod)
 
 
-def group_pod(
+def make_group_pod(
     workload: str,
-    on: str,
+    node_name: str,
     *,
-    of: str = "g",
+    group: str = "g",
     name: str = "p",
     namespace: str = "shop",
     phase: str = "Running",
     created: str = "2026-01-01T00:00:00Z",
-    leaving: bool = False,
+    is_terminating: bool = False,
 ) -> Pod:
-    """A pod of an AppGroup's workload on a node."""
-    times = {"creationTimestamp": created} | ({"deletionTimestamp": "2026-01-02T00:00:00Z"} if leaving else {})
+    """A pod of namespace shop with a creation time."""
+    times = {"creationTimestamp": created}
+    if is_terminating:
+        times["deletionTimestamp"] = "2026-01-02T00:00:00Z"
     metadata = {"namespace": namespace, **times}
-    return pod(workload, on, name=name, group=of, metadata=metadata, status={"phase": phase})
+    return make_pod(workload, node_name, name=name, group=group, metadata=metadata, status={"phase": phase})
 
 
-def gated(workload: str = "P1", **fields: Any) -> Pod:
-    return pod(workload, **{"schedulingGates": [{"name": GATE}], **fields})
+def make_gated_pod(workload: str = "P1", **fields: Any) -> Pod:
+    """A pod with the scheduling gate, and the fields of `make_pod`."""
+    return make_pod(workload, **{"schedulingGates": [{"name": GATE}], **fields})
 
 
-def state_with(config: SchedulerConfig, *objects: Object) -> State:
+def make_state(config: SchedulerConfig, *objects: Object) -> State:
     """The state with these objects; an `Object` is a Namespace."""
     state = State(config, "netaware-system")
     for item in objects:
@@ -104,13 +108,13 @@ def state_with(config: SchedulerConfig, *objects: Object) -> State:
     return state
 
 
-def state_of(
+def make_group_state(
     nodes: Iterable[Node],
     costs: NetworkTopology,
     calls: Mapping[str, Mapping[str, int]],
-    placed: Iterable[tuple[str, str]] = (),
+    placements: Iterable[tuple[str, str]] = (),
     config: SchedulerConfig | None = None,
 ) -> State:
-    """The state with an AppGroup and pods that are bound, given as workload and node."""
-    pods = (pod(w, node, name=f"{w.lower()}-{number}") for number, (w, node) in enumerate(placed))
-    return state_with(config or SchedulerConfig(), *nodes, costs, app_group(calls), *pods)
+    """The state with AppGroup a1 and its bound pods, given as workload and node."""
+    pods = (make_pod(workload, node, name=f"{workload.lower()}-{i}") for i, (workload, node) in enumerate(placements))
+    return make_state(config or SchedulerConfig(), *nodes, costs, make_app_group(calls), *pods)
