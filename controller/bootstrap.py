@@ -65,8 +65,9 @@ class Bootstrap:
                 passphrase = base64.b64encode(secrets.token_hex().encode()).decode()
                 content = {"type": "Opaque", "data": {PASSPHRASE_KEY: passphrase}}
                 needs_secret = not await self._create_if_missing(SECRETS, PROBE_SECRET, content)
-            has_no_topology = self._topologies.synced.is_set() and not len(self._topologies)
-            if self._config.network_topology and has_no_topology:
+            # An object that cannot be decoded, perhaps of a later version, exists as well.
+            has_topology = len(self._topologies) or self._topologies.decode_error_by_key
+            if self._config.network_topology and self._topologies.synced.is_set() and not has_topology:
                 spec = {"spec": {"configmapName": RESULTS_NAME}}
                 await self._create_if_missing(NETWORK_TOPOLOGIES, self._config.network_topology, spec)
             await asyncio.sleep(CHECK_INTERVAL_S)
