@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import ssl
+import threading
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -77,7 +78,7 @@ class KubeconfigLogin:
     def _load_credential(self) -> Credential:
         if self._is_credential_refused:
             self._load_kubeconfigs()
-        with _collect_log_messages() as messages:
+        with _collect_errors() as messages:
             value = str(self._configuration.auth_settings().get("BearerToken", {}).get("value") or "")
         kind, _, token = value.partition(" ")
         if value and kind != "Bearer":
@@ -108,7 +109,7 @@ class KubeconfigLogin:
             self._user = self._find_entry(merged.config, "users", "user")
             self._cluster = self._find_entry(merged.config, "clusters", "cluster")
             self._check_user_fields()
-            with _collect_log_messages() as messages:
+            with _collect_errors() as messages:
                 loader.load_and_set(configuration)
             self._ssl_context = _create_ssl_context(configuration) if configuration.host.startswith("https") else None
         except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
@@ -167,17 +168,21 @@ def _create_ssl_context(configuration: Any) -> ssl.SSLContext:
 
 
 @contextmanager
-def _collect_log_messages() -> Iterator[list[str]]:
-    """Collects log messages within the block, because the package only logs the failure of a plugin."""
+def _collect_errors() -> Iterator[list[str]]:
+    """Collects the errors that the package logs in this thread, instead of printing them; it only logs the failure of a plugin."""
     messages: list[str] = []
+    thread_id = threading.get_ident()
 
-    class Collector(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
+    def collect(record: logging.LogRecord) -> bool:
+        is_of_this_thread = record.thread == thread_id
+        if is_of_this_thread:
             messages.append(record.getMessage())
+        return not is_of_this_thread
 
+    # The package calls `logging.error`, whose records the filters of the root logger get. They get none of other loggers.
     root = logging.getLogger()
-    previous_handlers, root.handlers = root.handlers, [Collector()]
+    root.addFilter(collect)
     try:
         yield messages
     finally:
-        root.handlers = previous_handlers
+        root.removeFilter(collect)

@@ -17,12 +17,14 @@ import msgspec
 import pytest
 import yaml
 
-from controller.cli.kubeconfig import find_cluster_config
+from controller.cli.kubeconfig import KubeconfigLogin, find_cluster_config
+from kubekit import logs
 from kubekit.client import Client
 from kubekit.errors import ApiError, ConfigError, CredentialError, UnreachableError
 from kubekit.wire import CONFIGMAPS, NODES, Node
 from lab.controlplane import ControlPlane
 from lab.controlplane_commands import LOOPBACK
+from lab.polling import poll_until
 from tests.integration.conftest import request_token
 from tests.integration.netperf.peers import copy_stream
 
@@ -118,6 +120,17 @@ async def test_a_revoked_token_is_replaced_in_the_same_request_and_a_failed_plug
     (tmp_path / "fails").touch()
     with pytest.raises(CredentialError, match="no session: log in first"):
         log_in(tmp_path, cluster, plugin_user(tmp_path))
+
+
+async def test_a_log_message_of_another_thread_does_not_fail_a_login(tmp_path: Path) -> None:
+    set_plugin_status(tmp_path, expires_in_s=0, token="t")
+    login = KubeconfigLogin(write_kubeconfig(tmp_path, {"server": "https://api.example"}, plugin_user(tmp_path)), None)
+    (tmp_path / "held").touch()
+    login_task = asyncio.create_task(login.get_credential())
+    await poll_until(lambda: count_plugin_calls(tmp_path) == 2)
+    logs.get("tests").error("not about the login")
+    (tmp_path / "held").unlink()
+    assert (await login_task).token == "t"
 
 
 async def test_a_plugins_certificate_logs_in_also_for_watches(
