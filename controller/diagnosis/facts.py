@@ -28,12 +28,12 @@ class PodFact(Pod, frozen=True):
     """A pod of `Facts.pods`.
 
     Attributes:
-        group_key: ``namespace/name`` of the AppGroup that it belongs to; empty if it belongs to none, also if its label names one.
-        is_placed_by_affinity: whether netaware places it by node affinity, so that its scheduler need not call the extender.
+        group_key: ``namespace/name`` of the AppGroup that it belongs to; empty if it belongs to none, even if its label names one.
+        needs_no_extender: whether netaware places it whatever its scheduler is: its mode is affinity, or its gate opened with a target.
     """
 
     group_key: str = ""
-    is_placed_by_affinity: bool = False
+    needs_no_extender: bool = False
 
     @property
     def printable_scheduler_name(self) -> str:
@@ -154,7 +154,8 @@ def build_pod_fact(pod: Pod, membership: Membership, namespace_mode: PlacementMo
         spec=pod.spec,
         status=pod.status,
         group_key=membership.group_key_of(pod.metadata.namespace, pod.group),
-        is_placed_by_affinity=(
-            target_of(pod) is not None or placement_mode_of(pod.metadata.labels, namespace_mode) != "extender"
+        # A target is enough: if its scheduler does not call the extender, the patch with the target also added node affinity.
+        needs_no_extender=(
+            target_of(pod) is not None or placement_mode_of(pod.metadata.labels, namespace_mode) == "affinity"
         ),
     )

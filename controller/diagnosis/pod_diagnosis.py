@@ -113,7 +113,7 @@ def _diagnose_unschedulable(pod: PodFact, facts: Facts) -> PodDiagnosis:
 
 def uses_netaware(pod: PodFact, facts: Facts) -> bool:
     """Whether netaware places the pod: by node affinity, or by a scheduler that calls its extender."""
-    return pod.is_placed_by_affinity or calls_extender(pod.printable_scheduler_name, facts.scheduler_names)
+    return pod.needs_no_extender or calls_extender(pod.printable_scheduler_name, facts.scheduler_names)
 
 
 def format_scheduler_fix(facts: Facts) -> str:

@@ -53,7 +53,7 @@ def pod(
     phase: str = "",
     scheduled: Condition | None = None,
     is_terminating: bool = False,
-    is_placed_by_affinity: bool = False,
+    needs_no_extender: bool = False,
 ) -> PodFact:
     metadata = ObjectMeta(
         name=name,
@@ -68,9 +68,7 @@ def pod(
     spec = msgspec.structs.replace(spec, scheduler_name=scheduler, node_name=node, scheduling_gates=scheduling_gates)
     pod_status = PodStatus(phase=phase, conditions=[scheduled] if scheduled else None)
     key = ("web/shop" if group == "shop" else "") if group_key is None else group_key
-    return PodFact(
-        metadata=metadata, spec=spec, status=pod_status, group_key=key, is_placed_by_affinity=is_placed_by_affinity
-    )
+    return PodFact(metadata=metadata, spec=spec, status=pod_status, group_key=key, needs_no_extender=needs_no_extender)
 
 
 def unschedulable(message: str) -> Condition:

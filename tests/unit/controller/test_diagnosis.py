@@ -185,7 +185,7 @@ COSTS_NOT_MET, FAR_COSTS_NOT_MET = (
 )
 UNSCHEDULABLE = unschedulable("0/4 nodes are available: 4 Insufficient cpu.")
 MANY_UNSCHEDULABLE = [pod(f"front-{i}", scheduled=UNSCHEDULABLE) for i in range(MAX_AFFECTED)]
-BY_AFFINITY = pod("front-2", scheduler="default-scheduler", node="n2", is_placed_by_affinity=True)
+BY_AFFINITY = pod("front-2", scheduler="default-scheduler", node="n2", needs_no_extender=True)
 MANY_SILENT = tuple(
     AgentView(node=f"n{i}", zone=f"z{i:02}", state="down", reason="gone") for i in range(2 * MAX_AFFECTED)
 )

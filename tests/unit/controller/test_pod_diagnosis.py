@@ -58,7 +58,7 @@ ONLY_Z1 = PodSpec(node_selector={"zone": "z1"})
         ({"scheduled": UNSCHEDULABLE}, "unschedulable", "the nodes are full (0/4 nodes are available"),
         ({"scheduled": REFUSED}, "refused", "dependencies would be violated"),
         ({"scheduler": "default-scheduler"}, "other-scheduler", "does not call netaware's extender"),
-        ({"scheduler": "default-scheduler", "is_placed_by_affinity": True}, "waiting", "has not tried to place it yet"),
+        ({"scheduler": "default-scheduler", "needs_no_extender": True}, "waiting", "has not tried to place it yet"),
         ({}, "waiting", "has not tried to place it yet"),
         ({"scheduled": GATED}, "waiting", "has not tried to place it yet"),
     ],
@@ -77,8 +77,14 @@ def test_a_gated_pod_waits_until_the_configured_time_but_without_a_leader_foreve
     assert diagnose_pod(gated_pod, without_leader, has_leader=has_leader(diagnose(without_leader))).until is None
 
 
+def test_a_pod_whose_gate_opened_with_a_target_needs_no_extender() -> None:
+    snapshot = ClusterSnapshot(now_s=NOW_S, pods=(pod(scheduler="default-scheduler", target="n1"),))
+    (released_pod,) = build_facts(snapshot).pods
+    assert released_pod.needs_no_extender
+
+
 @pytest.mark.parametrize(
-    ("labels", "namespace_labels", "placement", "is_placed_by_affinity"),
+    ("labels", "namespace_labels", "placement", "needs_no_extender"),
     [
         ({}, {}, "extender", False),
         ({}, {}, "affinity", True),
@@ -88,7 +94,7 @@ def test_a_gated_pod_waits_until_the_configured_time_but_without_a_leader_foreve
     ],
 )
 def test_the_placement_mode_comes_from_pod_namespace_or_configuration(
-    labels: dict[str, str], namespace_labels: dict[str, str], placement: PlacementMode, *, is_placed_by_affinity: bool
+    labels: dict[str, str], namespace_labels: dict[str, str], placement: PlacementMode, *, needs_no_extender: bool
 ) -> None:
     body = {"metadata": {"name": "p", "namespace": "web", "labels": {APPGROUP_LABEL: "shop", **labels}}}
     namespace = Object(metadata=ObjectMeta(name="web", labels=namespace_labels))
@@ -99,4 +105,4 @@ def test_the_placement_mode_comes_from_pod_namespace_or_configuration(
         scheduler=SchedulerConfig(placement=placement),
     )
     (fact,) = build_facts(snapshot).pods
-    assert fact.is_placed_by_affinity is is_placed_by_affinity
+    assert fact.needs_no_extender is needs_no_extender
