@@ -57,7 +57,7 @@ def choose_test(settings: ProbeSettings, probe: Probe, round_number: int) -> Tes
     if not settings.extra_tests:
         return settings.test
     # The extra tests of different pairs are in different rounds.
-    phase = _hash_int(f"{probe.origin.node}\0{probe.destination.node}", digest_size=4)
+    phase = hash_to_int(f"{probe.origin.node}\0{probe.destination.node}", digest_size=4)
     cycle, position = divmod(round_number + phase, settings.rounds_per_extra_test)
     return settings.test if position else settings.extra_tests[cycle % len(settings.extra_tests)]
 
@@ -70,11 +70,12 @@ def probe_start_s(plan: ZonePlan, probe: Probe, round_number: int) -> float:
     width_s = slot_width_s(plan)
     slack_s = max(0.0, width_s - plan.settings.duration_s - CONNECT_ALLOWANCE_S)
     seed = f"{round_number}\0{probe.origin.node}\0{probe.destination.node}\0{probe.slot}"
-    fraction = _hash_int(seed, digest_size=6) / 2**48
+    fraction = hash_to_int(seed, digest_size=6) / 2**48
     return round_number * plan.interval_s + probe.slot * width_s + fraction * slack_s
 
 
-def _hash_int(text: str, *, digest_size: int) -> int:
+def hash_to_int(text: str, *, digest_size: int) -> int:
+    """A hash of ``digest_size`` bytes as an unsigned integer; equal in all programs."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=digest_size).digest(), "big")
 
 

@@ -8,7 +8,6 @@ plan is an argument, so that a deleted node changes only its own pairs.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -21,6 +20,7 @@ from kubekit.errors import ConfigError
 from kubekit.settings import Range, Section, join_path
 from netperf.consensus import ZoneLink, link_between
 from netperf.contract import RESULTS_NAME
+from netperf.pacing import hash_to_int
 from netperf.plans import (
     CONTROL_PORT,
     DATA_PORT,
@@ -365,7 +365,7 @@ def _with_epoch(plan: ZonePlan, previous: ZonePlan | None, now_s: float) -> Zone
 
 
 def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+    return hash_to_int(text, digest_size=8)
 
 
 def _mix(value: int) -> int:

@@ -9,7 +9,6 @@ by datagrams alone, once a round.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from netperf.pacing import (
     ScheduledRun,
     StreamRun,
     find_next_run,
+    hash_to_int,
     may_stream,
     select_recent_streams,
     slot_width_s,
@@ -159,8 +159,7 @@ class ProbeScheduler:
 
     def _seconds_to_phase(self, plan: ZonePlan) -> float:
         """Return the time until this node's phase of the round, which is a hash of the node's name."""
-        digest = hashlib.blake2b(self._plan_source.node.encode(), digest_size=4).digest()
-        phase = int.from_bytes(digest, "big") / (1 << 8 * len(digest))
+        phase = hash_to_int(self._plan_source.node, digest_size=4) / 2**32
         return (1 - (self._wall_clock() / plan.interval_s - phase) % 1) * plan.interval_s
 
     def _earliest_start_s(self, plan: ZonePlan) -> float:
