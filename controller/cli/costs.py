@@ -11,7 +11,7 @@ from rich.text import Text
 from controller.cli.command import Command
 from controller.cli.session import Session
 from controller.cli.style import COLUMN_GAP, FAINT, STRONG, format_age, format_number, make_table
-from controller.cluster.crds import NETWORK_TOPOLOGIES
+from controller.cluster.crds import NETPERF_COSTS, NETWORK_TOPOLOGIES
 from controller.diagnosis.cluster_views import NetworkView, PairView, View, ZoneView
 from controller.diagnosis.zones import build_network
 from netperf.latencies import ZonePair
@@ -84,7 +84,7 @@ def _make_headline(answer: CostsView, percentile: str | None) -> Text:
     text.append(network.topology or "no NetworkTopology", style=STRONG)
     if network.weight_name:
         text.append(f"  {network.weight_name}")
-    if percentile is None and network.weight_name == "NetperfCosts":
+    if percentile is None and network.weight_name == NETPERF_COSTS:
         unit_ms = network.unit_us / 1000
         text.append(f"  1 = {unit_ms:g} ms of {network.percentile}", style=FAINT)
     text.append(f"  {len(network.zones)} zones, {len(network.pairs)} pairs", style=FAINT)

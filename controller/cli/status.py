@@ -14,7 +14,7 @@ from controller.cli.command import Command
 from controller.cli.diagnose import render_findings
 from controller.cli.session import Session
 from controller.cli.style import GOOD, STRONG, format_age, format_percent, format_rate
-from controller.diagnosis.cluster_views import NetworkView, NodeBandwidthView
+from controller.diagnosis.cluster_views import BandwidthView, NetworkView
 from controller.views.group_views import GroupView
 from controller.views.overview import Overview, build_overview
 
@@ -54,7 +54,7 @@ class StatusCommand(Command):
         lines.add_row("Samples", _format_samples(answer))
         lines.add_row("Costs", _format_costs(answer.network))
         lines.add_row("AppGroups", _format_groups(answer.groups))
-        lines.add_row("Bandwidth", _format_bandwidth(answer.bandwidth.nodes))
+        lines.add_row("Bandwidth", _format_bandwidth(answer.bandwidth))
         return Group(lines, Text(), *(findings or [Text("✓ nothing is wrong", style=GOOD)]))
 
 
@@ -92,11 +92,11 @@ def _format_groups(groups: Collection[GroupView]) -> str:
     return f"{len(groups)} groups  {pods}  {dependencies}"
 
 
-def _format_bandwidth(nodes: Collection[NodeBandwidthView]) -> str:
-    published_bps = [n.allocatable_bps for n in nodes if n.allocatable_bps is not None]
+def _format_bandwidth(bandwidth: BandwidthView) -> str:
+    nodes = bandwidth.nodes_with_capacity
     allocated_bps = sum(n.allocated_bps for n in nodes)
-    total_bps = sum(published_bps)
-    text = f"{len(published_bps)} of {len(nodes)} nodes publish their capacity"
+    total_bps = sum(n.allocatable_bps or 0 for n in nodes)
+    text = f"{len(nodes)} of {len(bandwidth.nodes)} nodes publish their capacity"
     if total_bps:
         share = format_percent(allocated_bps, total_bps)
         text += f"  {format_rate(allocated_bps)} of {format_rate(total_bps)} allocated ({share})"

@@ -192,3 +192,8 @@ class BandwidthView(View, frozen=True):
 
     nodes: tuple[NodeBandwidthView, ...] = ()
     pods: tuple[PodBandwidthView, ...] = ()
+
+    @property
+    def nodes_with_capacity(self) -> list[NodeBandwidthView]:
+        """The nodes that publish their capacity. Only these count in totals, so that a share compares the same nodes."""
+        return [node for node in self.nodes if node.allocatable_bps is not None]

@@ -40,7 +40,7 @@ def encode_overview(overview: Overview) -> dict[str, Any]:
     """
     network = msgspec.to_builtins(msgspec.structs.replace(overview.network, pairs=()))
     del network["pairs"]
-    nodes = overview.bandwidth.nodes
+    nodes_with_capacity = overview.bandwidth.nodes_with_capacity
     agent_counts = Counter[str](agent.state for agent in overview.agents)
     return {
         "network": network,
@@ -48,10 +48,10 @@ def encode_overview(overview: Overview) -> dict[str, Any]:
         "agents": {state: agent_counts[state] for state in get_args(AgentState)},
         "groups": overview.groups,
         "bandwidth": {
-            "totalNodes": len(nodes),
-            "nodesWithCapacity": sum(node.allocatable_bps is not None for node in nodes),
-            "allocatableBps": sum(node.allocatable_bps or 0 for node in nodes),
-            "allocatedBps": sum(node.allocated_bps for node in nodes),
+            "totalNodes": len(overview.bandwidth.nodes),
+            "nodesWithCapacity": len(nodes_with_capacity),
+            "allocatableBps": sum(node.allocatable_bps or 0 for node in nodes_with_capacity),
+            "allocatedBps": sum(node.allocated_bps for node in nodes_with_capacity),
         },
         "findings": overview.findings,
     }

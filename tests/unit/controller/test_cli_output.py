@@ -42,7 +42,7 @@ from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ApiError, ConfigError
 from kubekit.responses import RawPage
-from kubekit.wire import Condition
+from kubekit.wire import Condition, NodeStatus
 from tests.unit.controller.healthy_cluster import HOME, make_pod, make_snapshot
 from tests.unit.controller.test_convert_field_spellings import PROPOSAL_GROUP
 from tests.unit.controller.test_views_of_a_cluster import read_pod_info, read_samples, replace_samples
@@ -185,6 +185,14 @@ def test_status_shows_the_newer_sample_of_both_directions_of_a_pair(ages_s: tupl
     )
     overview = msgspec.structs.replace(overview, network=NetworkView(pairs=pairs))
     assert "oldest 60s ago" in print_answer(overview, "status")
+
+
+async def test_status_allocates_only_bandwidth_of_nodes_that_publish_capacity() -> None:
+    snapshot = make_healthy_snapshot()
+    assert "12 Gbit/s of 120 Gbit/s" in (text := await print_command(snapshot, "status")), text
+    without_capacity = msgspec.structs.replace(snapshot.nodes[0], status=NodeStatus())
+    snapshot = msgspec.structs.replace(snapshot, nodes=(without_capacity, *snapshot.nodes[1:]))
+    assert "0 bit/s of 110 Gbit/s" in (text := await print_command(snapshot, "status")), text
 
 
 def test_quality_flags_are_shown_except_for_costs_without_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:

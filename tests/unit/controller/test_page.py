@@ -28,8 +28,10 @@ from controller.scheduler.config import SchedulerConfig
 from controller.views.overview import Overview, build_overview
 from kubekit.client import Client
 from kubekit.errors import UnreachableError
+from kubekit.wire import NodeStatus
 from netperf.policy import CostPolicy
-from tests.unit.controller.healthy_cluster import make_snapshot
+from tests.unit.controller.healthy_cluster import make_pod, make_snapshot
+from tests.unit.controller.test_views_of_a_cluster import read_pod_info
 
 
 def page_data(snapshot: ClusterSnapshot) -> dict[str, Any]:
@@ -46,6 +48,16 @@ def test_columns_of_the_matrix_are_in_the_order_of_the_zones_without_the_diagona
     pairs = overview.network.pairs_by_zones
     assert data["matrix"]["cost"] == [pairs[a, b].cost for a in names for b in names if a != b]
     assert "pairs" not in data["network"]
+
+
+def test_requests_on_nodes_without_capacity_are_not_in_the_allocated_bandwidth() -> None:
+    snapshot = make_snapshot(2, 1)
+    without_capacity = msgspec.structs.replace(snapshot.nodes[0], status=NodeStatus())
+    names = [node.metadata.name for node in snapshot.nodes]
+    pods = tuple(read_pod_info(make_pod(f"on-{name}", node=name, request="1G")) for name in names)
+    nodes = (without_capacity, *snapshot.nodes[1:])
+    bandwidth = page_data(msgspec.structs.replace(snapshot, nodes=nodes, bandwidth_pods=pods))["bandwidth"]
+    assert (bandwidth["totalNodes"], bandwidth["nodesWithCapacity"], bandwidth["allocatedBps"]) == (2, 1, 10**9)
 
 
 def test_a_hundred_zones_are_less_than_a_megabyte_and_compress_to_a_fifth() -> None:
