@@ -21,8 +21,8 @@ def read_labels_by_series() -> dict[str, set[str]]:
     reference = (ROOT / "docs" / "metrics.md").read_text()
     labels_by_abbreviation = dict(re.findall(r"\*(\w+)\* is `([^`]+)`", reference))
     for name, kind, label_cell in re.findall(r"^\| `(netaware_\w+)` \| (\w+) \| ([^|]*) \|", reference, re.MULTILINE):
-        text = re.sub(r"\*(\w+)\*", lambda match: labels_by_abbreviation[match[1]], label_cell)
-        labels = set(re.findall(r"\w+", text))
+        full_label_cell = re.sub(r"\*(\w+)\*", lambda match: labels_by_abbreviation[match[1]], label_cell)
+        labels = set(re.findall(r"\w+", full_label_cell))
         if kind == "histogram":
             labels_by_series |= {f"{name}_bucket": labels | {"le"}, f"{name}_sum": labels, f"{name}_count": labels}
         else:
@@ -31,12 +31,11 @@ def read_labels_by_series() -> dict[str, set[str]]:
 
 
 def read_rules(file: str) -> list[dict[str, Any]]:
-    """The rules of a file of Prometheus rules."""
-    return [
-        rule for rule_group in yaml.safe_load((PROMETHEUS / file).read_text())["groups"] for rule in rule_group["rules"]
-    ]
+    """The rules of all groups of a file in `PROMETHEUS`."""
+    groups = yaml.safe_load((PROMETHEUS / file).read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
 
 
 def list_recorded_series() -> set[str]:
-    """Names that recording rules write."""
+    """Names of the series that recording rules write."""
     return {str(rule["record"]) for rule in read_rules("recording.rules.yaml")}

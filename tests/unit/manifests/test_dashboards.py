@@ -1,4 +1,4 @@
-"""Rules for the dashboards' JSON; a failed test names every panel that breaks its rule."""
+"""Dashboards query existing metrics and labels, and Grafana can show them; a failure names every panel that breaks a rule."""
 
 from __future__ import annotations
 
@@ -13,76 +13,117 @@ from tests.unit.manifests.metric_names import ROOT, list_recorded_series, read_l
 
 FOLDER = ROOT / "manifests" / "grafana"
 DASHBOARDS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) for path in FOLDER.glob("*.json")}
+GRID_COLUMNS = 24
 PANELS = [
-    (f"{name}: {panel['title']}", panel)
+    (f"{name}: panel {panel['id']}, {panel['title']}", panel)
     for name, dashboard in sorted(DASHBOARDS.items())
     for panel in dashboard["panels"]
     if panel["type"] != "row"
 ]
-TARGETS = [(title, target) for title, panel in PANELS for target in panel["targets"]]
-METRICS = read_labels_by_series().keys() | list_recorded_series()
+QUERIES = [(f"{title}, query {query['refId']}", query) for title, panel in PANELS for query in panel["targets"]]
+EXPRESSIONS = [(title, query["expr"]) for title, query in QUERIES]
+RULE_EXPRESSIONS = [
+    (rule.get("record") or rule["alert"], rule["expr"])
+    for kind in ("recording", "alerts")
+    for rule in read_rules(f"{kind}.rules.yaml")
+]
+LABELS_BY_SERIES = read_labels_by_series()
+METRICS = LABELS_BY_SERIES.keys() | list_recorded_series()
 # Metrics of Prometheus and its client.
 METRICS |= {"up", "ALERTS", "process_resident_memory_bytes", "process_cpu_seconds_total"}
 PROMQL_WORDS = {
     *("sum", "max", "min", "count", "avg", "rate", "increase", "by", "or", "and", "vector", "le"),
     *("histogram_quantile", "label_values", "quantile", "time"),
 }
+# Not a part of a recorded series, whose name has colons.
+OUR_METRIC = r"(?<![\w:])netaware_\w+"
+LABEL_MATCHER = r"(\w+)\s*(?:=~|!~|!=|=)"
+GROUPING_CLAUSE = r"\b(?:by|on|ignoring|group_left|group_right)\s*\(([^)]*)\)"
+# `cluster` comes from the operator's configuration, `instance` and `job` from Prometheus, `quantile` from summaries.
+GROUPING_LABELS = {"cluster", "instance", "job", "quantile"}
 
 
-def empty_strings(expression: str) -> str:
+def blank_quoted_text(expression: str) -> str:
+    """The expression with an empty string in each pair of quotation marks."""
     return re.sub(r'"[^"]*"', '""', expression)
 
 
 def find_metrics(expression: str) -> set[str]:
     """The names that are neither functions nor labels."""
-    text = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\bby \([^)]*\)", " ", empty_strings(expression))
-    return set(re.findall(r"[a-zA-Z_][a-zA-Z0-9_:]*", text)) - PROMQL_WORDS
+    without_labels = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\bby \([^)]*\)", " ", blank_quoted_text(expression))
+    return set(re.findall(r"[a-zA-Z_][a-zA-Z0-9_:]*", without_labels)) - PROMQL_WORDS
+
+
+def count_metrics(expression: str) -> int:
+    """How often the expression names a metric."""
+    names = "|".join(map(re.escape, find_metrics(expression)))
+    return len(re.findall(rf"(?<![\w:])(?:{names})(?![\w:])", blank_quoted_text(expression)))
+
+
+def find_unknown_selector_labels(expression: str) -> set[str]:
+    """Labels in braces that the metric before them does not have."""
+    return {
+        label
+        for metric, selector in re.findall(rf"({OUR_METRIC})\{{([^}}]*)\}}", expression)
+        for label in re.findall(LABEL_MATCHER, blank_quoted_text(selector))
+        if label not in LABELS_BY_SERIES[metric] | {"cluster"}
+    }
+
+
+def find_unknown_grouping_labels(expression: str) -> set[str]:
+    """Labels in ``by (...)`` and the like that no metric of the expression has.
+
+    A recorded series has the labels that its own rule keeps, so expressions with one are not checked.
+    """
+    metrics = re.findall(OUR_METRIC, expression)
+    if not metrics or ":" in blank_quoted_text(expression):
+        return set()
+    labels_in_quotes = set(re.findall(r'"(\w+)"', expression))  # label_replace makes them
+    known_labels = GROUPING_LABELS.union(labels_in_quotes, *(LABELS_BY_SERIES[metric] for metric in metrics))
+    return set(re.findall(r"\w+", " ".join(re.findall(GROUPING_CLAUSE, expression)))) - known_labels
+
+
+def is_complete(panel: dict[str, Any]) -> bool:
+    """Whether a panel has a title, a description in sentences, a unit and queries with distinct ids."""
+    query_ids = [query["refId"] for query in panel["targets"]]
+    has_texts = panel["title"].strip() and panel["description"].endswith(".")
+    has_distinct_ids = query_ids and len(query_ids) == len(set(query_ids))
+    return bool(has_texts and panel["fieldConfig"]["defaults"]["unit"] and has_distinct_ids)
+
+
+def do_overlap(position: dict[str, int], other: dict[str, int]) -> bool:
+    """Whether two rectangles of Grafana's grid have a common cell."""
+    share_columns = position["x"] < other["x"] + other["w"] and other["x"] < position["x"] + position["w"]
+    share_rows = position["y"] < other["y"] + other["h"] and other["y"] < position["y"] + position["h"]
+    return share_columns and share_rows
 
 
 def test_panels_have_a_title_a_description_a_unit_and_distinct_queries() -> None:
-    def is_complete(panel: dict[str, Any]) -> bool:
-        names = [target["refId"] for target in panel["targets"]]
-        has_texts = panel["title"].strip() and panel["description"].endswith(".")
-        return bool(has_texts and panel["fieldConfig"]["defaults"]["unit"] and names) and len(names) == len(set(names))
-
     assert len(PANELS) > 40
+    assert len(EXPRESSIONS) == len(dict(EXPRESSIONS)), "each query has its own title"
     assert [title for title, panel in PANELS if not is_complete(panel)] == []
 
 
 def test_panels_query_exported_or_recorded_series_of_the_chosen_data_source() -> None:
-    metrics_by_title = {title: find_metrics(target["expr"]) for title, target in TARGETS}
+    metrics_by_title = {title: find_metrics(expression) for title, expression in EXPRESSIONS}
     assert {title: names - METRICS for title, names in metrics_by_title.items() if names - METRICS or not names} == {}
-    assert [title for title, target in TARGETS if target["datasource"]["uid"] != "${datasource}"] == []
+    assert [title for title, query in QUERIES if query["datasource"]["uid"] != "${datasource}"] == []
 
 
 def test_panels_and_rules_use_labels_that_their_metrics_have() -> None:
-    """Prometheus adds instance and job, summaries have quantiles, and label_replace makes the labels in quotation marks."""
-    labels_by_series, unknown = read_labels_by_series(), []
-    expressions = [(title, target["expr"]) for title, target in TARGETS]
-    expressions += [
-        (str(rule), rule["expr"]) for kind in ("recording", "alerts") for rule in read_rules(f"{kind}.rules.yaml")
-    ]
-    for title, expression in expressions:
-        for metric, selector in re.findall(r"(?<![\w:])(netaware_\w+)\{([^}]*)\}", expression):
-            selected = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", empty_strings(selector)))
-            unknown += [(title, metric, label) for label in selected - labels_by_series[metric] - {"cluster"}]
-        # A recorded metric has the labels that its own rule keeps.
-        metrics = re.findall(r"(?<![\w:])netaware_\w+", expression)
-        if metrics and ":" not in empty_strings(expression):
-            labels = {label for metric in metrics for label in labels_by_series[metric]}
-            labels |= {"cluster", "instance", "job", "quantile", *re.findall(r'"(\w+)"', expression)}
-            clauses = re.findall(r"\b(?:by|on|ignoring|group_left|group_right)\s*\(([^)]*)\)", expression)
-            unknown += [(title, "by", label) for label in set(re.findall(r"\w+", " ".join(clauses))) - labels]
-    assert unknown == []
+    unknown_labels_by_title = {
+        title: find_unknown_selector_labels(expression) | find_unknown_grouping_labels(expression)
+        for title, expression in (*EXPRESSIONS, *RULE_EXPRESSIONS)
+    }
+    assert {title: labels for title, labels in unknown_labels_by_title.items() if labels} == {}
 
 
 def test_every_metric_is_selected_by_cluster() -> None:
-    def count_metrics(expression: str) -> int:
-        text = empty_strings(expression)
-        return sum(len(re.findall(rf"(?<![\w:]){re.escape(n)}(?![\w:])", text)) for n in find_metrics(expression))
-
-    counts = {title: (t["expr"].count('cluster=~"$cluster"'), count_metrics(t["expr"])) for title, t in TARGETS}
-    assert {title: count for title, count in counts.items() if count[0] != count[1]} == {}
+    assert [
+        title
+        for title, expression in EXPRESSIONS
+        if expression.count('cluster=~"$cluster"') != count_metrics(expression)
+    ] == []
 
 
 def test_variables_are_declared_used_and_made_of_known_metrics() -> None:
@@ -91,17 +132,21 @@ def test_variables_are_declared_used_and_made_of_known_metrics() -> None:
         queries = json.dumps([panel.get("targets") for panel in dashboard["panels"]])
         assert set(re.findall(r"\$\{?(\w+)", queries)) == set(variables), name
         assert variables.pop("datasource")["type"] == "datasource", name
+        # A definition is "label_values(METRIC, LABEL)".
         metrics = [find_metrics(variable["definition"].rpartition(",")[0]) for variable in variables.values()]
         assert set().union(*metrics) <= METRICS, name
 
 
 def test_links_lead_to_dashboards_that_have_their_variables() -> None:
-    variables = {d["uid"]: {variable["name"] for variable in d["templating"]["list"]} for d in DASHBOARDS.values()}
+    variables_by_uid = {
+        dashboard["uid"]: {variable["name"] for variable in dashboard["templating"]["list"]}
+        for dashboard in DASHBOARDS.values()
+    }
     urls = {link["url"] for _, panel in PANELS for link in panel["fieldConfig"]["defaults"]["links"]}
     assert urls
     for url in urls:
         uid = url.removeprefix("/d/").partition("?")[0]
-        assert set(re.findall(r"var-(\w+)=", url)) <= variables[uid], url
+        assert set(re.findall(r"var-(\w+)=", url)) <= variables_by_uid[uid], url
 
 
 def test_panels_have_distinct_ids_and_do_not_overlap() -> None:
@@ -109,11 +154,8 @@ def test_panels_have_distinct_ids_and_do_not_overlap() -> None:
         ids = [panel["id"] for panel in dashboard["panels"]]
         assert len(ids) == len(set(ids)), name
         positions = [panel["gridPos"] for panel in dashboard["panels"]]
-        assert all(position["x"] + position["w"] <= 24 for position in positions), name
-        for first, second in itertools.combinations(positions, 2):
-            are_side_by_side = first["x"] + first["w"] <= second["x"] or second["x"] + second["w"] <= first["x"]
-            are_stacked = first["y"] + first["h"] <= second["y"] or second["y"] + second["h"] <= first["y"]
-            assert are_side_by_side or are_stacked, (name, first, second)
+        assert all(position["x"] + position["w"] <= GRID_COLUMNS for position in positions), name
+        assert [pair for pair in itertools.combinations(positions, 2) if do_overlap(*pair)] == [], name
 
 
 def test_every_dashboard_is_provisioned_with_the_label_of_grafanas_sidecar() -> None:
