@@ -29,8 +29,8 @@ from tests.support.descheduler_builders import (
     UsageStore,
     World,
     decide,
-    node_object,
-    pod_document,
+    make_node,
+    make_pod_document,
 )
 
 NOW_S = 1_800_000_000.0
@@ -64,7 +64,7 @@ class _Cluster:
         self._world = World()
         self._names = [f"node-{i:05}" for i in range(nodes)]
         for name in self._names:
-            node = node_object(name, cpu="32", memory="128Gi", labels={"disk": "ssd"})
+            node = make_node(name, cpu="32", memory="128Gi", labels={"disk": "ssd"})
             self._world.on_node_change(name, node)
         decoder, reader = msgspec.json.Decoder(Pod), PodReader()
         self._node_index_by_pod: dict[str, int] = {}
@@ -150,7 +150,7 @@ def _settings() -> ResolvedConfig:
 
 def _encode_pod(index: int, node: str) -> bytes:
     app = f"app-{index % 1000}"
-    pod = pod_document(
+    pod = make_pod_document(
         f"{app}-6d5f-{index:06}",
         node,
         namespace=f"team-{index % 50}",

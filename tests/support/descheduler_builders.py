@@ -84,12 +84,12 @@ class World:
         return replace(take_snapshot(self.inputs, self.pods, self.budgets, "netaware-system"), usage=usage)
 
 
-def node(name: str, **fields: Any) -> Host:
-    """A node in the descheduler's form, from the fields of `node_object`."""
-    return host_of(node_object(name, **fields))
+def make_host(name: str, **fields: Any) -> Host:
+    """A node in the descheduler's form, from the fields of `make_node`."""
+    return host_of(make_node(name, **fields))
 
 
-def node_object(
+def make_node(
     name: str,
     *,
     cpu: str = "4",
@@ -113,19 +113,19 @@ def node_object(
     return msgspec.convert(document, Node)
 
 
-def pod(name: str, on: str, **fields: Any) -> PodInfo:
-    """A pod in the descheduler's form, from the fields of `pod_document`."""
-    return read_pod(pod_document(name, on, **fields))
+def make_pod_info(name: str, node_name: str, **fields: Any) -> PodInfo:
+    """A pod in the descheduler's form, from the fields of `make_pod_document`."""
+    return read_pod(make_pod_document(name, node_name, **fields))
 
 
-def single_pod(name: str, on: str = "hot", **fields: Any) -> PodInfo:
+def make_single_pod(name: str, node_name: str = "hot", **fields: Any) -> PodInfo:
     """The only pod of a workload."""
-    return pod(name, on, **{"owner": f"ReplicaSet/{name}-1", **fields})
+    return make_pod_info(name, node_name, **{"owner": f"ReplicaSet/{name}-1", **fields})
 
 
-def pod_document(
+def make_pod_document(
     name: str,
-    on: str,
+    node_name: str,
     *,
     namespace: str = "default",
     owner: str = "ReplicaSet/web-5d4f",
@@ -161,7 +161,7 @@ def pod_document(
     return {
         "metadata": metadata,
         "spec": {
-            "nodeName": on,
+            "nodeName": node_name,
             "priority": priority,
             "priorityClassName": priority_class,
             "containers": [{"name": "main", "resources": {"requests": requests}}],
@@ -176,13 +176,13 @@ def read_pod(document: Mapping[str, Any]) -> PodInfo:
     return _READER.read(msgspec.convert(document, Pod))
 
 
-def amounts(cpu: float | None = None, memory: float | None = None, bandwidth: float | None = None) -> dict[str, float]:
+def to_usage(cpu: float | None = None, memory: float | None = None, bandwidth: float | None = None) -> dict[str, float]:
     """Convert cores, GiB and bits per second to amounts by resource."""
     units = {"cpu": (cpu, 1000), "memory": (memory, GI), "network.aware.com/bandwidth": (bandwidth, 1)}
     return {resource: amount * unit for resource, (amount, unit) in units.items() if amount is not None}
 
 
-def snapshot(
+def make_snapshot(
     nodes: Iterable[Host],
     pods: Iterable[PodInfo],
     node_usage: Mapping[str, Mapping[str, float]],
@@ -200,7 +200,7 @@ def snapshot(
     return world.snapshot(UsageView(node_usage, used))
 
 
-def budget(name: str, selector: str, allowed: int, namespace: str = "default") -> PodDisruptionBudget:
+def make_budget(name: str, selector: str, allowed: int, namespace: str = "default") -> PodDisruptionBudget:
     """A PodDisruptionBudget for pods with the label ``app`` or ``app=web``; for all pods if the selector is empty."""
     key, is_value, value = selector.partition("=")
     expression = {"key": key, "operator": "In" if is_value else "Exists", "values": [value] if is_value else None}
@@ -234,7 +234,7 @@ def make_config(policy: Mapping[str, Any] | None = None, **sections: Any) -> Res
     return msgspec.convert(document, DeschedulerConfig).resolve()
 
 
-def pending_move(
+def make_pending_move(
     pod: str = "default/old",
     uid: str = "u",
     workload: str = "default/Deployment/w",
@@ -255,7 +255,7 @@ def pending_move(
     return PendingMove(move, planned_at_s, **follow)
 
 
-def moved_pods(decision: DescheduleDecision) -> list[str]:
+def list_moved_pods(decision: DescheduleDecision) -> list[str]:
     """Names of the pods that the plan moves, in order."""
     return [move.pod.partition("/")[2] for move in decision.plan.moves]
 

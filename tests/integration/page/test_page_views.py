@@ -18,8 +18,8 @@ from controller.page.encoding import encode_overview
 from controller.views.overview import Overview, build_overview
 from tests.support.browser import Tab, open_tab
 from tests.support.chromium import Chromium
-from tests.unit.controller.cluster_facts import HEALTHY, READY, status
-from tests.unit.controller.healthy_cluster import NOW_S, make_snapshot
+from tests.unit.controller.cluster_facts import HEALTHY, READY, make_control_plane
+from tests.unit.controller.healthy_cluster import NOW_S, make_cluster_snapshot
 
 TABS = ("now", "matrix", "groups")
 WIDTHS = (1440, 1024, 390)
@@ -27,13 +27,13 @@ WIDTHS = (1440, 1024, 390)
 
 def make_broken_snapshot() -> ClusterSnapshot:
     """A cluster without a leader and a ready scheduler, and with a zone without an agent."""
-    healthy = make_snapshot(6)
+    healthy = make_cluster_snapshot(6)
     without_agent = [
         msgspec.structs.replace(node, metadata=msgspec.structs.replace(node.metadata, annotations={}))
         for node in healthy.nodes[:2]
     ]
     scheduler_pod = ProgramPod("scheduler", "scheduler-0", "n2", "Pending", reason="ImagePullBackOff")
-    without_leader = status(lease=LeaseStatus("controller-0", NOW_S - 90), pods=(READY[0], scheduler_pod))
+    without_leader = make_control_plane(lease=LeaseStatus("controller-0", NOW_S - 90), pods=(READY[0], scheduler_pod))
     return msgspec.structs.replace(healthy, nodes=(*without_agent, *healthy.nodes[2:]), control_plane=without_leader)
 
 
@@ -45,7 +45,7 @@ def page_data(overview: Overview) -> dict[str, Any]:
 
 
 PAGES: dict[str, dict[str, Any]] = {
-    "data": page_data(build_overview(msgspec.structs.replace(make_snapshot(6), control_plane=HEALTHY))),
+    "data": page_data(build_overview(msgspec.structs.replace(make_cluster_snapshot(6), control_plane=HEALTHY))),
     "empty": page_data(build_overview(ClusterSnapshot(now_s=NOW_S, control_plane=HEALTHY))),
     "broken": page_data(build_overview(make_broken_snapshot())),
 }

@@ -26,18 +26,18 @@ READY = tuple(ProgramPod(program, f"{program}-0", "n1", "Running", is_ready=True
 HEALTHY = ControlPlaneStatus(pods=READY, lease=LeaseStatus("a", NOW_S - 2))
 
 
-def group(conditions: list[dict[str, str]] | None = None, **fields: Any) -> AppGroup:
+def make_group(conditions: list[dict[str, str]] | None = None, **fields: Any) -> AppGroup:
     spec = appgroup_spec({"front": {"cart": 5}, "cart": {}}, members=20) | fields
     meta = {"name": "shop", "namespace": "web"}
     return msgspec.convert({"metadata": meta, "spec": spec, "status": {"conditions": conditions or []}}, AppGroup)
 
 
-def condition(type_: str, status: str, reason: str, message: str, *, ago_s: float = 900.0) -> dict[str, str]:
+def make_condition(type_: str, status: str, reason: str, message: str, *, ago_s: float = 900.0) -> dict[str, str]:
     at = format_time(NOW_S - ago_s)
     return {"type": type_, "status": status, "reason": reason, "message": message, "lastTransitionTime": at}
 
 
-def pod(
+def make_pod_fact(
     name: str = "front-1",
     *,
     group: str = "shop",
@@ -71,11 +71,11 @@ def pod(
     return PodFact(metadata=metadata, spec=spec, status=pod_status, group_key=key, needs_no_extender=needs_no_extender)
 
 
-def unschedulable(message: str) -> Condition:
+def make_unschedulable(message: str) -> Condition:
     return Condition("PodScheduled", "False", "Unschedulable", message, format_time(NOW_S - 50))
 
 
-def agents(**states: Mapping[str, Any]) -> tuple[AgentView, ...]:
+def make_agents(**states: Mapping[str, Any]) -> tuple[AgentView, ...]:
     """Working agents on four nodes in two zones; ``states`` are other fields by node."""
     defaults: dict[str, Any] = {"probes": 1, "newest_at": NOW_S - 30, "version": "0.1.0"}
     return tuple(
@@ -83,54 +83,59 @@ def agents(**states: Mapping[str, Any]) -> tuple[AgentView, ...]:
     )
 
 
-def network(interval_s: float | None = 60.0, **bases: Iterable[tuple[str, str]]) -> NetworkView:
+def make_network(interval_s: float | None = 60.0, **bases: Iterable[tuple[str, str]]) -> NetworkView:
     """Pairs of zones by the basis of their cost: ``network(inferred=(("z0", "z1"),))``."""
     zones = [(cast("PairBasis", basis), *pair) for basis, pairs in bases.items() for pair in pairs]
     pairs = tuple(PairView(origin=origin, destination=destination, basis=basis) for basis, origin, destination in zones)
     return NetworkView(interval_s=interval_s, pairs=pairs)
 
 
-def facts(**fields: Any) -> Facts:
+def make_facts(**fields: Any) -> Facts:
     """A healthy cluster, except for ``fields``."""
     defaults = {
         "now_s": NOW_S,
         "control_plane": HEALTHY,
-        "groups": (group(),),
-        "agents": agents(),
-        "network": network(),
+        "groups": (make_group(),),
+        "agents": make_agents(),
+        "network": make_network(),
         "nodes": {f"n{i}": NodeFact({"zone": f"z{i % 2}"}, (), f"z{i % 2}") for i in range(4)},
         "topology_conditions": {"netaware-system/nt-default": ()},
     }
     return Facts(**{**defaults, **fields})
 
 
-def status(**fields: Any) -> ControlPlaneStatus:
+def make_control_plane(**fields: Any) -> ControlPlaneStatus:
     return msgspec.structs.replace(HEALTHY, **fields)
 
 
-def with_unready(program: Program, **fields: Any) -> ControlPlaneStatus:
+def make_unready(program: Program, **fields: Any) -> ControlPlaneStatus:
     """A control plane of which one program is not ready."""
     unready = ProgramPod(program, f"{program}-0", **{"node": "n1", "phase": "Running", **fields})
-    return status(pods=(*(pod for pod in READY if pod.program != program), unready))
+    return make_control_plane(pods=(*(pod for pod in READY if pod.program != program), unready))
 
 
-def no_pods(*programs: Program) -> ControlPlaneStatus:
-    return status(pods=tuple(pod for pod in READY if pod.program not in programs))
+def remove_pods(*programs: Program) -> ControlPlaneStatus:
+    return make_control_plane(pods=tuple(pod for pod in READY if pod.program not in programs))
 
 
-def gated_pods(**fields: Any) -> tuple[PodFact, ...]:
-    return tuple(pod(f"p{i}", gates=(GATE,), **{"created_s": NOW_S - 5000, **fields}) for i in range(11))
+def make_gated_pods(**fields: Any) -> tuple[PodFact, ...]:
+    return tuple(make_pod_fact(f"p{i}", gates=(GATE,), **{"created_s": NOW_S - 5000, **fields}) for i in range(11))
 
 
-def stuck_facts(message: str, nodes: Mapping[str, NodeFact] | None = None, **fields: Any) -> Facts:
-    pods = (pod(scheduled=unschedulable(message), **fields), pod("cart-1", workload="cart", gates=(GATE,)))
-    return facts(pods=pods, **({} if nodes is None else {"nodes": nodes}))
+def make_stuck_facts(message: str, nodes: Mapping[str, NodeFact] | None = None, **fields: Any) -> Facts:
+    pods = (
+        make_pod_fact(scheduled=make_unschedulable(message), **fields),
+        make_pod_fact("cart-1", workload="cart", gates=(GATE,)),
+    )
+    return make_facts(pods=pods, **({} if nodes is None else {"nodes": nodes}))
 
 
-def topology_facts(type_: str, status: str, reason: str, message: str, *, ago_s: float = 900.0, **fields: Any) -> Facts:
+def make_topology_facts(
+    type_: str, status: str, reason: str, message: str, *, ago_s: float = 900.0, **fields: Any
+) -> Facts:
     """Facts with a condition of the NetworkTopology."""
-    failed = msgspec.convert(condition(type_, status, reason, message, ago_s=ago_s), Condition)
-    return facts(topology_conditions={"netaware-system/nt-default": (failed,)}, **fields)
+    failed = msgspec.convert(make_condition(type_, status, reason, message, ago_s=ago_s), Condition)
+    return make_facts(topology_conditions={"netaware-system/nt-default": (failed,)}, **fields)
 
 
 DOWN = {"state": "down", "reason": "no agent has announced itself on this node", "newest_at": None}

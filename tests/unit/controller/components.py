@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -108,12 +108,12 @@ class FakeClient:
         raise ApiError(404, "NotFound", "there is none")
 
 
-def session_of(configuration: str | None, *objects: dict[str, Any], namespace: str = "x", **more: bool) -> Session:
+def make_session(configuration: str | None, *objects: dict[str, Any], namespace: str = "x", **more: bool) -> Session:
     """A command's session with a `FakeClient`."""
     return Session(cast("Client", FakeClient(objects, configuration, **more)), None, namespace, HOME)
 
 
-HEAD = "apiVersion: netaware.io/v1alpha1\nkind: ControllerConfiguration\n"
+CONFIG_HEAD = "apiVersion: netaware.io/v1alpha1\nkind: ControllerConfiguration\n"
 
 
 class Components:
@@ -218,8 +218,8 @@ class Components:
     async def command(self, *argv: str, may_list_all: bool = True) -> tuple[Any, Session]:
         """Result and session of a command on these objects, with the controller's configuration."""
         options = parse(argv)
-        text = f"{HEAD}scheduler: {{parity: {self.config.parity}}}"
-        session = session_of(text, *self.objects, namespace=options.namespace or "default", may_list_all=may_list_all)
+        text = f"{CONFIG_HEAD}scheduler: {{parity: {self.config.parity}}}"
+        session = make_session(text, *self.objects, namespace=options.namespace or "default", may_list_all=may_list_all)
         return await load_command(argv[0]).run(session, options), session
 
     async def members(self, key: str) -> dict[str, int]:
@@ -257,31 +257,40 @@ def fill_store(store: Reflector[Any], items: Iterable[Any]) -> None:
         store._set(key, item)
 
 
-def node(name: str, zone: str) -> dict[str, Any]:
+def make_node_body(name: str, zone: str) -> dict[str, Any]:
     labels = {REGION: "west", ZONE: zone} if zone else {}
     return {"kind": "Node", "metadata": {"name": name, "labels": labels}}
 
 
-def pod(workload: str, on: str, *, namespace: str = "x", phase: str = "Running") -> dict[str, Any]:
-    meta = {"name": f"{workload}-{on}", "namespace": namespace, "labels": {GROUP: "g", WORKLOAD: workload}}
-    return {"kind": "Pod", "metadata": meta, "spec": {"nodeName": on}, "status": {"phase": phase}}
+def make_pod_body(workload: str, node_name: str, *, namespace: str = "x", phase: str = "Running") -> dict[str, Any]:
+    meta = {"name": f"{workload}-{node_name}", "namespace": namespace, "labels": {GROUP: "g", WORKLOAD: workload}}
+    return {"kind": "Pod", "metadata": meta, "spec": {"nodeName": node_name}, "status": {"phase": phase}}
 
 
-def group(namespace: str = "x", *, names: str = "", most: int = 5, third: str = "c") -> dict[str, Any]:
-    """An AppGroup in which a depends on b, and ``third`` on none; ``names`` is the namespace of its workloads."""
-    calls: dict[str, dict[str, Any]] = {"a": {"b": {"maxNetworkCost": most, "minBandwidth": "1M"}}, "b": {}, third: {}}
-    spec = appgroup_spec(calls, members=2, namespaces=dict.fromkeys(calls, names))
+def make_group_body(
+    namespace: str = "x", *, workload_namespace: str = "", max_cost: int = 5, other: str = "c"
+) -> dict[str, Any]:
+    """An AppGroup in which a depends on b, and ``other`` on none; ``workload_namespace`` is that of its workloads."""
+    calls: dict[str, dict[str, Any]] = {
+        "a": {"b": {"maxNetworkCost": max_cost, "minBandwidth": "1M"}},
+        "b": {},
+        other: {},
+    }
+    spec = appgroup_spec(calls, members=2, namespaces=dict.fromkeys(calls, workload_namespace))
     return {"kind": "AppGroup", "metadata": {"name": "g", "namespace": namespace, "uid": namespace}, "spec": spec}
 
 
-def weight(name: str, cost: int | None) -> dict[str, Any]:
-    return weight_body({("z1", "z2"): cost}, name=name) if cost is not None else {"name": name, "topologyList": []}
-
-
-def topology(*weights: dict[str, Any], namespace: str = "default", name: str = "nt-default") -> dict[str, Any]:
+def make_topology_body(
+    cost_by_weight: Mapping[str, int | None] = {}, *, namespace: str = "default", name: str = "nt-default"
+) -> dict[str, Any]:
+    """A NetworkTopology with the cost from z1 to z2 of each weight; None is a weight without costs."""
+    weights = [
+        {"name": weight, "topologyList": []} if cost is None else weight_body({("z1", "z2"): cost}, name=weight)
+        for weight, cost in cost_by_weight.items()
+    ]
     meta = {"name": name, "namespace": namespace}
-    return {"kind": "NetworkTopology", "metadata": meta, "spec": {"weights": list(weights)}}
+    return {"kind": "NetworkTopology", "metadata": meta, "spec": {"weights": weights}}
 
 
-NODES = (node("n1", "z1"), node("n2", "z2"))
-PODS = (pod("a", "n1"), pod("b", "n2"))
+NODES = (make_node_body("n1", "z1"), make_node_body("n2", "z2"))
+PODS = (make_pod_body("a", "n1"), make_pod_body("b", "n2"))

@@ -149,7 +149,7 @@ def make_samples(nodes: Iterable[Node], plans: Iterable[Any]) -> list[Sample]:
     return samples
 
 
-def make_snapshot(zones: int, per_zone: int = 2) -> ClusterSnapshot:
+def make_cluster_snapshot(zones: int, per_zone: int = 2) -> ClusterSnapshot:
     """A healthy cluster whose plans and costs are computed by the product."""
     nodes = make_nodes(zones, per_zone)
     probe_nodes = [to_probe_node(node, {}) for node in nodes]

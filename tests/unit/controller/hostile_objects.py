@@ -26,7 +26,7 @@ from kubekit.responses import RawPage
 from kubekit.wire import CONFIGMAPS, PODS, ConfigMap, Resource
 from netperf.contract import AGENT_ANNOTATION, BANDWIDTH_RESOURCE, REGION_LABEL, ZONE_LABEL
 from tests.unit.controller.cluster_facts import NOW_S
-from tests.unit.controller.components import HEAD, HOME, Components, FakeClient
+from tests.unit.controller.components import CONFIG_HEAD, HOME, Components, FakeClient
 
 PAYLOAD = "x$(touch pwned)`touch pwned`; touch pwned '; touch pwned; ' \x1b]0;pwned\x07\x9b2J\u202e"
 FORGED = "fix: touch forged"
@@ -191,13 +191,13 @@ class HostileCluster(Components):
 
     async def read_snapshot(self) -> None:
         """Set ``snapshot``."""
-        client = cast("Client", HostileClient(self.objects, HEAD))
+        client = cast("Client", HostileClient(self.objects, CONFIG_HEAD))
         snapshot = await Session(client, None, None, HOME).read_snapshot(everything=True)
         self.snapshot = msgspec.structs.replace(snapshot, now_s=NOW_S)
 
     def session(self, namespace: str | None) -> Session:
         """A session that has read the cluster."""
-        session = Session(cast("Client", HostileClient(self.objects, HEAD)), None, namespace, HOME)
+        session = Session(cast("Client", HostileClient(self.objects, CONFIG_HEAD)), None, namespace, HOME)
 
         async def return_snapshot(**_: bool) -> ClusterSnapshot:
             return self.snapshot

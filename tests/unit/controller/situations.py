@@ -17,19 +17,19 @@ from tests.unit.controller.cluster_facts import (
     OWNER,
     SILENT,
     TAINTED,
-    agents,
-    condition,
-    facts,
-    gated_pods,
-    group,
-    network,
-    no_pods,
-    pod,
-    status,
-    stuck_facts,
-    topology_facts,
-    unschedulable,
-    with_unready,
+    make_agents,
+    make_condition,
+    make_control_plane,
+    make_facts,
+    make_gated_pods,
+    make_group,
+    make_network,
+    make_pod_fact,
+    make_stuck_facts,
+    make_topology_facts,
+    make_unready,
+    make_unschedulable,
+    remove_pods,
 )
 
 
@@ -51,7 +51,7 @@ A_TO_B, B_TO_A = (
     for name, other in ("ab", "ba")
 )
 ELSEWHERE = {"workload": {"name": "front", "selector": "front", "namespace": "other"}}
-NOT_ADMITTED = condition(
+NOT_ADMITTED = make_condition(
     "Admitted",
     "False",
     "NoConsent",
@@ -61,17 +61,19 @@ NOT_ADMITTED = condition(
 
 def bad_spec(name: str, code: str, **fields: Any) -> Situation:
     """An AppGroup with an invalid spec."""
-    return Situation(name, code, "edit appgroup shop", facts(groups=(group(**fields),)))
+    return Situation(name, code, "edit appgroup shop", make_facts(groups=(make_group(**fields),)))
 
 
 def failed_condition(name: str, code: str, fix: str, type_: str, reason: str, message: str) -> Situation:
     """An AppGroup with a False condition."""
-    return Situation(name, code, fix, facts(groups=(group([condition(type_, "False", reason, message)]),)))
+    return Situation(
+        name, code, fix, make_facts(groups=(make_group([make_condition(type_, "False", reason, message)]),))
+    )
 
 
 def no_node(name: str, code: str, fix: str, message: str, **fields: Any) -> Situation:
     """A pod for which the scheduler finds no node."""
-    return Situation(name, f"no-node-{code}", fix, stuck_facts(f"0/4 nodes are available: {message}", **fields))
+    return Situation(name, f"no-node-{code}", fix, make_stuck_facts(f"0/4 nodes are available: {message}", **fields))
 
 
 SITUATIONS: tuple[Situation, ...] = (
@@ -85,96 +87,101 @@ SITUATIONS: tuple[Situation, ...] = (
         "the controller hangs",
         "no-leader",
         "rollout restart deployment/netaware-controller",
-        facts(control_plane=status(lease=LeaseStatus("a", NOW_S - 32)), pods=gated_pods()),
+        make_facts(control_plane=make_control_plane(lease=LeaseStatus("a", NOW_S - 32)), pods=make_gated_pods()),
     ),
     Situation(
         "the controller has no pod",
         "controller-down",
         "scale deployment/netaware-controller",
-        facts(control_plane=no_pods("controller"), pods=gated_pods()),
+        make_facts(control_plane=remove_pods("controller"), pods=make_gated_pods()),
     ),
     Situation(
         "the controller's image cannot be pulled",
         "controller-down",
         "rollout undo deployment/netaware-controller",
-        facts(control_plane=with_unready("controller", reason="ImagePullBackOff")),
+        make_facts(control_plane=make_unready("controller", reason="ImagePullBackOff")),
     ),
     Situation(
         "the controller does not reach the API server",
         "controller-not-ready",
         "readyz",
-        facts(control_plane=status(failed_checks=("controller-0: age: store of nodes is 130 s old (503)",))),
+        make_facts(
+            control_plane=make_control_plane(failed_checks=("controller-0: age: store of nodes is 130 s old (503)",))
+        ),
     ),
     Situation(
         "the scheduler crashes",
         "scheduler-down",
         "rollout undo deployment/netaware-scheduler",
-        facts(control_plane=with_unready("scheduler", reason="CrashLoopBackOff", template_hash="abc"), pods=(pod(),)),
+        make_facts(
+            control_plane=make_unready("scheduler", reason="CrashLoopBackOff", template_hash="abc"),
+            pods=(make_pod_fact(),),
+        ),
     ),
     Situation(
         "the extender does not answer",
         "extender-down",
         "rollout restart deployment/netaware-scheduler",
-        facts(control_plane=with_unready("extender")),
+        make_facts(control_plane=make_unready("extender")),
     ),
     Situation(
         "the scheduler has no node to run on",
         "scheduler-down",
         "add a toleration",
-        facts(
-            control_plane=with_unready(
+        make_facts(
+            control_plane=make_unready(
                 "scheduler", node="", reason="0/4 nodes are available: 4 node(s) had untolerated taint {gpu: only}."
             )
         ),
     ),
-    Situation("one agent has failed", "agents-down", "spec.nodeName=n1", facts(agents=agents(n1=DOWN))),
+    Situation("one agent has failed", "agents-down", "spec.nodeName=n1", make_facts(agents=make_agents(n1=DOWN))),
     Situation(
         "one agent cannot read its passphrase",
         "agents-impaired",
         "spec.nodeName=n1",
-        facts(agents=agents(n1={"reason": "the passphrase cannot be read"})),
+        make_facts(agents=make_agents(n1={"reason": "the passphrase cannot be read"})),
     ),
     Situation(
         "both agents of a zone hang",
         "zone-without-agent",
         "spec.nodeName=n1",
-        facts(agents=agents(n1=SILENT, n3=SILENT), network=network(inferred=(("z0", "z1"),))),
+        make_facts(agents=make_agents(n1=SILENT, n3=SILENT), network=make_network(inferred=(("z0", "z1"),))),
     ),
     Situation(
         "no agent runs anywhere",
         "no-agents",
         "describe daemonset netaware-agent",
-        facts(agents=agents(n0=DOWN, n1=DOWN, n2=DOWN, n3=DOWN)),
+        make_facts(agents=make_agents(n0=DOWN, n1=DOWN, n2=DOWN, n3=DOWN)),
     ),
     Situation(
         "two zones cannot reach each other",
         "zones-unreachable",
         "12865",
-        facts(unreachable_pairs=(("z0", "z1"), ("z1", "z0")), network=network(inferred=(("z0", "z1"),))),
+        make_facts(unreachable_pairs=(("z0", "z1"), ("z1", "z0")), network=make_network(inferred=(("z0", "z1"),))),
     ),
     Situation(
         "a pair was never measured",
         "pairs-unmeasured",
         "kubectl netaware costs",
-        facts(network=network(absent=(("z0", "z1"),))),
+        make_facts(network=make_network(absent=(("z0", "z1"),))),
     ),
     Situation(
         "there is no probe plan",
         "no-plan",
         "logs deployment/netaware-controller",
-        facts(network=network(None, absent=(("z0", "z1"),))),
+        make_facts(network=make_network(None, absent=(("z0", "z1"),))),
     ),
     Situation(
         "the NetworkTopology was deleted",
         "no-topology",
         "bootstrap.networkTopology",
-        facts(topology_conditions={}, network=network(absent=(("z0", "z1"),))),
+        make_facts(topology_conditions={}, network=make_network(absent=(("z0", "z1"),))),
     ),
     Situation(
         "nodes without a zone label",
         "topology-NodesWithoutZone",
         "kubectl label node n7",
-        topology_facts(
+        make_topology_facts(
             "InputValid", "False", "NodesWithoutZone", "2 nodes without a zone label: n7, n8", nodes={"n7": NodeFact()}
         ),
     ),
@@ -182,19 +189,21 @@ SITUATIONS: tuple[Situation, ...] = (
         "an inconsistent costPolicy",
         "topology-BadCostPolicy",
         '"costPolicy":{"expireAfterS":null,"staleAfterS":null}',
-        topology_facts("InputValid", "False", "BadCostPolicy", "costPolicy.expireAfterS: is below staleAfterS"),
+        make_topology_facts("InputValid", "False", "BadCostPolicy", "costPolicy.expireAfterS: is below staleAfterS"),
     ),
     Situation(
         "unplanned results",
         "topology-UnplannedResults",
         "logs daemonset/netaware-agent",
-        topology_facts("OutlierNodes", "True", "UnplannedResults", "results of pairs that no plan names come from n9"),
+        make_topology_facts(
+            "OutlierNodes", "True", "UnplannedResults", "results of pairs that no plan names come from n9"
+        ),
     ),
     Situation(
         "one node behind a wrong route",
         "topology-NodesContradicted",
         "kubectl describe node n2",
-        topology_facts(
+        make_topology_facts(
             "OutlierNodes", "True", "NodesContradicted", "ignored, because other nodes contradict them: n2 (reads more)"
         ),
     ),
@@ -202,7 +211,7 @@ SITUATIONS: tuple[Situation, ...] = (
         "old measurements",
         "pairs-stale",
         "kubectl netaware costs",
-        topology_facts("Measured", "False", "MeasurementsOld", "2 keep their last good value, oldest z0->z1"),
+        make_topology_facts("Measured", "False", "MeasurementsOld", "2 keep their last good value, oldest z0->z1"),
     ),
     bad_spec("a dependency on a missing workload", "spec-UnknownDependency", workloads=[NO_CALLEE]),
     bad_spec("two workloads with one selector", "spec-DuplicateSelector", workloads=[FRONT_WORKLOAD, SAME_SELECTOR]),
@@ -217,17 +226,19 @@ SITUATIONS: tuple[Situation, ...] = (
         "a quota prevents the creation of pods",
         "members-missing",
         "reason=FailedCreate",
-        facts(
-            groups=(group([condition("Complete", "False", "PodsMissing", "1 of 20 pods run")]),),
-            pods=(pod(node="n1"),),
+        make_facts(
+            groups=(make_group([make_condition("Complete", "False", "PodsMissing", "1 of 20 pods run")]),),
+            pods=(make_pod_fact(node="n1"),),
         ),
     ),
     Situation(
         "a namespace without consent",
         "namespace-not-admitted",
         "kubectl label namespace other",
-        facts(
-            groups=(group([NOT_ADMITTED], workloads=[ELSEWHERE, {"workload": {"name": "cart", "selector": "cart"}}]),)
+        make_facts(
+            groups=(
+                make_group([NOT_ADMITTED], workloads=[ELSEWHERE, {"workload": {"name": "cart", "selector": "cart"}}]),
+            )
         ),
     ),
     failed_condition(
@@ -250,43 +261,43 @@ SITUATIONS: tuple[Situation, ...] = (
         "a wrong workload label",
         "unknown-workload",
         "appgroup.diktyo.x-k8s.io.workload",
-        facts(pods=gated_pods(workload="wrong")),
+        make_facts(pods=make_gated_pods(workload="wrong")),
     ),
     Situation(
         "an AppGroup that does not exist",
         "unknown-workload",
         "kubectl get appgroups -A",
-        facts(pods=(pod(group="nope", gates=(GATE,)),)),
+        make_facts(pods=(make_pod_fact(group="nope", gates=(GATE,)),)),
     ),
     Situation(
         "running pods with a wrong workload label",
         "unknown-workload",
         "edit deployment front",
-        facts(pods=tuple(pod(f"front-{i}", workload="wrong", node="n1", owner=OWNER) for i in range(3))),
+        make_facts(pods=tuple(make_pod_fact(f"front-{i}", workload="wrong", node="n1", owner=OWNER) for i in range(3))),
     ),
     Situation(
         "running pods of a deleted AppGroup",
         "unknown-workload",
         "edit deployment front",
-        facts(groups=(), pods=(pod(node="n1", owner=OWNER, group_key=""),)),
+        make_facts(groups=(), pods=(make_pod_fact(node="n1", owner=OWNER, group_key=""),)),
     ),
     Situation(
         "some pods of a group name another scheduler",
         "other-scheduler",
         "schedulerName: network-aware-scheduler",
-        facts(pods=(pod(node="n1"), pod("front-2", scheduler="default-scheduler", node="n2"))),
+        make_facts(pods=(make_pod_fact(node="n1"), make_pod_fact("front-2", scheduler="default-scheduler", node="n2"))),
     ),
     Situation(
         "a schedulerName of no scheduler",
         "no-scheduler",
         "schedulerName: network-aware-scheduler",
-        facts(pods=(pod(scheduler="network-aware-schedular", created_s=NOW_S - 300),)),
+        make_facts(pods=(make_pod_fact(scheduler="network-aware-schedular", created_s=NOW_S - 300),)),
     ),
     Situation(
         "pods gated for ten minutes",
         "gated-too-long",
         "describe appgroup shop",
-        facts(pods=gated_pods(created_s=NOW_S - 700)),
+        make_facts(pods=make_gated_pods(created_s=NOW_S - 700)),
     ),
     no_node(
         "all nodes are full",
@@ -298,12 +309,14 @@ SITUATIONS: tuple[Situation, ...] = (
         "every node has a taint",
         "no-node-taint",
         '"op":"add","path":"/spec/template/spec/tolerations"',
-        facts(
+        make_facts(
             nodes=TAINTED,
             pods=(
-                pod(
+                make_pod_fact(
                     owner=OWNER,
-                    scheduled=unschedulable("0/4 nodes are available: 4 node(s) had untolerated taint {gpu: only}."),
+                    scheduled=make_unschedulable(
+                        "0/4 nodes are available: 4 node(s) had untolerated taint {gpu: only}."
+                    ),
                 ),
             ),
         ),
@@ -333,7 +346,7 @@ SITUATIONS: tuple[Situation, ...] = (
         "a maxNetworkCost that no node meets",
         "no-node-max-cost",
         "kubectl netaware costs",
-        stuck_facts(
+        make_stuck_facts(
             "0/2 nodes are available: 1 Node n0 does not meet several network requirements from Workload dependencies: Satisfied: 0 Violated: 1, 1 Node n1 does not meet several network requirements from Workload dependencies: Satisfied: 0 Violated: 1."
         ),
     ),

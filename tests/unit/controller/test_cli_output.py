@@ -43,7 +43,7 @@ from kubekit.config import ClusterConfig
 from kubekit.errors import ApiError, ConfigError
 from kubekit.responses import RawPage
 from kubekit.wire import Condition, NodeStatus
-from tests.unit.controller.healthy_cluster import HOME, make_pod, make_snapshot
+from tests.unit.controller.healthy_cluster import HOME, make_cluster_snapshot, make_pod
 from tests.unit.controller.test_convert_field_spellings import PROPOSAL_GROUP
 from tests.unit.controller.test_views_of_a_cluster import read_pod_info, read_samples, replace_samples
 from tests.unit.kubekit.simulated_api import connected
@@ -78,7 +78,7 @@ class SnapshotSession(Session):
 
 def make_healthy_snapshot() -> ClusterSnapshot:
     """Six zones, and pods with limits and verdicts."""
-    snapshot = make_snapshot(6)
+    snapshot = make_cluster_snapshot(6)
     nodes = [node.metadata.name for node in snapshot.nodes]
     limits = {"kubernetes.io/ingress-bandwidth": "10M", "kubernetes.io/egress-bandwidth": "1G"}
     pods = [
@@ -149,7 +149,7 @@ async def test_screens_fit_the_terminal_and_wide_matrices_are_drawn_in_blocks(
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("NO_COLOR", "1")
     screens = [await print_command(make_unhealthy_snapshot(), *argv) for argv in SCREENS.values()]
-    snapshot = make_snapshot(40)
+    snapshot = make_cluster_snapshot(40)
     matrix = await print_command(snapshot, "costs")
     assert max(map(len, "\n".join((*screens, matrix)).splitlines())) <= columns
     assert matrix.count("from \\ to") == blocks

@@ -19,13 +19,22 @@ from controller.traffic.graph import ObservedDependency, TrafficGraph, WorkloadI
 from controller.traffic.proposals import Proposal, propose
 from controller.traffic.workloads import Workloads
 from kubekit.errors import ApiError, ConfigError
-from tests.unit.controller.components import HEAD, HOME, NODES, group, node, pod, session_of, topology, weight
+from tests.unit.controller.components import (
+    CONFIG_HEAD,
+    HOME,
+    NODES,
+    make_group_body,
+    make_node_body,
+    make_pod_body,
+    make_session,
+    make_topology_body,
+)
 from tests.unit.controller.test_cli_output import parse_command, print_answer
 
 APPGROUPS = "appgroup.diktyo.x-k8s.io/v1alpha1"
 Json = dict[str, Any]
 CUSTOM_CONFIG = (
-    HEAD
+    CONFIG_HEAD
     + """
 topology: {costPolicy: {unitUs: 250}}
 scheduler:
@@ -34,8 +43,8 @@ scheduler:
   networkOverhead: {weightsName: Mine, networkTopologyName: ours}
 """
 )
-COSTS = topology(weight("Mine", 7), weight("UserDefined", 2), name="ours", namespace=HOME)
-OTHER = topology(weight("UserDefined", 3))
+COSTS = make_topology_body({"Mine": 7, "UserDefined": 2}, name="ours", namespace=HOME)
+OTHER = make_topology_body({"UserDefined": 3})
 NODES_WITH_4_CPUS = [{**body, "status": {"allocatable": {"cpu": "4", "pods": "110"}}} for body in NODES]
 
 
@@ -52,7 +61,7 @@ def write_group_file(folder: Any, *objects: Any) -> str:
 
 
 async def test_a_snapshot_has_the_settings_of_the_running_controller() -> None:
-    session = session_of(CUSTOM_CONFIG, *NODES)
+    session = make_session(CUSTOM_CONFIG, *NODES)
     snapshot = await session.read_snapshot()
     assert session.read_errors == {}
     facts = build_facts(await session.read_snapshot(everything=True))
@@ -62,25 +71,25 @@ async def test_a_snapshot_has_the_settings_of_the_running_controller() -> None:
     assert (facts.max_gate_wait_s, facts.scheduler_names) == (300, ("mine",))
 
 
-@pytest.mark.parametrize("config", [None, HEAD + "unheard: of\n"])
+@pytest.mark.parametrize("config", [None, CONFIG_HEAD + "unheard: of\n"])
 async def test_an_unreadable_configuration_is_noted_and_defaults_are_used(config: str | None) -> None:
-    session = session_of(config, *NODES)
+    session = make_session(config, *NODES)
     snapshot = await session.read_snapshot()
     assert snapshot.scheduler == SchedulerConfig()
     assert "defaults are used" in session.read_errors["configuration"]
 
 
 async def test_a_configuration_that_may_not_be_read_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = session_of(CUSTOM_CONFIG, *NODES)
+    session = make_session(CUSTOM_CONFIG, *NODES)
     monkeypatch.setattr(session.client, "get", AsyncMock(side_effect=ApiError(403, "Forbidden", "not yours")))
     assert (await session.read_configuration()).scheduler == SchedulerConfig()
     assert session.read_errors == {"configuration": "not allowed to read it; defaults are used"}
 
 
 async def test_all_commands_use_the_networktopology_and_weights_of_the_scheduler(tmp_path: Any) -> None:
-    objects = (*NODES, COSTS, OTHER, group(most=5), pod("a", "n1"), pod("b", "n2"))
-    file = write_group_file(tmp_path, group(most=5))
-    session = session_of(CUSTOM_CONFIG, *objects)
+    objects = (*NODES, COSTS, OTHER, make_group_body(max_cost=5), make_pod_body("a", "n1"), make_pod_body("b", "n2"))
+    file = write_group_file(tmp_path, make_group_body(max_cost=5))
+    session = make_session(CUSTOM_CONFIG, *objects)
     network = (await run_command(session, "costs")).network
     assert (network.is_unused, session.notes) == (False, [])
     (group_view,) = await run_command(session, "graph")
@@ -109,7 +118,7 @@ def make_controller(
 
 def make_deployment(name: str, *, replicas: int, cpu: str = "100m") -> Json:
     """A Deployment of a workload of the group."""
-    labels = pod(name, "")["metadata"]["labels"]
+    labels = make_pod_body(name, "")["metadata"]["labels"]
     return make_controller("Deployment", name, labels, replicas, cpu=cpu, namespace="default")
 
 
@@ -118,73 +127,73 @@ def make_deployment(name: str, *, replicas: int, cpu: str = "100m") -> Json:
     [
         ([{"kind": []}], "holds 0 AppGroups"),
         ([{"kind": "Deployment", "metadata": [1]}], r"Deployment \?: "),
-        ([group("default"), make_deployment("a", replicas=2_000_000_000)], "at most 10000 are planned"),
+        ([make_group_body("default"), make_deployment("a", replicas=2_000_000_000)], "at most 10000 are planned"),
     ],
 )
 async def test_malformed_or_too_large_groups_are_usage_errors(objects: list[Json], message: str, tmp_path: Any) -> None:
     with pytest.raises(ConfigError, match=message):
-        await run_command(session_of(HEAD, *NODES), "simulate", "-f", write_group_file(tmp_path, *objects))
+        await run_command(make_session(CONFIG_HEAD, *NODES), "simulate", "-f", write_group_file(tmp_path, *objects))
 
 
 async def test_null_replicas_are_one_and_quantities_may_be_numbers(tmp_path: Any) -> None:
     deployment = make_deployment("a", replicas=0)
     deployment["spec"]["replicas"] = None
     deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] = 1
-    file = write_group_file(tmp_path, group(), deployment)
-    assert (await run_command(session_of(HEAD, *NODES_WITH_4_CPUS), "simulate", "-f", file)).replicas == 3
+    file = write_group_file(tmp_path, make_group_body(), deployment)
+    assert (await run_command(make_session(CONFIG_HEAD, *NODES_WITH_4_CPUS), "simulate", "-f", file)).replicas == 3
 
 
 async def test_simulate_ignores_resources_of_the_groups_own_pods_in_any_namespace(tmp_path: Any) -> None:
-    app_group = group("default")
+    app_group = make_group_body("default")
     file = write_group_file(tmp_path, app_group, *(make_deployment(name, replicas=1, cpu="3") for name in "ab"))
-    pods = [pod(name, on, namespace="shop") for name, on in (("a", "n1"), ("b", "n2"))]
+    pods = [make_pod_body(name, on, namespace="shop") for name, on in (("a", "n1"), ("b", "n2"))]
     for body in pods:
         body["spec"] |= make_pod_spec("3")
-    session = session_of(HEAD, *NODES_WITH_4_CPUS, app_group, *pods, namespace="default")
+    session = make_session(CONFIG_HEAD, *NODES_WITH_4_CPUS, app_group, *pods, namespace="default")
     simulation = await run_command(session, "simulate", "-f", file)
     assert simulation.network_aware.unplaced == simulation.default_scheduler.unplaced == 0
 
 
 async def test_simulate_uses_the_spread_annotation_and_the_services_traffic_distribution(tmp_path: Any) -> None:
-    app_group = group("default")
+    app_group = make_group_body("default")
     app_group["metadata"]["annotations"] = {"netaware.io/spread": "zone"}
     file = write_group_file(tmp_path, app_group, *(make_deployment(name, replicas=2) for name in "ab"))
     spec = {"selector": {"app": "b"}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferClose"}
     service = make_manifest("Service", "b", spec, namespace="default")
-    session = session_of(HEAD, *NODES_WITH_4_CPUS, service, topology(weight("UserDefined", 7)))
+    session = make_session(CONFIG_HEAD, *NODES_WITH_4_CPUS, service, make_topology_body({"UserDefined": 7}))
     plan = (await run_command(session, "simulate", "-f", file)).network_aware
     assert sorted(plan.zones_by_workload["a"]) == sorted(plan.zones_by_workload["b"]) == ["z1", "z2"]
     assert plan.violations == 0, "each caller has a replica in its own zone, which answers it"
 
 
 async def test_simulate_shows_nodes_without_a_zone_by_name(tmp_path: Any) -> None:
-    file = write_group_file(tmp_path, group())
-    bare_node = {**node("bare", ""), "status": {"allocatable": {"cpu": "4", "pods": "110"}}}
-    simulation = await run_command(session_of(HEAD, bare_node), "simulate", "-f", file)
+    file = write_group_file(tmp_path, make_group_body())
+    bare_node = {**make_node_body("bare", ""), "status": {"allocatable": {"cpu": "4", "pods": "110"}}}
+    simulation = await run_command(make_session(CONFIG_HEAD, bare_node), "simulate", "-f", file)
     text = print_answer(simulation, "simulate", "-f", file)
     assert ("bare" in text, "does not fit" in text) == (True, False), text
 
 
 OTHER_TOPOLOGIES = (
-    topology(weight("UserDefined", 7), name="other", namespace="a"),
-    topology(name="another", namespace="b"),
+    make_topology_body({"UserDefined": 7}, name="other", namespace="a"),
+    make_topology_body(name="another", namespace="b"),
 )
-PARITY = HEAD + "scheduler: {parity: upstream}\n"
+PARITY = CONFIG_HEAD + "scheduler: {parity: upstream}\n"
 
 
 @pytest.mark.parametrize(
     ("config", "topologies"),
     [
-        pytest.param(HEAD, (topology(weight("Mine", 7)),), id="another weight"),
-        pytest.param(HEAD, OTHER_TOPOLOGIES, id="other names"),
-        pytest.param(PARITY, (topology(weight("NetperfCosts", 7), namespace=HOME),), id="parity"),
+        pytest.param(CONFIG_HEAD, (make_topology_body({"Mine": 7}),), id="another weight"),
+        pytest.param(CONFIG_HEAD, OTHER_TOPOLOGIES, id="other names"),
+        pytest.param(PARITY, (make_topology_body({"NetperfCosts": 7}, namespace=HOME),), id="parity"),
     ],
 )
 async def test_plans_use_only_the_schedulers_costs_and_views_mark_unused_ones(
     config: str, topologies: tuple[dict[str, Any], ...], tmp_path: Any
 ) -> None:
-    file = write_group_file(tmp_path, group())
-    session = session_of(config, *NODES, *topologies)
+    file = write_group_file(tmp_path, make_group_body())
+    session = make_session(config, *NODES, *topologies)
     costs = build_state(await session.read_snapshot()).costs("x")
     simulation = await run_command(session, "simulate", "-f", file)
     session.notes.clear()
@@ -218,7 +227,7 @@ async def compare_with_plan(
 ) -> tuple[Proposal, PlacementComparison]:
     """The proposed group of w0, which calls all others, on three nodes in three zones, and its comparison with a plan."""
     status = {"allocatable": {"cpu": cpu, "memory": "8Gi", "pods": "110"}}
-    nodes = [{**node(name, zone), "status": status} for name, (_, zone) in LOCATIONS.items()]
+    nodes = [{**make_node_body(name, zone), "status": status} for name, (_, zone) in LOCATIONS.items()]
     objects = [
         body
         for number, name in enumerate(WORKLOADS)
@@ -229,7 +238,7 @@ async def compare_with_plan(
     workload = {"workload": {"kind": "Deployment", "name": "w0", "selector": "w0"}}
     annotations = {"netaware.io/spread": "zone"}
     app_group = make_manifest("AppGroup", "shop", {"numMembers": 1, "workloads": [workload]}, annotations=annotations)
-    session = session_of(HEAD, *nodes, *more_objects, *objects, app_group)
+    session = make_session(CONFIG_HEAD, *nodes, *more_objects, *objects, app_group)
     workloads = Workloads.from_objects(await session.list_unfinished_pods(), LOCATIONS)
     snapshot, graph = await session.read_snapshot(groups=True), TrafficGraph(tuple(calls), ())
     (proposal,) = propose(graph, workloads, snapshot.groups, "shop", CostTable())

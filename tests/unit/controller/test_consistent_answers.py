@@ -39,11 +39,10 @@ from tests.unit.controller.components import (
     Components,
     StatusRecorder,
     fill_store,
-    group,
-    node,
-    pod,
-    topology,
-    weight,
+    make_group_body,
+    make_node_body,
+    make_pod_body,
+    make_topology_body,
 )
 
 
@@ -77,8 +76,8 @@ async def find_met_by_component(components: Components, key: str) -> dict[str, b
     return met
 
 
-WEIGHT_WITH_TWO_ENTRIES = weight("NetperfCosts", 5)
-WEIGHT_WITH_TWO_ENTRIES["topologyList"][1]["originList"][0]["costList"].append(
+TWO_COSTS_OF_A_PAIR = make_topology_body({"NetperfCosts": 5})
+TWO_COSTS_OF_A_PAIR["spec"]["weights"][0]["topologyList"][1]["originList"][0]["costList"].append(
     {"destination": "z2", "networkCost": 900}
 )
 
@@ -86,14 +85,14 @@ WEIGHT_WITH_TWO_ENTRIES["topologyList"][1]["originList"][0]["costList"].append(
 @pytest.mark.parametrize(
     ("topologies", "cost"),
     [
-        ((topology(weight("UserDefined", None), weight("NetperfCosts", 5)),), 5),
-        ((topology(weight("NetperfCosts", 5)), topology(weight("NetperfCosts", 9), namespace="x")), 9),
-        ((topology(WEIGHT_WITH_TWO_ENTRIES),), 5),
+        ((make_topology_body({"UserDefined": None, "NetperfCosts": 5}),), 5),
+        ((make_topology_body({"NetperfCosts": 5}), make_topology_body({"NetperfCosts": 9}, namespace="x")), 9),
+        ((TWO_COSTS_OF_A_PAIR,), 5),
     ],
     ids=["an empty weight is skipped", "the topology of the group's namespace", "the first of two entries"],
 )
 async def test_scheduler_status_and_views_use_the_same_cost(topologies: tuple[dict[str, Any], ...], cost: int) -> None:
-    components = Components(*NODES, *PODS, group(most=5), *topologies)
+    components = Components(*NODES, *PODS, make_group_body(max_cost=5), *topologies)
     state = components.scheduler_state()
     assert state.score("x", "g", "a").node_score("n1", state.location_index["n1"]).cost == cost
     met = await find_met_by_component(components, "x/g")
@@ -112,9 +111,16 @@ async def test_a_dependency_is_judged_by_the_replica_that_answers_and_in_parity_
     spec = {"selector": {WORKLOAD: "b"}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferSameZone"}
     service = {"kind": "Service", "metadata": {"name": "b", "namespace": "default"}, "spec": spec}
     nodes = [("a", "n1"), ("b", "n1"), ("b", "n2"), *([("b", "bare")] if has_bare_replica else [])]
-    pods = [pod(workload, on, namespace="default") for workload, on in nodes]
+    pods = [make_pod_body(workload, on, namespace="default") for workload, on in nodes]
     components = Components(
-        *(*NODES, node("bare", ""), *pods, service, group("default", most=3), topology(weight("UserDefined", 5))),
+        *(
+            *NODES,
+            make_node_body("bare", ""),
+            *pods,
+            service,
+            make_group_body("default", max_cost=3),
+            make_topology_body({"UserDefined": 5}),
+        ),
         config=SchedulerConfig(parity=parity),
     )
     met = await find_met_by_component(components, "default/g")
@@ -125,8 +131,12 @@ def namespace(name: str, *, admits: str) -> dict[str, Any]:
     return {"kind": "Namespace", "metadata": {"name": name, "labels": {"netaware.io/appgroups-from": admits}}}
 
 
-FOREIGN_GROUP = group("evil", names="x")
-OWN_AND_ADMITTED_GROUP = (group("x"), group("y", names="x"), namespace("x", admits="y"))
+FOREIGN_GROUP = make_group_body("evil", workload_namespace="x")
+OWN_AND_ADMITTED_GROUP = (
+    make_group_body("x"),
+    make_group_body("y", workload_namespace="x"),
+    namespace("x", admits="y"),
+)
 PARITY = SchedulerConfig(parity="upstream")
 
 
@@ -138,9 +148,13 @@ PARITY = SchedulerConfig(parity="upstream")
         pytest.param((FOREIGN_GROUP, namespace("x", admits="friends.evil")), DEFAULT, "evil/g", 2, id="consent"),
         pytest.param(OWN_AND_ADMITTED_GROUP, DEFAULT, "x/g", 2, id="the group of the pods' namespace first"),
         pytest.param(OWN_AND_ADMITTED_GROUP, DEFAULT, "y/g", 0, id="not also a group of another namespace"),
-        pytest.param((group("default"),), DEFAULT, "default/g", 2, id="the namespace default needs no consent"),
-        pytest.param((group("x"),), PARITY, "x/g", 0, id="parity: only groups of default"),
-        pytest.param((group("default"), group("x")), PARITY, "default/g", 2, id="parity: default first"),
+        pytest.param(
+            (make_group_body("default"),), DEFAULT, "default/g", 2, id="the namespace default needs no consent"
+        ),
+        pytest.param((make_group_body("x"),), PARITY, "x/g", 0, id="parity: only groups of default"),
+        pytest.param(
+            (make_group_body("default"), make_group_body("x")), PARITY, "default/g", 2, id="parity: default first"
+        ),
     ],
 )
 async def test_all_components_count_the_same_pods_of_a_group(
@@ -159,10 +173,14 @@ async def test_all_components_count_the_same_pods_of_a_group(
 async def test_nodes_without_a_zone_are_one_zone_where_no_node_has_one_except_in_parity(
     parity: Parity, zone_of_third_node: str, *, is_met: bool
 ) -> None:
-    pods = [pod(workload, on, namespace="default") for workload, on in (("a", "n1"), ("b", "n2"), ("b", "n1"))]
-    nodes = [node("n1", ""), node("n2", ""), node("n3", zone_of_third_node)]
+    pods = [
+        make_pod_body(workload, on, namespace="default") for workload, on in (("a", "n1"), ("b", "n2"), ("b", "n1"))
+    ]
+    nodes = [make_node_body("n1", ""), make_node_body("n2", ""), make_node_body("n3", zone_of_third_node)]
     config = SchedulerConfig(parity=parity)
-    components = Components(*nodes, *pods, group("default", most=3), topology(weight("UserDefined", 5)), config=config)
+    components = Components(
+        *nodes, *pods, make_group_body("default", max_cost=3), make_topology_body({"UserDefined": 5}), config=config
+    )
     state = components.scheduler_state()
 
     def node_score(on: str) -> tuple[int, ...]:
@@ -171,12 +189,12 @@ async def test_nodes_without_a_zone_are_one_zone_where_no_node_has_one_except_in
     assert [node_score("n1"), node_score("n2")] == ([(2, 0, 1)] * 2 if is_met else [(1, 1, 100)] * 2)
     met = await find_met_by_component(components, "default/g")
     assert met == dict.fromkeys(met, is_met)
-    state.on_node_change("n3", None, msgspec.convert(node("n3", "z2"), Node))
+    state.on_node_change("n3", None, msgspec.convert(make_node_body("n3", "z2"), Node))
     assert node_score("n1") == (1, 1, 100), "if one node has a label, nodes without one have no common zone"
 
 
 async def test_a_user_with_rights_in_one_namespace_sees_its_appgroups_and_a_note() -> None:
-    components = Components(*NODES, group("x"), group("y"))
+    components = Components(*NODES, make_group_body("x"), make_group_body("y"))
     graphs, session = await components.command("graph", "-n", "x", may_list_all=False)
     assert [(view.namespace, view.name) for view in graphs] == [("x", "g")]
     assert {"appgroups of other namespaces", "namespaces"} <= session.read_errors.keys()
@@ -184,7 +202,7 @@ async def test_a_user_with_rights_in_one_namespace_sees_its_appgroups_and_a_note
 
 def gated_pod(workload: str, **where: str) -> dict[str, Any]:
     spec = {"schedulingGates": [{"name": GATE}], "schedulerName": "network-aware-scheduler"}
-    return {**pod(workload, "", **where), "spec": spec}
+    return {**make_pod_body(workload, "", **where), "spec": spec}
 
 
 def facts_with_leader(snapshot: ClusterSnapshot) -> Facts:
@@ -194,8 +212,15 @@ def facts_with_leader(snapshot: ClusterSnapshot) -> Facts:
 @pytest.mark.parametrize(
     ("objects", "problem"),
     [
-        ((group("other", third="web"),), "there is no AppGroup g"),
-        ((group("default"), group("other", names="x", third="web"), namespace("x", admits="other")), "no workload"),
+        ((make_group_body("other", other="web"),), "there is no AppGroup g"),
+        (
+            (
+                make_group_body("default"),
+                make_group_body("other", workload_namespace="x", other="web"),
+                namespace("x", admits="other"),
+            ),
+            "no workload",
+        ),
     ],
     ids=["a group of another namespace", "of two groups the first by the rule"],
 )
@@ -207,7 +232,7 @@ async def test_the_diagnosis_of_a_waiting_pod_names_the_group_that_the_scheduler
 
 
 async def test_a_namespace_without_consent_is_one_finding_and_its_pods_are_none() -> None:
-    refused_group = group("other", names="x", third="web")
+    refused_group = make_group_body("other", workload_namespace="x", other="web")
     components = Components(*NODES, gated_pod("web"), refused_group)
     refused_group["status"] = {"conditions": (await components.status("other/g"))["conditions"]}
     codes = {finding.code for finding in diagnose(facts_with_leader(await components.page_snapshot()))}
@@ -215,7 +240,7 @@ async def test_a_namespace_without_consent_is_one_finding_and_its_pods_are_none(
 
 
 async def test_every_fault_of_a_spec_is_in_the_condition_the_metric_the_views_and_the_findings() -> None:
-    plain = group()
+    plain = make_group_body()
     plain["spec"]["topologySortingAlgorithm"] = "Bogo"
     calls = {"a": ("b", "gone"), "b": ("a",)}
     plain["spec"]["workloads"] = [
@@ -234,7 +259,7 @@ async def test_every_fault_of_a_spec_is_in_the_condition_the_metric_the_views_an
 
 
 async def test_findings_of_a_group_affect_its_pods_of_other_namespaces() -> None:
-    components = Components(*NODES, group("default"), *(gated_pod(name) for name in ("a", "b")))
+    components = Components(*NODES, make_group_body("default"), *(gated_pod(name) for name in ("a", "b")))
     facts = facts_with_leader(await components.page_snapshot())
     created = format_time(facts.now_s - 1000)
     metadata = [msgspec.structs.replace(fact.metadata, creation_timestamp=created) for fact in facts.pods]
@@ -250,20 +275,25 @@ async def test_a_pod_change_enqueues_its_own_group_and_no_other_of_the_same_name
 ) -> None:
     monkeypatch.setattr(reconciler, "DEBOUNCE_S", 0.0)
     components = Components(
-        node("n1", "z1"), group("x"), group("y"), group("z"), pod("a", "n1"), pod("b", "n1", namespace="y")
+        make_node_body("n1", "z1"),
+        make_group_body("x"),
+        make_group_body("y"),
+        make_group_body("z"),
+        make_pod_body("a", "n1"),
+        make_pod_body("b", "n1", namespace="y"),
     )
     controller, cache = components.appgroup_controller(StatusRecorder())
     await asyncio.sleep(0.01)
     while len(controller._queue):
         controller._queue.done(await controller._queue.get())
-    finished_pod = PodReader().read(msgspec.convert(pod("b", "n1", namespace="y", phase="Succeeded"), Pod))
+    finished_pod = PodReader().read(msgspec.convert(make_pod_body("b", "n1", namespace="y", phase="Succeeded"), Pod))
     fill_store(cache.pods, [finished_pod])
     await asyncio.sleep(0.01)
     assert [await controller._queue.get() for _ in range(len(controller._queue))] == ["y/g"]
 
 
 async def test_a_status_that_is_not_found_is_an_error_unless_its_group_is_gone() -> None:
-    cache = Components(group()).appgroup_controller(StatusRecorder())[1]
+    cache = Components(make_group_body()).appgroup_controller(StatusRecorder())[1]
     not_found = ApiError(404, "NotFound", "deleted, or its definition has no status subresource")
     assert delay_after_failed_write(not_found, "y/g", cache.app_groups) is None
     with pytest.raises(ApiError):
@@ -272,15 +302,19 @@ async def test_a_status_that_is_not_found_is_an_error_unless_its_group_is_gone()
 
 async def test_pods_on_one_node_without_a_zone_are_near_each_other() -> None:
     components = Components(
-        node("bare", ""), pod("a", "bare"), pod("b", "bare"), group(most=0), topology(weight("NetperfCosts", 5))
+        make_node_body("bare", ""),
+        make_pod_body("a", "bare"),
+        make_pod_body("b", "bare"),
+        make_group_body(max_cost=0),
+        make_topology_body({"NetperfCosts": 5}),
     )
     met = await find_met_by_component(components, "x/g")
     assert met == dict.fromkeys(met, True)
     assert [edge.cost for edge in (await components.group_view("x/g")).dependencies] == [0]
 
 
-def topology_with_latency(us: int, *weights: dict[str, Any]) -> dict[str, Any]:
-    body = topology(weight("NetperfCosts", 5), *weights)
+def topology_with_latency(us: int, **user_costs: int) -> dict[str, Any]:
+    body = make_topology_body({"NetperfCosts": 5, **user_costs})
     body["metadata"]["annotations"] = {LATENCY_ANNOTATION: encode_latencies(Latencies({("z1", "z2"): us}))}
     return body
 
@@ -294,5 +328,5 @@ def test_latencies_count_with_measured_costs_only_across_regions_and_change_with
     before, after = (msgspec.convert(topology_with_latency(us), NetworkTopology) for us in (1210, 1800))
     state.on_topology_change("default/nt-default", before, after)
     assert state.costs("x").table.latency_us(origin, near) == 1800
-    state_of_user_costs = Components(topology_with_latency(1210, weight("UserDefined", 5))).scheduler_state()
+    state_of_user_costs = Components(topology_with_latency(1210, UserDefined=5)).scheduler_state()
     assert state_of_user_costs.costs("x").table.latency_us(origin, near) is None

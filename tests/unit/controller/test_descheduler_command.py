@@ -16,18 +16,26 @@ from controller.descheduler.plan import DeschedulePlan, Skip
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ConfigError
-from tests.support.descheduler_builders import amounts, budget, decide_once, make_config, node, pod, snapshot
+from tests.support.descheduler_builders import (
+    decide_once,
+    make_budget,
+    make_config,
+    make_host,
+    make_pod_info,
+    make_snapshot,
+    to_usage,
+)
 
 COMMAND = DescheduleCommand()
 
 
 def make_preview() -> RoundPreview:
     """Two overutilized nodes: a move relieves one; a disruption budget protects the only pod of the other."""
-    nodes = [node("hot"), node("stuck"), node("idle", cpu="16")]
-    pods = [pod("web-1", "hot"), pod("db-0", "stuck", labels={"app": "db"}, owner="StatefulSet/db")]
-    usage = {"hot": amounts(3.5, 2), "stuck": amounts(3, 2), "idle": amounts(0.4, 2)}
-    view = snapshot(
-        nodes, pods, usage, {p.name: amounts(1.6, 0.5) for p in pods}, budgets=[budget("db", "app=db", allowed=0)]
+    nodes = [make_host("hot"), make_host("stuck"), make_host("idle", cpu="16")]
+    pods = [make_pod_info("web-1", "hot"), make_pod_info("db-0", "stuck", labels={"app": "db"}, owner="StatefulSet/db")]
+    usage = {"hot": to_usage(3.5, 2), "stuck": to_usage(3, 2), "idle": to_usage(0.4, 2)}
+    view = make_snapshot(
+        nodes, pods, usage, {p.name: to_usage(1.6, 0.5) for p in pods}, budgets=[make_budget("db", "app=db", allowed=0)]
     )
     plan = decide_once(view, make_config()).plan
     return RoundPreview(plan, dropped_readings_by_reason={"negative": 2})

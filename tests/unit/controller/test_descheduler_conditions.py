@@ -21,22 +21,22 @@ from tests.support.descheduler_builders import (
     Host,
     PodDisruptionBudget,
     PodInfo,
-    amounts,
-    budget,
     decide_once,
+    list_moved_pods,
+    make_budget,
     make_config,
-    moved_pods,
-    node,
-    pending_move,
-    pod,
-    single_pod,
-    snapshot,
+    make_host,
+    make_pending_move,
+    make_pod_info,
+    make_single_pod,
+    make_snapshot,
+    to_usage,
 )
 
 EVICT = "descheduler.alpha.kubernetes.io/evict"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 BY_HOST = {"topologyKey": "kubernetes.io/hostname"}
-BIG = node("idle", cpu="64", memory="256Gi")
+BIG = make_host("idle", cpu="64", memory="256Gi")
 
 
 def decide_for(
@@ -48,9 +48,9 @@ def decide_for(
     **sections: Any,
 ) -> DescheduleDecision:
     """The decision for a node at 100 % cpu with these pods of half a core each, and an idle node, which is large by default."""
-    nodes = [node("hot"), idle]
-    usage = {"hot": amounts(4, 1), "idle": amounts(0.1, 1)}
-    view = snapshot(nodes, pods, usage, {p.key: amounts(cpu, 0.1) for p in pods}, budgets=budgets)
+    nodes = [make_host("hot"), idle]
+    usage = {"hot": to_usage(4, 1), "idle": to_usage(0.1, 1)}
+    view = make_snapshot(nodes, pods, usage, {p.key: to_usage(cpu, 0.1) for p in pods}, budgets=budgets)
     return decide_once(view, make_config(sections.pop("policy", None), **sections), history=history)
 
 
@@ -87,7 +87,9 @@ def case(condition: str, reason: str = "", pod: dict[str, Any] | None = None, **
 
 
 CASES = [
-    case("usage-lag", "1 recent moves show", history=History(pending_moves=(pending_move(planned_at_s=NOW_S - 60),))),
+    case(
+        "usage-lag", "1 recent moves show", history=History(pending_moves=(make_pending_move(planned_at_s=NOW_S - 60),))
+    ),
     *(
         case("eviction-protection", pod=fields)
         for fields in (
@@ -139,7 +141,7 @@ CASES = [
         "group-limit",
         "another pod of AppGroup default/g is being moved",
         {"labels": {"appgroup.diktyo.x-k8s.io": "g"}},
-        history=History(pending_moves=(pending_move(node="far", group="default/g"),)),
+        history=History(pending_moves=(make_pending_move(node="far", group="default/g"),)),
     ),
     case("replica-backoff", pod={"uid": "q"}, history=History(backoffs={"q": BackoffEntry(NOW_S + 60, 1, "planner")})),
     case(
@@ -155,18 +157,21 @@ CASES = [
         limits={"unavailablePerWorkload": 1},
     ),
     case(
-        "disruption-budget", "default/x allows no disruption", {"labels": {"a": "b"}}, budgets=[budget("x", "a=b", 0)]
+        "disruption-budget",
+        "default/x allows no disruption",
+        {"labels": {"a": "b"}},
+        budgets=[make_budget("x", "a=b", 0)],
     ),
     case(
         "disruption-budget",
         "several PodDisruptionBudgets cover it: default/all, default/x",
         {"labels": {"a": "b"}},
-        budgets=[budget("x", "a=b", 9), budget("all", "", 9)],
+        budgets=[make_budget("x", "a=b", 9), make_budget("all", "", 9)],
     ),
     case(
         "disruption-budget",
         "PodDisruptionBudget default/x may cover it: 'Matches' is not an operator",
-        budgets=[with_unknown_operator(budget("x", "a", 9)), budget("other", "c=d", 9)],
+        budgets=[with_unknown_operator(make_budget("x", "a", 9)), make_budget("other", "c=d", 9)],
     ),
     case("node-fit", "0/1 nodes are available: 1 insufficient cpu", {"cpu": "65"}),
 ]
@@ -175,7 +180,7 @@ TESTED_ELSEWHERE = {"reason-duration", "group-readiness", "planner"}
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.condition)
 def test_a_pod_that_fails_a_condition_is_not_moved_and_the_plan_says_why(case: Case) -> None:
-    plan = decide_for(pod("p", "hot", **case.pod), **{"cpu": 2.5, **case.given}).plan
+    plan = decide_for(make_pod_info("p", "hot", **case.pod), **{"cpu": 2.5, **case.given}).plan
     assert not plan.moves
     skips = [(skip.condition, skip.reason) for skip in plan.skips]
     assert [name for name, _ in skips] in ([case.condition], [])
@@ -200,34 +205,34 @@ def test_every_condition_has_a_case_in_the_order_of_the_list() -> None:
     ],
 )
 def test_pods_that_settings_or_annotations_allow_are_moved(fields: dict[str, Any], sections: dict[str, Any]) -> None:
-    assert moved_pods(decide_for(single_pod("p", **fields), **sections)) == ["p"]
+    assert list_moved_pods(decide_for(make_single_pod("p", **fields), **sections)) == ["p"]
 
 
 def test_pods_move_by_priority_then_qos_class_then_eviction_cost_then_usage_then_age() -> None:
-    nodes = [node("hot", cpu="10"), node("idle", cpu="64", memory="256Gi")]
+    nodes = [make_host("hot", cpu="10"), make_host("idle", cpu="64", memory="256Gi")]
     cost = {"descheduler.koordinator.sh/eviction-cost": "5"}
     pods = [
-        single_pod("g-young", created_s=NOW_S - 10),
-        single_pod("f-old", created_s=NOW_S - 1000),
-        single_pod("e-big", created_s=NOW_S - 2000),
-        single_pod("d-costly", annotations=cost),
-        single_pod("c-guaranteed", qos="Guaranteed"),
-        single_pod("b-best-effort", qos="BestEffort"),
-        single_pod("a-important", priority=5),
+        make_single_pod("g-young", created_s=NOW_S - 10),
+        make_single_pod("f-old", created_s=NOW_S - 1000),
+        make_single_pod("e-big", created_s=NOW_S - 2000),
+        make_single_pod("d-costly", annotations=cost),
+        make_single_pod("c-guaranteed", qos="Guaranteed"),
+        make_single_pod("b-best-effort", qos="BestEffort"),
+        make_single_pod("a-important", priority=5),
     ]
-    used = {p.key: amounts(0.2, 0.1) for p in pods} | {"default/e-big": amounts(0.3, 0.1)}
-    view = snapshot(nodes, pods, {"hot": amounts(9.9, 1), "idle": amounts(0, 0)}, used)
+    used = {p.key: to_usage(0.2, 0.1) for p in pods} | {"default/e-big": to_usage(0.3, 0.1)}
+    view = make_snapshot(nodes, pods, {"hot": to_usage(9.9, 1), "idle": to_usage(0, 0)}, used)
     order = ["b-best-effort", "e-big", "g-young", "f-old", "d-costly", "c-guaranteed", "a-important"]
-    assert moved_pods(decide_once(view, make_config())) == order
+    assert list_moved_pods(decide_once(view, make_config())) == order
 
 
 def test_the_smallest_pod_whose_move_alone_suffices_moves_first() -> None:
     # 4 cores at 2.5: half a core must go.
-    nodes = [node("hot"), node("idle", cpu="64", memory="256Gi")]
-    pods = [single_pod(name) for name in ("small", "just-enough", "huge")]
-    used = {"small": amounts(0.4, 0.1), "just-enough": amounts(0.6, 0.1), "huge": amounts(1.4, 0.1)}
-    view = snapshot(nodes, pods, {"hot": amounts(2.5, 1), "idle": amounts(0, 0)}, used)
-    assert moved_pods(decide_once(view, make_config())) == ["just-enough"]
+    nodes = [make_host("hot"), make_host("idle", cpu="64", memory="256Gi")]
+    pods = [make_single_pod(name) for name in ("small", "just-enough", "huge")]
+    used = {"small": to_usage(0.4, 0.1), "just-enough": to_usage(0.6, 0.1), "huge": to_usage(1.4, 0.1)}
+    view = make_snapshot(nodes, pods, {"hot": to_usage(2.5, 1), "idle": to_usage(0, 0)}, used)
+    assert list_moved_pods(decide_once(view, make_config())) == ["just-enough"]
 
 
 # Node fit
@@ -266,36 +271,38 @@ def node_affinity(key: str, operator: str, value: str) -> dict[str, Any]:
 def test_node_fit_checks_constraints_requests_and_usage(
     spec: dict[str, Any], target: dict[str, Any], reason: str
 ) -> None:
-    idle = node("idle", **{"cpu": "64", "memory": "256Gi", **target})
-    decision = decide_for(single_pod("p", spec=spec), cpu=0.6, idle=idle)
+    idle = make_host("idle", **{"cpu": "64", "memory": "256Gi", **target})
+    decision = decide_for(make_single_pod("p", spec=spec), cpu=0.6, idle=idle)
     assert [s.reason for s in decision.plan.skips] == ([f"0/1 nodes are available: 1 {reason}"] if reason else [])
-    assert moved_pods(decision) == ([] if reason else ["p"])
+    assert list_moved_pods(decision) == ([] if reason else ["p"])
 
 
 def test_node_fit_is_checked_again_for_equal_pods_with_other_labels() -> None:
     anti = {"podAntiAffinity": {REQUIRED: [{**BY_HOST, "labelSelector": {"matchLabels": {"app": "a"}}}]}}
-    shy = pod("shy", "idle", spec={"affinity": anti})
-    pods = [single_pod(name, labels={"app": name}) for name in ("a", "b", "c")]
-    assert moved_pods(decide_for(*pods, shy, cpu=0.9)) == ["b", "c"]
+    shy = make_pod_info("shy", "idle", spec={"affinity": anti})
+    pods = [make_single_pod(name, labels={"app": name}) for name in ("a", "b", "c")]
+    assert list_moved_pods(decide_for(*pods, shy, cpu=0.9)) == ["b", "c"]
 
 
 def test_required_anti_affinity_counts_moves_of_the_same_round() -> None:
     term = {**BY_HOST, "labelSelector": {"matchLabels": {"app": "db"}}}
     anti = {"affinity": {"podAntiAffinity": {REQUIRED: [term]}}}
-    here = [single_pod(f"db-{i}", labels={"app": "db"}, spec=anti) for i in range(2)]
-    nodes = [node("hot"), *(node(f"idle-{i}", cpu="64", memory="256Gi") for i in range(3))]
-    there = [pod("db-9", "idle-0", labels={"app": "db"}, owner="ReplicaSet/x-1")]
-    usage = {"hot": amounts(4, 1)} | {f"idle-{i}": amounts(i, i) for i in range(3)}
-    view = snapshot(nodes, [*here, *there], usage, {p.name: amounts(0.5, 0.1) for p in here})
+    here = [make_single_pod(f"db-{i}", labels={"app": "db"}, spec=anti) for i in range(2)]
+    nodes = [make_host("hot"), *(make_host(f"idle-{i}", cpu="64", memory="256Gi") for i in range(3))]
+    there = [make_pod_info("db-9", "idle-0", labels={"app": "db"}, owner="ReplicaSet/x-1")]
+    usage = {"hot": to_usage(4, 1)} | {f"idle-{i}": to_usage(i, i) for i in range(3)}
+    view = make_snapshot(nodes, [*here, *there], usage, {p.name: to_usage(0.5, 0.1) for p in here})
     targets = [move.target for move in decide_once(view, make_config()).plan.moves]
     assert targets == ["idle-1", "idle-2"]
 
 
 def test_the_least_loaded_node_that_fits_is_the_target_until_it_would_be_overutilized() -> None:
-    nodes = [node("hot", cpu="16"), node("a", cpu="4"), node("b", cpu="4")]
-    pods = [single_pod(f"p{i}") for i in range(6)]
-    usage = {"hot": amounts(16, 1), "a": amounts(0.4, 1), "b": amounts(0.2, 1)}
-    plan = decide_once(snapshot(nodes, pods, usage, {p.name: amounts(0.8, 0.1) for p in pods}), make_config()).plan
+    nodes = [make_host("hot", cpu="16"), make_host("a", cpu="4"), make_host("b", cpu="4")]
+    pods = [make_single_pod(f"p{i}") for i in range(6)]
+    usage = {"hot": to_usage(16, 1), "a": to_usage(0.4, 1), "b": to_usage(0.2, 1)}
+    plan = decide_once(
+        make_snapshot(nodes, pods, usage, {p.name: to_usage(0.8, 0.1) for p in pods}), make_config()
+    ).plan
     # At 0.8 cores each, a third pod would make either of them overutilized.
     assert [move.target for move in plan.moves] == ["b", "a", "b", "a"]
 
@@ -306,29 +313,31 @@ def test_the_least_loaded_node_that_fits_is_the_target_until_it_would_be_overuti
 def test_a_percentage_of_a_workload_is_rounded_down_but_at_least_one_pod(
     limit: int | str, elsewhere: int, moves: int
 ) -> None:
-    pods = [pod(f"p{i}", "hot") for i in range(8)] + [pod(f"far-{i}", "elsewhere") for i in range(elsewhere)]
+    pods = [make_pod_info(f"p{i}", "hot") for i in range(8)] + [
+        make_pod_info(f"far-{i}", "elsewhere") for i in range(elsewhere)
+    ]
     limits = {"perWorkload": limit, "unavailablePerWorkload": 100}
-    assert len(moved_pods(decide_for(*pods, cpu=0.3, limits=limits))) == moves
+    assert len(list_moved_pods(decide_for(*pods, cpu=0.3, limits=limits))) == moves
 
 
 def test_earlier_moves_take_capacity_before_usage_shows_them() -> None:
-    nodes = [node("hot", cpu="8"), node("idle"), node("left", cpu="8")]
-    usage = {"hot": amounts(7.5, 1), "idle": amounts(0.2, 1), "left": amounts(3, 1)}
-    view = snapshot(nodes, [single_pod("p")], usage, {"p": amounts(1, 0.1)})
-    assert moved_pods(decide_once(view, make_config())) == ["p"]
+    nodes = [make_host("hot", cpu="8"), make_host("idle"), make_host("left", cpu="8")]
+    usage = {"hot": to_usage(7.5, 1), "idle": to_usage(0.2, 1), "left": to_usage(3, 1)}
+    view = make_snapshot(nodes, [make_single_pod("p")], usage, {"p": to_usage(1, 0.1)})
+    assert list_moved_pods(decide_once(view, make_config())) == ["p"]
     bound: dict[str, Any] = {"replacement_node": "idle", "replacement_uid": "x", "replacement_bound_at_s": NOW_S - 10}
     for cores, replacement in ((1.5, bound), (1.9, {})):
-        move = pending_move(node="left", usage=amounts(cores, 0.1), **replacement)
-        assert moved_pods(decide_once(view, make_config(), history=History(pending_moves=(move,)))) == []
+        move = make_pending_move(node="left", usage=to_usage(cores, 0.1), **replacement)
+        assert list_moved_pods(decide_once(view, make_config(), history=History(pending_moves=(move,)))) == []
 
 
 def test_a_moved_pod_that_still_terminates_is_a_recent_move() -> None:
     """Its grace period may be longer than `limits.usageLagS`, and until its containers end the node is as loaded as before."""
     bound: dict[str, Any] = {"replacement_node": "idle", "replacement_bound_at_s": NOW_S - 250}
-    history = History(pending_moves=(pending_move("default/old", "old", planned_at_s=NOW_S - 250, **bound),))
-    old = [single_pod("old", uid="old", deleting=True, phase=phase) for phase in ("Running", "Failed")]
+    history = History(pending_moves=(make_pending_move("default/old", "old", planned_at_s=NOW_S - 250, **bound),))
+    old = [make_single_pod("old", uid="old", deleting=True, phase=phase) for phase in ("Running", "Failed")]
     for pods, moves in (([], ["p"]), (old[:1], []), (old[1:], ["p"])):
-        assert moved_pods(decide_for(single_pod("p"), *pods, history=history)) == moves
+        assert list_moved_pods(decide_for(make_single_pod("p"), *pods, history=history)) == moves
 
 
 WEB_PODS = {"labelSelector": {"matchLabels": {"app": "web"}}}
@@ -341,7 +350,7 @@ NOT_WITH_WEB = {"affinity": {"podAntiAffinity": {REQUIRED: [BY_HOST | WEB_PODS]}
 
 
 def web(name: str, on: str) -> PodInfo:
-    return pod(name, on, labels={"app": "web"}, owner="ReplicaSet/other")
+    return make_pod_info(name, on, labels={"app": "web"}, owner="ReplicaSet/other")
 
 
 @pytest.mark.parametrize(
@@ -350,15 +359,15 @@ def web(name: str, on: str) -> PodInfo:
         (SPREAD, [web("b", "idle")], False),
         (SPREAD, [web("b", "idle"), web("a", "hot")], True),
         # Terminating pods count for anti-affinity.
-        ({}, [pod("shy", "idle", spec=NOT_WITH_WEB, deleting=True)], False),
-        ({}, [pod("shy", "idle", spec=NOT_WITH_WEB, namespace="other")], True),
+        ({}, [make_pod_info("shy", "idle", spec=NOT_WITH_WEB, deleting=True)], False),
+        ({}, [make_pod_info("shy", "idle", spec=NOT_WITH_WEB, namespace="other")], True),
     ],
 )
 def test_spread_and_anti_affinity_of_other_pods_exclude_nodes(
     spec: dict[str, Any], others: list[PodInfo], *, moves: bool
 ) -> None:
-    moving = pod("web", "hot", cpu="100m", labels={"app": "web"}, spec=spec)
-    nodes = [node("hot", labels={"zone": "a"}), node("idle", labels={"zone": "b"})]
-    usage = {"hot": amounts(3.5, 1), "idle": amounts(0.2, 1)}
-    view = snapshot(nodes, [moving, *others], usage, {"web": amounts(1, 1)})
-    assert moved_pods(decide_once(view, make_config())) == (["web"] if moves else [])
+    moving = make_pod_info("web", "hot", cpu="100m", labels={"app": "web"}, spec=spec)
+    nodes = [make_host("hot", labels={"zone": "a"}), make_host("idle", labels={"zone": "b"})]
+    usage = {"hot": to_usage(3.5, 1), "idle": to_usage(0.2, 1)}
+    view = make_snapshot(nodes, [moving, *others], usage, {"web": to_usage(1, 1)})
+    assert list_moved_pods(decide_once(view, make_config())) == (["web"] if moves else [])

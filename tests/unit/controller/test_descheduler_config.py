@@ -11,7 +11,7 @@ import yaml
 
 from controller.__main__ import main
 from kubekit.errors import ConfigError
-from tests.support.descheduler_builders import DeschedulerConfig, decide_once, snapshot
+from tests.support.descheduler_builders import DeschedulerConfig, decide_once, make_snapshot
 
 SEED = """
 apiVersion: descheduler/v1alpha2
@@ -159,7 +159,7 @@ def test_low_node_load_is_off_unless_the_profile_enables_it_and_ignored_args_are
     assert config.low_node_load is None
     (warning,) = config.warnings
     assert warning.startswith("descheduler.policy.profiles[0].plugins.balance.enabled: does not name LowNodeLoad, so")
-    assert decide_once(snapshot([], [], {}), config).plan.notes == (warning,), "the dry run shows it"
+    assert decide_once(make_snapshot([], [], {}), config).plan.notes == (warning,), "the dry run shows it"
     path, head = tmp_path / "config.yaml", {"apiVersion": "netaware.io/v1alpha1", "kind": "ControllerConfiguration"}
     path.write_text(yaml.safe_dump({**head, "descheduler": {"policy": document}}))
     assert main(["check-config", str(path)]) == 0

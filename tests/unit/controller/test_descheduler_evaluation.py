@@ -22,38 +22,38 @@ from tests.support.descheduler_builders import (
     PodInfo,
     ReasonDurations,
     add_moves,
-    amounts,
     decide,
     decide_once,
     evaluate_moves,
+    list_moved_pods,
     make_config,
-    moved_pods,
-    node,
-    pending_move,
-    pod,
+    make_host,
+    make_pending_move,
+    make_pod_info,
+    make_snapshot,
     short_uid,
-    snapshot,
+    to_usage,
 )
 
 WORKLOAD = "default/Deployment/web"
 LIMITS = LimitsConfig()
 HALF_A_DAY_S = 12 * 3600.0
-NODES = [node("hot"), node("idle")]
+NODES = [make_host("hot"), make_host("idle")]
 
 
 def make_move(**fields: Any) -> PendingMove:
     defaults: dict[str, Any] = {"pod": "default/web-old", "uid": "old", "workload": WORKLOAD, "target": "idle"}
     defaults |= {"usage_percent_before": {"cpu": 90.0}, "expected_relief_percent": {"cpu": 30.0}}
-    return pending_move(**{**defaults, "exceeded_thresholds": {"cpu": 50.0}, **fields})
+    return make_pending_move(**{**defaults, "exceeded_thresholds": {"cpu": 50.0}, **fields})
 
 
 def replica(name: str, on: str, age_s: float = 5, **fields: Any) -> PodInfo:
     labels = {"pod-template-hash": "5d4f"}
-    return pod(name, on, owner="ReplicaSet/web-5d4f", labels=labels, created_s=NOW_S + age_s, **fields)
+    return make_pod_info(name, on, owner="ReplicaSet/web-5d4f", labels=labels, created_s=NOW_S + age_s, **fields)
 
 
 def world(*pods: PodInfo, hot_cpu: float = 2.0, idle_cpu: float = 1.0) -> DeschedulerSnapshot:
-    return snapshot(NODES, pods, {"hot": amounts(hot_cpu, 1), "idle": amounts(idle_cpu, 1)})
+    return make_snapshot(NODES, pods, {"hot": to_usage(hot_cpu, 1), "idle": to_usage(idle_cpu, 1)})
 
 
 def replica_backoffs(history: History) -> dict[str, float]:
@@ -82,8 +82,8 @@ def test_a_move_that_helped_does_not_end_a_running_back_off() -> None:
 def test_a_move_is_not_evaluated_while_usage_is_unknown() -> None:
     """The node may be as loaded as before, so failures must not be cleared."""
     with_usage = world(replica("new", "idle"))
-    for known_usage in ({"idle": amounts(1, 1)}, {"hot": amounts(2, 1)}, {}):
-        without_usage = snapshot(with_usage.nodes.values(), with_usage.pods.by_key.values(), known_usage)
+    for known_usage in ({"idle": to_usage(1, 1)}, {"hot": to_usage(2, 1)}, {}):
+        without_usage = make_snapshot(with_usage.nodes.values(), with_usage.pods.by_key.values(), known_usage)
         before = History(backoffs={WORKLOAD: BackoffEntry(NOW_S + 100, 3)})
         history, outcomes = evaluate_after(without_usage, 306, history=before)
         assert outcomes == []
@@ -138,8 +138,10 @@ def test_the_history_of_moves_of_a_large_workload_fits_into_a_config_map() -> No
     """It lists only siblings that are young enough to be mistaken for a replacement; older ones are never claimed."""
     ages_s = {"old": -3600.0, "young": -60.0, **{f"old-{i}": -3600.0 for i in range(3000)}}
     pods = [replica(name, "hot" if i < 100 else "elsewhere", age_s) for i, (name, age_s) in enumerate(ages_s.items())]
-    usage = {pod.name: amounts(0.05, 0.01) for pod in pods}
-    decision = decide_once(snapshot(NODES, pods, {"hot": amounts(4, 1), "idle": amounts(0.1, 1)}, usage), make_config())
+    usage = {pod.name: to_usage(0.05, 0.01) for pod in pods}
+    decision = decide_once(
+        make_snapshot(NODES, pods, {"hot": to_usage(4, 1), "idle": to_usage(0.1, 1)}, usage), make_config()
+    )
     history = add_moves(History(), decision.pending_moves)
     assert len(history.pending_moves) > 30
     assert len(msgspec.json.encode(history)) < 1 << 17
@@ -248,7 +250,7 @@ def results(count: int, good: int, strategy: Any = "LowNodeLoad", age_s: float =
     return tuple(BreakerEntry(NOW_S - age_s, strategy, has_helped=i < good) for i in range(count))
 
 
-HOT = (NODES, [pod("p", "hot")], {"hot": amounts(3, 1), "idle": amounts(0.1, 1)}, {"p": amounts(1, 1)})
+HOT = (NODES, [make_pod_info("p", "hot")], {"hot": to_usage(3, 1), "idle": to_usage(0.1, 1)}, {"p": to_usage(1, 1)})
 
 
 @pytest.mark.parametrize(
@@ -269,28 +271,28 @@ def test_the_breaker_stops_a_strategy_if_too_few_moves_helped(
     results: tuple[BreakerEntry, ...], min_success_percent: int, moves: bool
 ) -> None:
     config, history = make_config(limits={"minSuccessPercent": min_success_percent}), History(breaker_entries=results)
-    decision = decide_once(snapshot(*HOT), config, history=history)
-    assert moved_pods(decision) == (["p"] if moves else [])
+    decision = decide_once(make_snapshot(*HOT), config, history=history)
+    assert list_moved_pods(decision) == (["p"] if moves else [])
     (hot,) = (state for state in decision.plan.nodes if state.node == "hot")
     assert hot.is_stuck is not moves
     assert hot.reason == "" if moves else "moves in 24 h helped" in hot.reason
-    outside = decide(snapshot(*HOT), history, ReasonDurations(), config, NOW_S, assume_lasting=True).decision
+    outside = decide(make_snapshot(*HOT), history, ReasonDurations(), config, NOW_S, assume_lasting=True).decision
     assert outside.plan == decision.plan, "a dry run decides the same"
 
 
 def test_a_replacement_is_not_moved_again_for_half_a_day() -> None:
     """Before and after the evaluation of its move."""
     config = make_config(protection={"minPodAgeS": 0})
-    (pending,) = decide_once(snapshot(*HOT), config).pending_moves
-    replacement = pod("q", "idle", uid="q", created_s=NOW_S)
-    view = snapshot(NODES, [replacement], {"hot": amounts(0.1, 1), "idle": amounts(3, 1)}, {"q": amounts(1, 1)})
-    cooled = snapshot(NODES, [replacement], {"hot": amounts(0.1, 1), "idle": amounts(0.5, 1)})
+    (pending,) = decide_once(make_snapshot(*HOT), config).pending_moves
+    replacement = make_pod_info("q", "idle", uid="q", created_s=NOW_S)
+    view = make_snapshot(NODES, [replacement], {"hot": to_usage(0.1, 1), "idle": to_usage(3, 1)}, {"q": to_usage(1, 1)})
+    cooled = make_snapshot(NODES, [replacement], {"hot": to_usage(0.1, 1), "idle": to_usage(0.5, 1)})
     history = History(pending_moves=(pending,))
     for at_s in (30.0, 900.0, 40_000.0):
         history, _ = evaluate_moves(cooled, history, config.limits, NOW_S + at_s)
         history = msgspec.structs.replace(history, backoffs={k: v for k, v in history.backoffs.items() if "/" not in k})
         assert skips(decide_once(view, config, history=history, now=NOW_S + at_s))["q"] == "replica-backoff"
-    assert moved_pods(decide_once(view, config, history=history, now=NOW_S + 46_800)) == ["q"]
+    assert list_moved_pods(decide_once(view, config, history=history, now=NOW_S + 46_800)) == ["q"]
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -303,9 +305,9 @@ def test_a_pod_that_always_returns_is_evicted_at_most_four_times_in_a_day(*, res
         if restarts and minute % 60 == 0:
             history, state = msgspec.json.decode(msgspec.json.encode(history), type=History), ReasonDurations()
         labels, name = {"pod-template-hash": "5d4f"}, f"web-{len(moves)}"
-        web = pod(name, "hot", owner="ReplicaSet/web-5d4f", labels=labels, uid=name, created_s=born_s)
-        usage = {"hot": amounts(3.8, 1), "idle": amounts(0.2, 1)}
-        view = snapshot(NODES, [web], usage, {name: amounts(1.6, 0.5)})
+        web = make_pod_info(name, "hot", owner="ReplicaSet/web-5d4f", labels=labels, uid=name, created_s=born_s)
+        usage = {"hot": to_usage(3.8, 1), "idle": to_usage(0.2, 1)}
+        view = make_snapshot(NODES, [web], usage, {name: to_usage(1.6, 0.5)})
         decision = decide(view, history, state, config, now).decision
         outcomes |= {end.outcome for end in decision.evaluated_moves}
         history, state = add_moves(decision.history, decision.pending_moves), decision.durations

@@ -11,7 +11,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.support.descheduler_builders import Host, PodInfo, decide_once, make_config, moved_pods, node, pod, snapshot
+from tests.support.descheduler_builders import (
+    Host,
+    PodInfo,
+    decide_once,
+    list_moved_pods,
+    make_config,
+    make_host,
+    make_pod_info,
+    make_snapshot,
+)
 
 SAME, PODS_ARE_NO_LOAD = "", "the number of pods has no thresholds here"
 LOCAL = [{"name": "sample", "hostPath": {"path": "p"}, "emptyDir": {}}]
@@ -22,7 +31,7 @@ WEST_AFFINITY = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecutio
 
 def evictable_pod(name: str, on: str = "n1", **more: Any) -> PodInfo:
     """A pod of a ReplicaSet that asks for 400 millicores."""
-    return pod(name, on, **{"cpu": "400m", "owner": "ReplicaSet/replicaset-1", **more})
+    return make_pod_info(name, on, **{"cpu": "400m", "owner": "ReplicaSet/replicaset-1", **more})
 
 
 def daemonset_pod(name: str, **more: Any) -> PodInfo:
@@ -38,9 +47,9 @@ def critical_pod(name: str, **more: Any) -> PodInfo:
     return evictable_pod(name, **{"owner": "", "namespace": "kube-system", "priority": 2_000_000_000, **more})
 
 
-N1 = node("n1", memory="3000", pods="9")
-NODES = [N1, node("n2", memory="3000", pods="10"), node("n3", memory="3000", pods="10", unschedulable=True)]
-N1_AND_EAST = [N1, node("n2", memory="3000", pods="10", labels={"datacenter": "east"})]
+N1 = make_host("n1", memory="3000", pods="9")
+NODES = [N1, make_host("n2", memory="3000", pods="10"), make_host("n3", memory="3000", pods="10", unschedulable=True)]
+N1_AND_EAST = [N1, make_host("n2", memory="3000", pods="10", labels={"datacenter": "east"})]
 NOT_EVICTABLE = [daemonset_pod("p6"), mirror_pod("p7"), critical_pod("p8")]
 EVICTABLE = [evictable_pod(f"p{i}") for i in range(1, 6)]
 ON_N2 = evictable_pod("p9", "n2")
@@ -143,7 +152,7 @@ CASES = [
         [*EVICTABLE, *NOT_EVICTABLE],
         0,
         0,
-        nodes=[N1, node("n2", memory="3000", pods="10", unschedulable=True)],
+        nodes=[N1, make_host("n2", memory="3000", pods="10", unschedulable=True)],
     ),
     Case(
         "without priorities, but only other node doesn't match pod node selector for p4 and p5",
@@ -194,6 +203,6 @@ def test_as_many_pods_move_as_in_koordinator_unless_the_case_says_why_not(case: 
         usage[info.node]["cpu"] += pods[info.key]["cpu"]
     policy = {"lowThresholds": {"cpu": case.low}, "highThresholds": {"cpu": case.high}, **case.args}
     config = make_config(policy, limits=case.limits)
-    moved = moved_pods(decide_once(snapshot(case.nodes, case.pods, usage, pods), config))
+    moved = list_moved_pods(decide_once(make_snapshot(case.nodes, case.pods, usage, pods), config))
     assert len(moved) == case.ours
     assert set(moved) <= (case.only or set(moved))

@@ -22,16 +22,16 @@ from tests.support.descheduler_builders import (
     Target,
     UsageView,
     World,
-    amounts,
     decide,
     decide_once,
+    list_moved_pods,
     make_config,
-    moved_pods,
-    node,
-    pending_move,
-    pod,
-    single_pod,
-    snapshot,
+    make_host,
+    make_pending_move,
+    make_pod_info,
+    make_single_pod,
+    make_snapshot,
+    to_usage,
 )
 
 HOT, WARM, IDLE = "cn-beijing.10.0.2.53", "cn-beijing.10.0.2.54", "cn-beijing.10.0.2.58"
@@ -41,10 +41,10 @@ def cluster(
     cores: Mapping[str, float], used: Mapping[str, float], *, size: int = 4, **flags: Mapping[str, Any]
 ) -> DeschedulerSnapshot:
     """Nodes with these cores in use, and pods on node ``hot`` with those; ``flags`` are fields of nodes by name."""
-    nodes = [node(name, **{"cpu": str(size), **flags.get(name, {})}) for name in cores]
-    usage = {name: amounts(in_use, 1) for name, in_use in cores.items()}
-    pod_usage = {name: amounts(in_use, 0.1) for name, in_use in used.items()}
-    return snapshot(nodes, [single_pod(name) for name in used], usage, pod_usage)
+    nodes = [make_host(name, **{"cpu": str(size), **flags.get(name, {})}) for name in cores]
+    usage = {name: to_usage(in_use, 1) for name, in_use in cores.items()}
+    pod_usage = {name: to_usage(in_use, 0.1) for name, in_use in used.items()}
+    return make_snapshot(nodes, [make_single_pod(name) for name in used], usage, pod_usage)
 
 
 ONE_POD = cluster({"hot": 3, "idle": 0.2}, {"p": 1.5})
@@ -59,8 +59,10 @@ def load_classes(
     policy: Mapping[str, Any], usage: Mapping[str, Mapping[str, float]], **fields: Mapping[str, Any]
 ) -> dict[str, str]:
     """Load classes of nodes with this usage and 100 cores, by name; ``fields`` are other fields of nodes by name."""
-    nodes = [node(name, **{"cpu": "100", **fields.get(name, {})}) for name in usage]
-    return {state.node: state.kind for state in decide_once(snapshot(nodes, [], usage), make_config(policy)).plan.nodes}
+    nodes = [make_host(name, **{"cpu": "100", **fields.get(name, {})}) for name in usage]
+    return {
+        state.node: state.kind for state in decide_once(make_snapshot(nodes, [], usage), make_config(policy)).plan.nodes
+    }
 
 
 def cpu(low: float, high: float, **more: Any) -> dict[str, Any]:
@@ -86,12 +88,12 @@ MEAN = {"useDeviationThresholds": True}
 )
 def test_classes_of_nodes_by_their_thresholds(policy: dict[str, Any], percent: dict[str, float], kinds: str) -> None:
     flags = {"cordoned": {"unschedulable": True}, "unready": {"ready": False}, "cordoned-hot": {"unschedulable": True}}
-    classes = load_classes(policy, {name: amounts(value, 0) for name, value in percent.items()}, **flags)
+    classes = load_classes(policy, {name: to_usage(value, 0) for name, value in percent.items()}, **flags)
     assert [classes[name].removesuffix("utilized") for name in percent] == kinds.split()
 
 
 def test_a_node_is_overutilized_by_any_resource_and_underutilized_by_all() -> None:
-    usage = {"memory-hot": amounts(10, 11), "cpu-idle-only": amounts(10, 6), "idle": amounts(20, 4)}
+    usage = {"memory-hot": to_usage(10, 11), "cpu-idle-only": to_usage(10, 6), "idle": to_usage(20, 4)}
     expected = {"cpu-idle-only": "normal", "idle": "underutilized", "memory-hot": "overutilized"}
     assert load_classes({}, usage) == expected
 
@@ -99,7 +101,7 @@ def test_a_node_is_overutilized_by_any_resource_and_underutilized_by_all() -> No
 def test_bandwidth_has_thresholds_on_nodes_that_have_the_resource() -> None:
     name, with_agent = "network.aware.com/bandwidth", {"bandwidth": "10G"}
     policy = {"lowThresholds": {name: 30}, "highThresholds": {name: 60}}
-    usage = {"busy": amounts(bandwidth=7e9), "idle": amounts(bandwidth=1e9), "no-agent": {}}
+    usage = {"busy": to_usage(bandwidth=7e9), "idle": to_usage(bandwidth=1e9), "no-agent": {}}
     kinds = load_classes(policy, usage, busy=with_agent, idle=with_agent)
     assert kinds == {"busy": "overutilized", "idle": "underutilized", "no-agent": "unknown"}
 
@@ -108,7 +110,7 @@ def test_each_move_is_deducted_from_free_capacity_until_none_is_left() -> None:
     """The idle node takes up to 50 % of 4 cores, which leaves 1.8 cores for three pods of one core each."""
     view = cluster({"hot": 7.5, "idle": 0.2}, {"p0": 1, "p1": 1, "p2": 1}, hot={"cpu": "8"})
     decision = decide_once(view, make_config())
-    assert moved_pods(decision) == ["p0"]
+    assert list_moved_pods(decision) == ["p0"]
     skips = [(skip.pod, skip.condition) for skip in decision.plan.skips]
     assert skips == [("default/p1", "node-fit"), ("default/p2", "node-fit")]
     assert state_of(decision).is_stuck
@@ -134,9 +136,12 @@ def test_a_node_that_is_not_relieved_says_why_its_other_pods_stay(cpu_of_pods: d
 def test_the_stress_pod_of_the_example_moves_to_the_underutilized_node() -> None:
     """Three nodes of 4 cores and 16 GiB, and two stress pods."""
     owner, names = "ReplicaSet/stress-demo-7fdd89cc6b", {"xr5dl": HOT, "lml7k": WARM}
-    pods = [pod(f"stress-demo-7fdd89cc6b-{name}", on, owner=owner, cpu="2", memory="4Gi") for name, on in names.items()]
-    usage = {HOT: amounts(3.825, 4051 / 1024), WARM: amounts(2.155, 4500 / 1024), IDLE: amounts(0.182, 1367 / 1024)}
-    view = snapshot([node(name) for name in usage], pods, usage, {p.name: amounts(1.75, 3.2) for p in pods})
+    pods = [
+        make_pod_info(f"stress-demo-7fdd89cc6b-{name}", on, owner=owner, cpu="2", memory="4Gi")
+        for name, on in names.items()
+    ]
+    usage = {HOT: to_usage(3.825, 4051 / 1024), WARM: to_usage(2.155, 4500 / 1024), IDLE: to_usage(0.182, 1367 / 1024)}
+    view = make_snapshot([make_host(name) for name in usage], pods, usage, {p.name: to_usage(1.75, 3.2) for p in pods})
     plan = decide_once(view, make_config({"lowThresholds": {"cpu": 20, "memory": 30}})).plan
     by_node = {state.node: (state.kind, round(state.usage_percent["cpu"])) for state in plan.nodes}
     assert by_node == {HOT: ("overutilized", 96), WARM: ("overutilized", 54), IDLE: ("underutilized", 5)}
@@ -167,9 +172,11 @@ def test_the_stress_pod_of_the_example_moves_to_the_underutilized_node() -> None
 def test_a_reason_names_every_exceeded_resource_with_its_usage_before_the_move(
     usage: tuple[float, float], pods: dict[str, tuple[float, float]], reasons: list[str]
 ) -> None:
-    nodes = [node("hot"), node("idle", cpu="100", memory="100Gi")]
-    used = {name: amounts(*of_pod) for name, of_pod in pods.items()}
-    view = snapshot(nodes, [single_pod(name) for name in pods], {"hot": amounts(*usage), "idle": amounts(0, 0)}, used)
+    nodes = [make_host("hot"), make_host("idle", cpu="100", memory="100Gi")]
+    used = {name: to_usage(*of_pod) for name, of_pod in pods.items()}
+    view = make_snapshot(
+        nodes, [make_single_pod(name) for name in pods], {"hot": to_usage(*usage), "idle": to_usage(0, 0)}, used
+    )
     moves = decide_once(view, make_config()).plan.moves
     assert [move.reason for move in moves] == [f"node is overutilized, node {reason}" for reason in reasons]
 
@@ -188,25 +195,25 @@ def test_a_reason_names_every_exceeded_resource_with_its_usage_before_the_move(
     ],
 )
 def test_selectors_limit_which_pods_move(policy: dict[str, Any], moved: str) -> None:
-    pods = [single_pod(name, labels={"app": name}) for name in "abc"]
-    nodes = [node(name, labels={"pool": "a"}) for name in ("hot", "idle")]
-    usage = {"hot": amounts(3.9, 1), "idle": amounts(0, 1)}
-    view = snapshot(nodes, pods, usage, {p.key: amounts(0.6, 0.5) for p in pods})
-    assert sorted(moved_pods(decide_once(view, make_config(policy)))) == moved.split()
+    pods = [make_single_pod(name, labels={"app": name}) for name in "abc"]
+    nodes = [make_host(name, labels={"pool": "a"}) for name in ("hot", "idle")]
+    usage = {"hot": to_usage(3.9, 1), "idle": to_usage(0, 1)}
+    view = make_snapshot(nodes, pods, usage, {p.key: to_usage(0.6, 0.5) for p in pods})
+    assert sorted(list_moved_pods(decide_once(view, make_config(policy)))) == moved.split()
 
 
 def test_a_paused_policy_plans_nothing_and_adds_a_note() -> None:
-    assert moved_pods(decide_once(ONE_POD, make_config())) == ["p"]
+    assert list_moved_pods(decide_once(ONE_POD, make_config())) == ["p"]
     decision = decide_once(ONE_POD, make_config({"paused": True}))
-    assert moved_pods(decision) == []
+    assert list_moved_pods(decision) == []
     assert "LowNodeLoad is paused, and with it all strategies" in decision.plan.notes
 
 
 def test_more_nodes_than_number_of_nodes_must_be_underutilized() -> None:
     view = cluster({"hot": 3, "idle-1": 0.2, "idle-2": 0.2}, {"p": 1})
-    assert moved_pods(decide_once(view, make_config({"numberOfNodes": 1}))) == ["p"]
+    assert list_moved_pods(decide_once(view, make_config({"numberOfNodes": 1}))) == ["p"]
     decision = decide_once(view, make_config({"numberOfNodes": 2}))
-    assert moved_pods(decision) == []
+    assert list_moved_pods(decision) == []
     assert (
         state_of(decision).reason == "pool default: 2 nodes are underutilized, and numberOfNodes asks for more than 2"
     )
@@ -220,31 +227,36 @@ def test_without_node_fit_capacity_is_still_deducted() -> None:
 
 
 def test_resource_weights_decide_which_node_is_relieved_first() -> None:
-    nodes = [*(node(name, cpu="10", memory="10Gi") for name in ("cpu-hot", "memory-hot")), node("idle", cpu="100")]
-    usage = {"cpu-hot": amounts(9, 1), "memory-hot": amounts(1, 9), "idle": amounts(0, 0)}
-    pods = [single_pod("c", "cpu-hot"), single_pod("m", "memory-hot")]
-    view = snapshot(nodes, pods, usage, {"c": amounts(5, 0.5), "m": amounts(0.5, 5)})
-    assert moved_pods(decide_once(view, make_config({"resourceWeights": {"cpu": 10, "memory": 1}}))) == ["c", "m"]
-    assert moved_pods(decide_once(view, make_config({"resourceWeights": {"cpu": 1, "memory": 10}}))) == ["m", "c"]
+    nodes = [
+        *(make_host(name, cpu="10", memory="10Gi") for name in ("cpu-hot", "memory-hot")),
+        make_host("idle", cpu="100"),
+    ]
+    usage = {"cpu-hot": to_usage(9, 1), "memory-hot": to_usage(1, 9), "idle": to_usage(0, 0)}
+    pods = [make_single_pod("c", "cpu-hot"), make_single_pod("m", "memory-hot")]
+    view = make_snapshot(nodes, pods, usage, {"c": to_usage(5, 0.5), "m": to_usage(0.5, 5)})
+    assert list_moved_pods(decide_once(view, make_config({"resourceWeights": {"cpu": 10, "memory": 1}}))) == ["c", "m"]
+    assert list_moved_pods(decide_once(view, make_config({"resourceWeights": {"cpu": 1, "memory": 10}}))) == ["m", "c"]
 
 
 def test_each_node_belongs_to_one_pool_with_thresholds_and_targets_of_its_own() -> None:
     batch = {"name": "batch", "nodeSelector": {"matchLabels": {"pool": "batch"}}, **cpu(80, 95)}
     policy = cpu(20, 50, nodePools=[batch, {"name": "rest", "nodeSelector": {}}])
-    kinds = load_classes(policy, dict.fromkeys("br", amounts(70, 0)), b={"labels": {"pool": "batch"}})
+    kinds = load_classes(policy, dict.fromkeys("br", to_usage(70, 0)), b={"labels": {"pool": "batch"}})
     assert kinds == {"b": "underutilized", "r": "overutilized"}
-    nodes = [node("b", labels={"pool": "batch"}), node("r")]
-    view = snapshot(nodes, [pod("p", "r")], {"b": amounts(0.1, 0), "r": amounts(3, 0)}, {"p": amounts(1.5, 0)})
-    assert moved_pods(decide_once(view, make_config(policy))) == [], "pods move only to nodes of their pool"
+    nodes = [make_host("b", labels={"pool": "batch"}), make_host("r")]
+    view = make_snapshot(
+        nodes, [make_pod_info("p", "r")], {"b": to_usage(0.1, 0), "r": to_usage(3, 0)}, {"p": to_usage(1.5, 0)}
+    )
+    assert list_moved_pods(decide_once(view, make_config(policy))) == [], "pods move only to nodes of their pool"
 
 
 def test_pods_move_neither_off_nor_to_nodes_whose_usage_is_unknown() -> None:
-    known = {"hot": amounts(3, 1), "idle": amounts(0.2, 1)}
+    known = {"hot": to_usage(3, 1), "idle": to_usage(0.2, 1)}
     for unknown_node in ("hot", "idle"):
         usage = {name: used for name, used in known.items() if name != unknown_node}
-        view = snapshot(ONE_POD.nodes.values(), [single_pod("p")], usage, {"p": amounts(1.5, 1)})
+        view = make_snapshot(ONE_POD.nodes.values(), [make_single_pod("p")], usage, {"p": to_usage(1.5, 1)})
         decision = decide_once(view, make_config())
-        assert moved_pods(decision) == []
+        assert list_moved_pods(decision) == []
         state = state_of(decision, unknown_node)
         assert (state.kind, state.reason) == ("unknown", "no current usage of cpu, memory")
 
@@ -275,8 +287,8 @@ def test_consecutive_rounds_begin_and_end_an_anomaly_and_the_timeout_ends_it(
 ) -> None:
     """``^`` is a round above the threshold, ``.`` one below, ten seconds apart. After it, ``A`` is anomalous, ``v`` only avoided."""
     config = make_config({"anomalyCondition": anomaly}, intervalS=10)
-    usages = [{} if sign == " " else {"n": amounts(3 if sign == "^" else 1, 1)} for sign in usage]
-    detectors = detectors_of("n", config, [snapshot([node("n")], [], known) for known in usages], 10)
+    usages = [{} if sign == " " else {"n": to_usage(3 if sign == "^" else 1, 1)} for sign in usage]
+    detectors = detectors_of("n", config, [make_snapshot([make_host("n")], [], known) for known in usages], 10)
     signs = [
         "A" if detector.is_anomalous else "v" if detector.is_avoided else "-" for detector in detectors if detector
     ]
@@ -300,13 +312,13 @@ def test_pods_of_an_overutilized_node_move_once_it_is_anomalous() -> None:
         decision = decide(ONE_POD, History(), durations, config, NOW_S + 10 * i).decision
         durations, state = decision.durations, state_of(decision)
         assert (state.is_stuck, state.reason) == (False, f"{reason} consecutive rounds" if reason else "")
-        assert moved_pods(decision) == ([] if reason else ["p"])
+        assert list_moved_pods(decision) == ([] if reason else ["p"])
     dry_run = decide(ONE_POD, History(), ReasonDurations(), config, NOW_S, assume_lasting=True).decision
-    assert moved_pods(dry_run) == ["p"]
+    assert list_moved_pods(dry_run) == ["p"]
 
 
 def test_a_detector_expires_after_the_cache_timeout_but_not_between_two_rounds() -> None:
-    no_usage = snapshot(ONE_POD.nodes.values(), [], {"idle": amounts(0.2, 1)})
+    no_usage = make_snapshot(ONE_POD.nodes.values(), [], {"idle": to_usage(0.2, 1)})
     for timeout, is_kept in (("30s", False), ("20m", True)):
         config = make_config({"detectorCacheTimeout": timeout})
         assert (detectors_of("hot", config, [ONE_POD, no_usage], 600)[-1] is not None) == is_kept
@@ -321,34 +333,34 @@ def test_limits_count_earlier_moves_whose_replacements_are_not_bound_yet() -> No
     bound: dict[str, Any] = {"replacement_node": "idle", "replacement_bound_at_s": NOW_S - 250}
     for replacement, moves in (({}, 1), (bound, 3)):
         pending = tuple(
-            pending_move(
+            make_pending_move(
                 f"default/old{i}", f"old{i}", f"default/Deployment/o{i}", planned_at_s=NOW_S - 300, **replacement
             )
             for i in range(2)
         )
         for limit in ("perNode", "perNamespace", "perRound"):
             decision = decide_once(view, make_config(limits={limit: 3}), history=History(pending_moves=pending))
-            assert len(moved_pods(decision)) == moves
+            assert len(list_moved_pods(decision)) == moves
 
 
 def world_of_planned_pods(**nodes_of: str) -> World:
     """Overutilized nodes with pods that plans of their groups placed, an idle node that takes one pod, and a large node."""
     world = World()
     for name, cores in (("hot1", "4"), ("hot2", "4"), ("idle", "4"), ("large", "40")):
-        world.nodes[name] = node(name, cpu=cores)
+        world.nodes[name] = make_host(name, cpu=cores)
     for name, on in nodes_of.items():
         group = {"metadata": {"name": name, "namespace": "default"}, "spec": {"numMembers": 1, "workloads": []}}
         world.network.on_group_change(f"default/{name}", None, msgspec.convert(group, AppGroup))
         labels = {"appgroup.diktyo.x-k8s.io": name, "appgroup.diktyo.x-k8s.io.workload": "w"}
         plan = {TARGET_ANNOTATION: f'{{"node": "{on}"}}'}
         priority = -10 if name == "first" else 0
-        world.pods[f"default/{name}"] = single_pod(name, on, labels=labels, annotations=plan, priority=priority)
+        world.pods[f"default/{name}"] = make_single_pod(name, on, labels=labels, annotations=plan, priority=priority)
     return world
 
 
 def usage_in(world: World) -> UsageView:
-    nodes = {"hot1": amounts(2.5, 1), "hot2": amounts(2.5, 1), "idle": amounts(0.5, 1), "large": amounts(7, 1)}
-    return UsageView(nodes, dict.fromkeys(world.pods, amounts(1.2, 0.1)))
+    nodes = {"hot1": to_usage(2.5, 1), "hot2": to_usage(2.5, 1), "idle": to_usage(0.5, 1), "large": to_usage(7, 1)}
+    return UsageView(nodes, dict.fromkeys(world.pods, to_usage(1.2, 0.1)))
 
 
 async def test_two_moves_of_one_round_do_not_use_the_same_capacity() -> None:
@@ -357,7 +369,7 @@ async def test_two_moves_of_one_round_do_not_use_the_same_capacity() -> None:
     unconfirmed = decide(
         world.snapshot(usage_in(world)), History(), ReasonDurations(), make_config(), NOW_S, assume_lasting=True
     )
-    assert moved_pods(unconfirmed.decision) == ["a", "b"]
+    assert list_moved_pods(unconfirmed.decision) == ["a", "b"]
 
     async def simulate_replacement(_group: str, _key: str, _seed: int) -> Target:
         return Target(node="idle")
@@ -376,7 +388,7 @@ async def test_a_pod_whose_move_the_planner_would_undo_backs_off_so_that_others_
     """That pod is chosen first in each round."""
     monkeypatch.setattr("controller.descheduler.plan_builder.MAX_SKIPS", max_skips)
     world, simulated = world_of_planned_pods(first="hot1"), list[str]()
-    world.pods["default/second"] = single_pod("second", "hot1")
+    world.pods["default/second"] = make_single_pod("second", "hot1")
 
     async def simulate_replacement(_group: str, key: str, _seed: int) -> Target:
         simulated.append(key)
@@ -388,6 +400,6 @@ async def test_a_pod_whose_move_the_planner_would_undo_backs_off_so_that_others_
         unconfirmed = decide(view, history, ReasonDurations(), make_config(), NOW_S + 60 * i, assume_lasting=True)
         decision = await unconfirmed.confirm(simulate_replacement)
         history = decision.history
-        moves.append(moved_pods(decision))
+        moves.append(list_moved_pods(decision))
     assert moves == [[], *[["second"]] * 4, [], *[["second"]] * 2]
     assert simulated == ["default/first"] * 2, "the planner is asked again after five minutes, then after ten"

@@ -26,15 +26,15 @@ from tests.support.descheduler_builders import (
     UsageView,
     World,
     add_moves,
-    amounts,
     decide,
     evaluate_moves,
+    list_moved_pods,
     make_config,
-    moved_pods,
-    node_object,
-    pending_move,
-    pod,
+    make_node,
+    make_pending_move,
+    make_pod_info,
     short_uid,
+    to_usage,
 )
 from tests.unit.controller.scheduler_objects import make_topology
 
@@ -59,7 +59,7 @@ def cluster(
     for zone in ZONES:
         labels = {"topology.kubernetes.io/zone": zone, "topology.kubernetes.io/region": "r1"}
         for name in (f"{zone}-n1", f"{zone}-n2"):
-            world.on_node_change(name, node_object(name, pods="10", labels=labels, unschedulable=name in cordoned))
+            world.on_node_change(name, make_node(name, pods="10", labels=labels, unschedulable=name in cordoned))
     world.network.on_topology_change("default/nt-default", None, make_topology(symmetric_costs(costs or CHEAP)))
     annotations = {"netaware.io/spread": spread} if spread else {}
     metadata = {"name": "shop", "namespace": "default", "annotations": annotations}
@@ -76,7 +76,7 @@ def replica(name: str, on: str, **fields: Any) -> PodInfo:
     workload = name.partition("-")[0]
     labels = {"appgroup.diktyo.x-k8s.io": "shop", "appgroup.diktyo.x-k8s.io.workload": workload}
     defaults = {"owner": f"ReplicaSet/{workload}-rs", "labels": labels, "cpu": "100m", "created_s": NOW_S - 1000}
-    return pod(name, on, **{**defaults, **fields})
+    return make_pod_info(name, on, **{**defaults, **fields})
 
 
 def plan(
@@ -104,7 +104,7 @@ def test_a_pod_with_a_violated_dependency_moves_to_the_node_with_the_best_score(
     world = cluster(APART)
     decision = plan(world)
     (move,) = decision.plan.moves
-    assert moved_pods(plan(world, enabled=False)) == []
+    assert list_moved_pods(plan(world, enabled=False)) == []
     assert (move.pod, move.node, move.target) == ("default/web-1", "z3-n1", "z1-n1")
     assert (move.cost_before, move.cost_after) == (40, 0)
     reason = (
@@ -128,7 +128,7 @@ def test_the_gain_must_reach_a_fifth_of_the_current_cost(beside: int, moves: lis
     # Where web is, its peers cost 30.
     placed = {"web-1": "z3-n1", "db-1": "z1-n1", "db-2": "z2-n1"}
     costs = {("z1", "z2"): beside, ("z1", "z3"): 15, ("z2", "z3"): 15}
-    assert moved_pods(plan(cluster(placed, costs=costs, max_cost=1000, score_dependents=False), margin=1)) == moves
+    assert list_moved_pods(plan(cluster(placed, costs=costs, max_cost=1000, score_dependents=False), margin=1)) == moves
 
 
 def test_the_gain_must_last_without_a_break() -> None:
@@ -151,14 +151,14 @@ def test_one_pod_of_a_group_moves_at_a_time() -> None:
     assert "group-limit" in decision.plan.skip_counts or "group-readiness" in decision.plan.skip_counts
     siblings = tuple(map(short_uid, ("uid-default-web-1", "uid-default-web-2")))
     earlier = ("default/web-9", "9", "default/ReplicaSet/web-rs", "z3-n1")
-    underway = pending_move(*earlier, group="default/shop", sibling_short_uids=siblings)
-    assert moved_pods(plan(cluster(placed), history=History(pending_moves=(underway,)))) == []
+    underway = make_pending_move(*earlier, group="default/shop", sibling_short_uids=siblings)
+    assert list_moved_pods(plan(cluster(placed), history=History(pending_moves=(underway,)))) == []
 
 
 @pytest.mark.parametrize("fields", [{"not_ready": frozenset({"db-1"})}, {"members": 3}])
 def test_no_pod_of_an_incomplete_group_moves(fields: dict[str, Any]) -> None:
     decision = plan(cluster(APART, **fields))
-    assert moved_pods(decision) == []
+    assert list_moved_pods(decision) == []
     assert "group-readiness" in decision.plan.skip_counts
 
 
@@ -170,7 +170,7 @@ def test_a_better_node_must_have_free_capacity() -> None:
 
 
 def test_overutilized_nodes_are_no_targets() -> None:
-    hot, idle = amounts(3.9, 1), amounts(0.1, 1)
+    hot, idle = to_usage(3.9, 1), to_usage(0.1, 1)
     usage = {name: hot if name.startswith("z1") else idle for name in cluster(APART).nodes}
     (move,) = plan(cluster(APART), usage=usage, policy={"numberOfNodes": 100}).plan.moves
     assert (move.pod, move.target, move.cost_after) == ("default/web-1", "z2-n1", 5)
@@ -182,7 +182,7 @@ def test_protected_pods_are_not_moved() -> None:
         protected = replica(name, on, annotations={"descheduler.alpha.kubernetes.io/evict": "false"})
         world.on_pod_change(f"default/{name}", protected)
     decision = plan(world)
-    assert moved_pods(decision) == []
+    assert list_moved_pods(decision) == []
     assert decision.plan.skip_counts == {"eviction-protection": 2}
 
 
@@ -203,7 +203,7 @@ def test_a_workload_backs_off_if_the_cost_did_not_fall_or_the_zone_is_the_same(
 ) -> None:
     workload, limits = "default/ReplicaSet/web-rs", make_config().limits
     evicted = ("default/web-1", "uid-web-1", workload, "z3-n1")
-    move = pending_move(*evicted, NOW_S - 400, strategy, cost_before=40, violated_before=violated_before)
+    move = make_pending_move(*evicted, NOW_S - 400, strategy, cost_before=40, violated_before=violated_before)
     world = cluster({"db-1": "z1-n1"})
     world.on_pod_change("default/web-2", replica("web-2", on, created_s=NOW_S - 390))
     history, evaluated = evaluate_moves(world.snapshot(), History(pending_moves=(move,)), limits, NOW_S - 380)
@@ -283,7 +283,7 @@ def test_zone_survival_moves_no_replica_without_spread_zone_or_a_node_that_can_t
 ) -> None:
     placed = {name: on for name, on in TOGETHER.items() if name != "db-2" or max_cost > 1}
     world = cluster(placed, spread=spread, max_cost=max_cost, cordoned=frozenset(cordoned))
-    assert moved_pods(plan(world)) == []
+    assert list_moved_pods(plan(world)) == []
 
 
 def test_zone_survival_moves_one_replica_after_the_hold_time_and_network_misplacement_does_not_undo_it() -> None:
@@ -314,5 +314,5 @@ def test_network_misplacement_may_move_the_only_replica_of_a_zone_to_a_third_zon
     assert (move.pod, move.strategy) == ("default/web-1", "NetworkMisplacement")
     assert move.target in {"z3-n1", "z3-n2"}
     there = {"web-1": "z3-n1", **peers}
-    assert "default/web-2" not in moved_pods(plan(cluster(there, costs=far, max_cost=100, spread="zone")))
-    assert "web-2" in moved_pods(plan(cluster(there, costs=far, max_cost=100))), "it would without the spread"
+    assert "default/web-2" not in list_moved_pods(plan(cluster(there, costs=far, max_cost=100, spread="zone")))
+    assert "web-2" in list_moved_pods(plan(cluster(there, costs=far, max_cost=100))), "it would without the spread"

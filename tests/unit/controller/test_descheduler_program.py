@@ -39,13 +39,13 @@ from tests.support.descheduler_builders import (
     UsageReading,
     UsageView,
     World,
-    amounts,
-    budget,
-    moved_pods,
-    node,
-    node_object,
+    list_moved_pods,
+    make_budget,
+    make_host,
+    make_node,
+    make_pod_info,
     nodes_to_taint,
-    pod,
+    to_usage,
 )
 from tests.unit.controller.test_descheduler_misplacement import cluster, plan
 
@@ -115,9 +115,9 @@ def make_descheduler(
     """A descheduler of three nodes, one of which is overutilized by four pods."""
     world = World()
     for name in NODES:
-        world.on_node_change(name, node_object(name))
+        world.on_node_change(name, make_node(name))
     for name in ("a", "b", "c", "d"):
-        world.on_pod_change(f"default/{name}", pod(name, "hot"))
+        world.on_pod_change(f"default/{name}", make_pod_info(name, "hot"))
 
     async def read() -> UsageBatch:
         used = [UsageReading(name, "cpu", 1000 * cores, NOW_S) for name, cores in NODES.items()]
@@ -149,7 +149,7 @@ def make_descheduler(
 
 def test_nodes_are_tainted_above_the_midpoint_of_their_thresholds_until_they_are_underutilized() -> None:
     """The midpoint of 20 and 50 % is 35 %."""
-    nodes = {n.name: n for n in (node("plain"), node("tainted", taints=[HOT]))}
+    nodes = {n.name: n for n in (make_host("plain"), make_host("tainted", taints=[HOT]))}
 
     def tainted(cpu: float, *, kind: LoadClass = "normal", anomalous: bool = False) -> set[str]:
         states = [NodeState(name, "default", kind, {"cpu": cpu}, {"cpu": 20.0}, {"cpu": 50.0}) for name in nodes]
@@ -165,7 +165,7 @@ def test_nodes_are_tainted_above_the_midpoint_of_their_thresholds_until_they_are
 def test_the_taint_is_added_and_removed_beside_other_taints() -> None:
     other, users = {**HOT, "key": "x"}, {**HOT, "effect": "NoSchedule"}
     taints_by_node = {"a": [], "b": [other], "c": [other, HOT], "d": [HOT], "e": [users]}
-    nodes = {name: node_object(name, taints=taints) for name, taints in taints_by_node.items()}
+    nodes = {name: make_node(name, taints=taints) for name, taints in taints_by_node.items()}
     assert build_taint_patches(nodes, frozenset({"a", "b", "d"})) == {
         "a": [
             {"op": "test", "path": "/metadata/resourceVersion", "value": ""},
@@ -197,8 +197,8 @@ async def test_a_descheduler_that_does_not_relieve_nodes_removes_its_taints(sett
     """Without the right to patch nodes, it sends one request per round, and its rounds finish."""
     for error in (None, ApiError(403, "Forbidden", "no right to patch nodes")):
         api = Api(patch_error=error)
-        nodes = [node_object(name, taints=[HOT, {**HOT, "key": "other"}]) for name in NODES]
-        nodes += [node_object("user", taints=[{**HOT, "effect": "NoSchedule"}]), node_object("plain")]
+        nodes = [make_node(name, taints=[HOT, {**HOT, "key": "other"}]) for name in NODES]
+        nodes += [make_node("user", taints=[{**HOT, "effect": "NoSchedule"}]), make_node("plain")]
         descheduler, _ = make_descheduler(api, nodes=nodes, **settings)
         if settings.get("enabled", True):
             await descheduler.run_round()
@@ -231,18 +231,18 @@ async def test_changes_during_a_round_change_no_decision_and_outdated_moves_are_
 ) -> None:
     api = Api()
     expected = await make_descheduler(api)[0].run_round()
-    assert api.evicted == moved_pods(expected) != []
+    assert api.evicted == list_moved_pods(expected) != []
     api = Api()
     descheduler, world = make_descheduler(api)
     first, second, third = expected.plan.moves[:3]
 
     def change() -> None:
         world.on_pod_change(first.pod, None)
-        world.on_pod_change(second.pod, pod(second.pod.partition("/")[2], "cool", uid="another"))
+        world.on_pod_change(second.pod, make_pod_info(second.pod.partition("/")[2], "cool", uid="another"))
         world.on_node_change(third.target, None)
 
     was_free = act_during_decision(monkeypatch, change)
-    assert moved_pods(await descheduler.run_round()) == moved_pods(expected)
+    assert list_moved_pods(await descheduler.run_round()) == list_moved_pods(expected)
     assert was_free == [True], "the event loop was free"
     gone = {first.pod, second.pod}
     kept = [m for m in expected.plan.moves if m.pod not in gone and m.target != third.target]
@@ -258,7 +258,7 @@ async def test_no_pod_of_the_namespace_in_which_netaware_is_installed_is_evicted
 
 def test_a_snapshot_does_not_change_with_the_cluster() -> None:
     world = cluster({"web-0": "z3-n1", "db-0": "z1-n1", "db-1": "z1-n2"})
-    world.budgets.append(budget("b", "app", 5))
+    world.budgets.append(make_budget("b", "app", 5))
     volume = {"metadata": {"name": "v", "labels": {"topology.kubernetes.io/zone": "z1"}}}
     bound = {**volume, "spec": {"claimRef": {"namespace": "default", "name": "c"}}}
     world.volumes.on_volume_change("v", None, msgspec.convert(bound, PersistentVolume))
@@ -268,7 +268,7 @@ def test_a_snapshot_does_not_change_with_the_cluster() -> None:
     world.network.on_service_change("default/db", None, msgspec.convert(service, Service))
     world.network.score("default", "shop", "web")
     before, still = plan(world), world.snapshot()
-    assert "web-0" in moved_pods(before)
+    assert "web-0" in list_moved_pods(before)
     world.network.on_pod_change("default/db-1", world.pods["default/db-1"].group_pod, None)
     world.network.score("default", "shop", "web")
     assert plan(still) == before, "scores of the cluster as it is now are not the copy's"
@@ -280,7 +280,7 @@ def test_a_snapshot_does_not_change_with_the_cluster() -> None:
         world.on_node_change(name, None)
     for key in list(world.pods):
         world.on_pod_change(key, None)
-    assert moved_pods(plan(world)) == []
+    assert list_moved_pods(plan(world)) == []
     assert plan(still) == before
 
 
@@ -288,8 +288,8 @@ def test_a_snapshot_does_not_change_with_the_cluster() -> None:
 def test_a_round_keeps_no_reference_to_its_snapshot(cores: float, strategy: str) -> None:
     """The controller's full garbage collections are rare, and a cluster takes tens of megabytes."""
     world = cluster({"web-0": "z3-n1", "db-0": "z1-n1", "db-1": "z1-n2"})
-    used = {name: amounts(cores if name == "z1-n1" else 0.1, 1) for name in world.nodes}
-    view = world.snapshot(UsageView(used, {"default/db-0": amounts(1, 1)}))
+    used = {name: to_usage(cores if name == "z1-n1" else 0.1, 1) for name in world.nodes}
+    view = world.snapshot(UsageView(used, {"default/db-0": to_usage(1, 1)}))
     pods = weakref.ref(view.pods)
     gc.disable()
     try:
@@ -335,7 +335,7 @@ async def test_the_api_servers_answer_decides_the_result_and_the_event_of_an_evi
 
 @pytest.mark.parametrize(("unschedulable", "ready"), [(True, True), (False, False)])
 def test_a_move_is_outdated_if_its_target_takes_no_more_pods(unschedulable: bool, ready: bool) -> None:
-    pods, nodes = {"default/p": pod("p", "n")}, {"n": node("n"), "m": node("m")}
+    pods, nodes = {"default/p": make_pod_info("p", "n")}, {"n": make_host("n"), "m": make_host("m")}
     assert outdated_reason(MOVE, pods, nodes) == ""
-    nodes["m"] = node("m", unschedulable=unschedulable, ready=ready)
+    nodes["m"] = make_host("m", unschedulable=unschedulable, ready=ready)
     assert outdated_reason(MOVE, pods, nodes) == "node m, its target, takes no more pods"

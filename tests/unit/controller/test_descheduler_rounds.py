@@ -30,12 +30,12 @@ from tests.support.descheduler_builders import (
     ReasonDurations,
     UsageView,
     Volumes,
-    budget,
     decide,
-    node,
-    pending_move,
-    pod,
-    snapshot,
+    make_budget,
+    make_host,
+    make_pending_move,
+    make_pod_info,
+    make_snapshot,
 )
 
 ROUNDS = 300
@@ -68,7 +68,7 @@ def make_node(rng: random.Random, number: int) -> Host:
     labels = {"size": rng.choice(("small", "large"))}
     if not is_chosen(rng, 0.1):
         labels[ZONE] = f"z.{number % 3}"
-    return node(
+    return make_host(
         f"Node-{number}.example",
         cpu=rng.choice(("2", "4", "3900m", "16")),
         memory=rng.choice(("4Gi", "16Gi", "64Gi")),
@@ -132,7 +132,7 @@ def make_pods(rng: random.Random, nodes: list[Host]) -> list[PodInfo]:
             bound = rng.choice(busy).name if not is_chosen(rng, 0.06) else ""
             phase = "Pending" if not bound else rng.choice(("Running",) * 9 + ("Succeeded", "Failed", "Pending"))
             pods.append(
-                pod(
+                make_pod_info(
                     f"w{w}-{i}",
                     bound,
                     namespace=namespace,
@@ -207,7 +207,7 @@ def make_history(rng: random.Random, pods: list[PodInfo]) -> History:
         backoffs={name: BackoffEntry(NOW_S + rng.choice((-10.0, 600.0)), 1, "returned") for name in some},
         evictions=tuple(EvictionEntry(NOW_S - rng.choice((30, 1000, 5000)), name) for name in some),
         pending_moves=tuple(
-            pending_move(
+            make_pending_move(
                 f"{name.partition('/')[0]}/gone", f"gone-{i}", name, rng.choice(("gone", "Node-0.example")), NOW_S - 20
             )
             for i, name in enumerate(some)
@@ -239,12 +239,12 @@ def make_world(seed: int) -> World:
     nodes = [make_node(rng, i) for i in range(rng.randint(2, 9))]
     pods = make_pods(rng, nodes)
     narrow = rng.randint(0, 6) if is_chosen(rng, 0.5) else 0
-    budgets = [budget(f"b{i}", f"app=w{i}", rng.randint(0, 2), rng.choice(NAMESPACES)) for i in range(narrow)]
+    budgets = [make_budget(f"b{i}", f"app=w{i}", rng.randint(0, 2), rng.choice(NAMESPACES)) for i in range(narrow)]
     budgets += [
-        budget("all", "app", rng.randint(0, 2), name) for name in NAMESPACES if not narrow and is_chosen(rng, 0.6)
+        make_budget("all", "app", rng.randint(0, 2), name) for name in NAMESPACES if not narrow and is_chosen(rng, 0.6)
     ]
     usage = make_usage(rng, nodes, pods)
-    view = snapshot(nodes, pods, usage.by_node, usage.by_pod, budgets=budgets, volumes=make_volumes(rng, nodes))
+    view = make_snapshot(nodes, pods, usage.by_node, usage.by_pod, budgets=budgets, volumes=make_volumes(rng, nodes))
     return World(view, make_history(rng, pods), make_config(rng))
 
 

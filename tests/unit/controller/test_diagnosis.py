@@ -28,19 +28,19 @@ from tests.unit.controller.cluster_facts import (
     SCHEDULER,
     SILENT,
     TAINTED,
-    agents,
-    condition,
-    facts,
-    gated_pods,
-    group,
-    network,
-    no_pods,
-    pod,
-    status,
-    stuck_facts,
-    topology_facts,
-    unschedulable,
-    with_unready,
+    make_agents,
+    make_condition,
+    make_control_plane,
+    make_facts,
+    make_gated_pods,
+    make_group,
+    make_network,
+    make_pod_fact,
+    make_stuck_facts,
+    make_topology_facts,
+    make_unready,
+    make_unschedulable,
+    remove_pods,
 )
 from tests.unit.controller.situations import SITUATIONS, Situation
 from tests.unit.manifests.metric_names import read_rules
@@ -67,13 +67,13 @@ def test_the_first_finding_is_the_root_cause_and_has_a_fix(situation: Situation)
 def test_a_rollout_undo_names_its_revision() -> None:
     crashing = ProgramPod("scheduler", "a", "n1", "Running", reason="CrashLoopBackOff", template_hash="bad")
     starting = ProgramPod("scheduler", "b", "n2", "Pending", reason="ContainerCreating", template_hash="good")
-    fix = diagnose(facts(control_plane=status(pods=(*READY[:2], starting, crashing))))[0].fix
+    fix = diagnose(make_facts(control_plane=make_control_plane(pods=(*READY[:2], starting, crashing))))[0].fix
     (undo,) = [line for line in fix if " rollout undo " in line]
     assert "--to-revision=$(" in undo
     assert "pod-template-hash notin (bad)" in undo
     unready = ProgramPod("scheduler", "c", "n2", "Running", template_hash="bad")
-    assert undo in diagnose(facts(control_plane=status(pods=(*READY[:2], unready, crashing))))[0].fix
-    fix_of_starting = diagnose(facts(control_plane=status(pods=(*READY[:2], starting))))[0].fix
+    assert undo in diagnose(make_facts(control_plane=make_control_plane(pods=(*READY[:2], unready, crashing))))[0].fix
+    fix_of_starting = diagnose(make_facts(control_plane=make_control_plane(pods=(*READY[:2], starting))))[0].fix
     assert [line for line in fix_of_starting if " undo " in line or " restart " in line] == []
     assert "rollout status deployment/netaware-scheduler" in fix_of_starting[1]
 
@@ -87,51 +87,68 @@ def test_a_terminated_container_is_a_crash() -> None:
         "status": {"phase": "Running", "containerStatuses": [container]},
     }
     program_pods = build_program_pods([msgspec.convert(body, ProgramPodObject)])
-    finding = diagnose(facts(control_plane=status(pods=(*READY[:1], *(program_pods or ())))))[0]
+    finding = diagnose(make_facts(control_plane=make_control_plane(pods=(*READY[:1], *(program_pods or ())))))[0]
     assert (finding.code, "Error" in finding.cause[0]) == ("scheduler-down", True)
     assert any("rollout undo" in line for line in finding.fix)
 
 
 def test_the_fix_tolerates_a_users_taint_but_not_a_taint_of_kubernetes() -> None:
-    scheduled = unschedulable("0/4 nodes are available: 4 node(s) had untolerated taint(s).")
+    scheduled = make_unschedulable("0/4 nodes are available: 4 node(s) had untolerated taint(s).")
     tolerations = [
         Toleration(key="node.kubernetes.io/not-ready", operator="Exists", effect="NoExecute"),
         Toleration(key="spot", operator="Exists"),
     ]
     fields: dict[str, Any] = {"scheduled": scheduled, "spec": PodSpec(tolerations=tolerations)}
-    owned_pod, bare_pod = pod(owner=OWNER, **fields), pod(**fields)
-    line = diagnose(facts(nodes=TAINTED, pods=(owned_pod,)))[0].fix[-1]
+    owned_pod, bare_pod = make_pod_fact(owner=OWNER, **fields), make_pod_fact(**fields)
+    line = diagnose(make_facts(nodes=TAINTED, pods=(owned_pod,)))[0].fix[-1]
     assert line.startswith("kubectl -n web patch deployment front --type=json -p '")
     (change,) = json.loads(line.partition(" -p ")[2].strip("'"))
     assert change["value"] == [
         {"key": "spot", "operator": "Exists"},
         {"key": "gpu", "operator": "Equal", "value": "only", "effect": "NoSchedule"},
     ]
-    assert diagnose(facts(nodes=TAINTED, pods=(bare_pod,)))[0].fix[-1] == "add a toleration of gpu to the pod template"
+    assert (
+        diagnose(make_facts(nodes=TAINTED, pods=(bare_pod,)))[0].fix[-1]
+        == "add a toleration of gpu to the pod template"
+    )
     pressure = Taint("node.kubernetes.io/disk-pressure", "NoSchedule", "")
     nodes = {f"n{i}": NodeFact({}, (pressure,), "z") for i in range(4)}
-    assert "toler" not in diagnose(facts(nodes=nodes, pods=(owned_pod,)))[0].fix[-1]
+    assert "toler" not in diagnose(make_facts(nodes=nodes, pods=(owned_pod,)))[0].fix[-1]
 
 
 def test_few_failed_agents_are_restarted_one_by_one_and_many_by_the_daemonset() -> None:
-    fix = diagnose(facts(agents=agents(n1=SILENT, n3=SILENT)))[0].fix
+    fix = diagnose(make_facts(agents=make_agents(n1=SILENT, n3=SILENT)))[0].fix
     assert [line for line in fix if " delete pods " in line] == [
         f"kubectl -n netaware-system delete pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={node}"
         for node in ("n1", "n3")
     ]
     agents_down = tuple(AgentView(node=f"m{i}", zone="z9", state="down", reason="gone") for i in range(9))
-    fix = diagnose(facts(agents=(*agents(), *agents_down)))[0].fix
+    fix = diagnose(make_facts(agents=(*make_agents(), *agents_down)))[0].fix
     assert fix[-1].endswith("rollout restart daemonset/netaware-agent")
 
 
 def test_terminating_pods_and_pods_that_a_rollout_replaces_are_no_finding() -> None:
     old: dict[str, Any] = {"node": "n1", "owner": OWNER, "workload": "renamed", "created_s": NOW_S - 900}
     new: dict[str, Any] = {"owner": OWNER, "created_s": NOW_S - 5}
-    assert diagnose(facts(pods=(pod("old", **old), pod("new", **new)))) == ()
-    assert diagnose(facts(pods=(pod("gone", is_terminating=True, **old), pod("over", phase="Succeeded", **old)))) == ()
-    (finding,) = diagnose(facts(pods=(pod("old", **old), pod("new", workload="renamed", **new))))
+    assert diagnose(make_facts(pods=(make_pod_fact("old", **old), make_pod_fact("new", **new)))) == ()
+    assert (
+        diagnose(
+            make_facts(
+                pods=(
+                    make_pod_fact("gone", is_terminating=True, **old),
+                    make_pod_fact("over", phase="Succeeded", **old),
+                )
+            )
+        )
+        == ()
+    )
+    (finding,) = diagnose(
+        make_facts(pods=(make_pod_fact("old", **old), make_pod_fact("new", workload="renamed", **new)))
+    )
     assert (finding.code, len(finding.affects)) == ("unknown-workload", 2)
-    (finding,) = diagnose(facts(pods=(pod("bare", node="n1", workload="wrong"), pod("right", node="n1"))))
+    (finding,) = diagnose(
+        make_facts(pods=(make_pod_fact("bare", node="n1", workload="wrong"), make_pod_fact("right", node="n1")))
+    )
     assert (finding.code, finding.affects, "edit" in finding.fix[-1]) == ("unknown-workload", ("web/bare",), False)
 
 
@@ -145,8 +162,8 @@ def test_an_agent_that_does_not_repeat_unchanged_samples_is_working(interval_s: 
     """In a quiet network with one pair of zones, the newest sample becomes as old as the writer allows."""
     write_delay_s = 1.5 * GATHER_S
     max_age_s = math.ceil((refresh_interval_s(interval_s) + write_delay_s) / interval_s) * interval_s + write_delay_s
-    working_agents = agents(**{node: {"newest_at": NOW_S - max_age_s} for node in ("n0", "n1", "n2", "n3")})
-    assert diagnose(facts(agents=working_agents, network=network(interval_s))) == ()
+    working_agents = make_agents(**{node: {"newest_at": NOW_S - max_age_s} for node in ("n0", "n1", "n2", "n3")})
+    assert diagnose(make_facts(agents=working_agents, network=make_network(interval_s))) == ()
 
 
 @pytest.mark.parametrize(
@@ -159,7 +176,7 @@ def test_an_agent_that_does_not_repeat_unchanged_samples_is_working(interval_s: 
     ],
 )
 def test_the_cause_of_a_missing_leader_is_the_state_of_the_lease(lease: LeaseStatus | None, words: str) -> None:
-    (finding,) = diagnose(facts(control_plane=status(lease=lease)))
+    (finding,) = diagnose(make_facts(control_plane=make_control_plane(lease=lease)))
     assert (finding.code, words in finding.cause[0]) == ("no-leader", True)
     assert finding.since == (lease.renewed_at_s if lease is not None else None)
 
@@ -170,57 +187,65 @@ def test_the_cause_of_a_missing_leader_is_the_state_of_the_lease(lease: LeaseSta
 def test_a_scheduler_that_works_through_a_queue_is_not_missing(ago_s: float, scheduler: str, findings: int) -> None:
     """If the gates of a thousand pods open together, the last pods wait for half a minute."""
     bound = Condition("PodScheduled", "True", last_transition_time=format_time(NOW_S - ago_s))
-    bound_pod = pod("bound", node="n1", phase="Running", scheduled=bound, scheduler=scheduler)
+    bound_pod = make_pod_fact("bound", node="n1", phase="Running", scheduled=bound, scheduler=scheduler)
 
     def find_codes(age_s: float) -> list[str]:
-        return [finding.code for finding in diagnose(facts(pods=(bound_pod, pod(created_s=NOW_S - age_s))))]
+        return [
+            finding.code for finding in diagnose(make_facts(pods=(bound_pod, make_pod_fact(created_s=NOW_S - age_s))))
+        ]
 
     assert find_codes(300).count("no-scheduler") == findings
     assert "no-scheduler" in find_codes(700)
 
 
 COSTS_NOT_MET, FAR_COSTS_NOT_MET = (
-    condition("CostsMet", "False", "CostsExceeded", f"front to cart costs 40, at most 5 ({zones})")
+    make_condition("CostsMet", "False", "CostsExceeded", f"front to cart costs 40, at most 5 ({zones})")
     for zones in ("z0 to z1", "z10 to z2")
 )
-UNSCHEDULABLE = unschedulable("0/4 nodes are available: 4 Insufficient cpu.")
-MANY_UNSCHEDULABLE = [pod(f"front-{i}", scheduled=UNSCHEDULABLE) for i in range(MAX_AFFECTED)]
-BY_AFFINITY = pod("front-2", scheduler="default-scheduler", node="n2", needs_no_extender=True)
+UNSCHEDULABLE = make_unschedulable("0/4 nodes are available: 4 Insufficient cpu.")
+MANY_UNSCHEDULABLE = [make_pod_fact(f"front-{i}", scheduled=UNSCHEDULABLE) for i in range(MAX_AFFECTED)]
+BY_AFFINITY = make_pod_fact("front-2", scheduler="default-scheduler", node="n2", needs_no_extender=True)
 MANY_SILENT = tuple(
     AgentView(node=f"n{i}", zone=f"z{i:02}", state="down", reason="gone") for i in range(2 * MAX_AFFECTED)
 )
-QUEUED = tuple(pod(name, created_s=NOW_S - ago_s) for name, ago_s in (("new", 5), ("old", 60)))
+QUEUED = tuple(make_pod_fact(name, created_s=NOW_S - ago_s) for name, ago_s in (("new", 5), ("old", 60)))
 
 
 def outlier_facts(ago_s: float) -> Facts:
-    return topology_facts("OutlierNodes", "True", "NodesContradicted", "ignored: n2", ago_s=ago_s)
+    return make_topology_facts("OutlierNodes", "True", "NodesContradicted", "ignored: n2", ago_s=ago_s)
 
 
 def unmeasured_facts(ago_s: float) -> Facts:
-    absent = network(absent=(("z0", "z1"),))
-    return topology_facts("Measured", "False", "PairsAbsent", "none", ago_s=ago_s, network=absent)
+    absent = make_network(absent=(("z0", "z1"),))
+    return make_topology_facts("Measured", "False", "PairsAbsent", "none", ago_s=ago_s, network=absent)
 
 
 def unschedulable_facts(message: str) -> Facts:
-    return facts(pods=(pod(scheduled=unschedulable(message)),))
+    return make_facts(pods=(make_pod_fact(scheduled=make_unschedulable(message)),))
 
 
 CODES_BY_CASE: dict[str, tuple[Facts, list[str]]] = {
-    "a running pod and a new one": (facts(pods=(pod(node="n1", phase="Running"), pod("new", created_s=NOW_S - 2))), []),
-    "objects that cannot be read are not absent": (
-        facts(control_plane=status(pods=None, lease=None, is_lease_conclusive=False)),
+    "a running pod and a new one": (
+        make_facts(pods=(make_pod_fact(node="n1", phase="Running"), make_pod_fact("new", created_s=NOW_S - 2))),
         [],
     ),
-    "an excluded node": (facts(agents=agents(n3={"state": "excluded", "newest_at": None})), []),
-    "a pod placed by affinity with another scheduler": (facts(pods=(pod(node="n1"), BY_AFFINITY)), []),
-    "an overlay without a scheduler": (facts(control_plane=no_pods("scheduler", "extender")), []),
+    "objects that cannot be read are not absent": (
+        make_facts(control_plane=make_control_plane(pods=None, lease=None, is_lease_conclusive=False)),
+        [],
+    ),
+    "an excluded node": (make_facts(agents=make_agents(n3={"state": "excluded", "newest_at": None})), []),
+    "a pod placed by affinity with another scheduler": (make_facts(pods=(make_pod_fact(node="n1"), BY_AFFINITY)), []),
+    "an overlay without a scheduler": (make_facts(control_plane=remove_pods("scheduler", "extender")), []),
     "a pod that names the missing scheduler": (
-        facts(control_plane=no_pods("scheduler"), pods=(pod(created_s=NOW_S - 300),)),
+        make_facts(control_plane=remove_pods("scheduler"), pods=(make_pod_fact(created_s=NOW_S - 300),)),
         ["scheduler-down"],
     ),
-    "an unreachable pair by its results": (facts(network=network(unreachable=(("z0", "z1"),))), ["zones-unreachable"]),
+    "an unreachable pair by its results": (
+        make_facts(network=make_network(unreachable=(("z0", "z1"),))),
+        ["zones-unreachable"],
+    ),
     "more zones without agents than a finding lists": (
-        facts(agents=MANY_SILENT, network=network(absent=(("z38", "z39"),))),
+        make_facts(agents=MANY_SILENT, network=make_network(absent=(("z38", "z39"),))),
         ["no-agents"],
     ),
     "an outlier before the next probe of its pair": (outlier_facts(470.0), []),
@@ -228,31 +253,37 @@ CODES_BY_CASE: dict[str, tuple[Facts, list[str]]] = {
     "an absent pair in the first rounds": (unmeasured_facts(170.0), []),
     "an absent pair after the first rounds": (unmeasured_facts(190.0), ["pairs-unmeasured"]),
     "gated pods behind more unschedulable pods than a finding lists": (
-        facts(pods=(*MANY_UNSCHEDULABLE, *gated_pods(workload="cart"))),
+        make_facts(pods=(*MANY_UNSCHEDULABLE, *make_gated_pods(workload="cart"))),
         ["no-node-capacity"],
     ),
-    "pods gated for less than maxWaitS": (facts(pods=gated_pods(created_s=NOW_S - 700), max_gate_wait_s=1200.0), []),
+    "pods gated for less than maxWaitS": (
+        make_facts(pods=make_gated_pods(created_s=NOW_S - 700), max_gate_wait_s=1200.0),
+        [],
+    ),
     "untried pods if all schedulers call the extender": (
-        facts(pods=(*QUEUED, pod("other", node="n1", scheduler="another")), scheduler_names=()),
+        make_facts(pods=(*QUEUED, make_pod_fact("other", node="n1", scheduler="another")), scheduler_names=()),
         ["no-scheduler"],
     ),
     "a number of any length in a message": (
         unschedulable_facts(f"0/4 nodes are available: {'9' * 5000} Insufficient cpu."),
         ["no-node-capacity"],
     ),
-    "an untried pod within the time of an attempt": (facts(pods=(pod(created_s=NOW_S - 19),)), []),
-    "an untried pod after the time of an attempt": (facts(pods=(pod(created_s=NOW_S - 21),)), ["no-scheduler"]),
-    "a pod whose gate has opened": (facts(pods=(pod(scheduled=GATED, created_s=NOW_S - 2),)), []),
+    "an untried pod within the time of an attempt": (make_facts(pods=(make_pod_fact(created_s=NOW_S - 19),)), []),
+    "an untried pod after the time of an attempt": (
+        make_facts(pods=(make_pod_fact(created_s=NOW_S - 21),)),
+        ["no-scheduler"],
+    ),
+    "a pod whose gate has opened": (make_facts(pods=(make_pod_fact(scheduled=GATED, created_s=NOW_S - 2),)), []),
     "a pod that is not tried after its gate has opened": (
-        facts(pods=(pod(scheduled=GATED, created_s=NOW_S - 300),)),
+        make_facts(pods=(make_pod_fact(scheduled=GATED, created_s=NOW_S - 300),)),
         ["no-scheduler"],
     ),
     "violated costs between zones without agents": (
-        facts(groups=(group([COSTS_NOT_MET]),), agents=agents(n1=SILENT, n3=SILENT)),
+        make_facts(groups=(make_group([COSTS_NOT_MET]),), agents=make_agents(n1=SILENT, n3=SILENT)),
         ["zone-without-agent"],
     ),
     "violated costs between other zones": (
-        facts(groups=(group([FAR_COSTS_NOT_MET]),), agents=agents(n1=SILENT, n3=SILENT)),
+        make_facts(groups=(make_group([FAR_COSTS_NOT_MET]),), agents=make_agents(n1=SILENT, n3=SILENT)),
         ["zone-without-agent", "costs-violated"],
     ),
     "the words of Kubernetes 1.36 for a volume in another zone": (
@@ -282,27 +313,39 @@ LABELLED_CORDONED = {name: NodeFact({"name": name}, node.taints, node.zone) for 
 @pytest.mark.parametrize(
     ("cluster", "line"),
     [
-        (facts(pods=gated_pods(created_s=NOW_S - 700)), """'[{"op":"remove","path":"/spec/schedulingGates"}]'"""),
-        (facts(control_plane=no_pods("scheduler"), pods=(pod(),)), "scale deployment/netaware-scheduler --replicas=2"),
         (
-            facts(control_plane=with_unready("scheduler", node="", reason=ALL_CORDONED), nodes=CORDONED),
+            make_facts(pods=make_gated_pods(created_s=NOW_S - 700)),
+            """'[{"op":"remove","path":"/spec/schedulingGates"}]'""",
+        ),
+        (
+            make_facts(control_plane=remove_pods("scheduler"), pods=(make_pod_fact(),)),
+            "scale deployment/netaware-scheduler --replicas=2",
+        ),
+        (
+            make_facts(control_plane=make_unready("scheduler", node="", reason=ALL_CORDONED), nodes=CORDONED),
             "kubectl uncordon n0 n1 n2 n3",
         ),
         (
-            stuck_facts(ALL_CORDONED, LABELLED_CORDONED, spec=PodSpec(node_selector={"name": "n2"})),
+            make_stuck_facts(ALL_CORDONED, LABELLED_CORDONED, spec=PodSpec(node_selector={"name": "n2"})),
             "kubectl uncordon n2",
         ),
         (
-            topology_facts("InputValid", "False", "BadCostPolicy", "costPolicy is not an object"),
+            make_topology_facts("InputValid", "False", "BadCostPolicy", "costPolicy is not an object"),
             """-p '{"spec":{"costPolicy":null}}'""",
         ),
         (
-            topology_facts("InputValid", "False", "BadCostPolicy", "costPolicy.unitUs: 0 is out of range"),
+            make_topology_facts("InputValid", "False", "BadCostPolicy", "costPolicy.unitUs: 0 is out of range"),
             """-p '{"spec":{"costPolicy":{"unitUs":null}}}'""",
         ),
-        (facts(network=network(None, absent=(("z0", "z1"),))), " -k dist/overlay"),
-        (facts(control_plane=status(failed_checks=("a: store of nodes is 90 s old (403)",))), " -k dist/overlay"),
-        (facts(control_plane=status(failed_checks=("a: store of nodes is 403 s old (500)",))), "to the API server"),
+        (make_facts(network=make_network(None, absent=(("z0", "z1"),))), " -k dist/overlay"),
+        (
+            make_facts(control_plane=make_control_plane(failed_checks=("a: store of nodes is 90 s old (403)",))),
+            " -k dist/overlay",
+        ),
+        (
+            make_facts(control_plane=make_control_plane(failed_checks=("a: store of nodes is 403 s old (500)",))),
+            "to the API server",
+        ),
     ],
 )
 def test_the_last_line_of_a_fix_names_the_object_or_field_to_change(cluster: Facts, line: str) -> None:

@@ -13,11 +13,11 @@ from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding, PodFinding, ZoneFinding
 from kubekit.events import MAX_NOTE_BYTES
 from kubekit.wire import NODES, PODS
-from tests.unit.controller.cluster_facts import facts, stuck_facts
+from tests.unit.controller.cluster_facts import make_facts, make_stuck_facts
 from tests.unit.controller.situations import SITUATIONS, Situation
 
-HEALTHY = facts()
-STUCK = stuck_facts("0/4 nodes are available: 4 Insufficient cpu.")
+HEALTHY = make_facts()
+STUCK = make_stuck_facts("0/4 nodes are available: 4 Insufficient cpu.")
 
 
 def select_events(*clusters: Facts) -> list[list[FindingEvent]]:
@@ -43,7 +43,7 @@ def test_each_of_many_findings_about_one_object_gets_an_event() -> None:
         paths = [ZoneFinding("zones-unreachable", "warning", f"{a} and {b} are cut", affects=(a, b)) for a, b in pairs]
         return [*paths, PodFinding("unknown-workload", "warning", "a pod is lost", affects=("web/front-1",))]
 
-    cluster, event_filter = facts(topology_conditions={"netaware-system/nt-default": ()}), FindingEventFilter()
+    cluster, event_filter = make_facts(topology_conditions={"netaware-system/nt-default": ()}), FindingEventFilter()
     batches = [event_filter.select_events(make_findings(count), cluster) for count in (30, 30, 30, 30, 31, 31)]
     assert [len(batch) for batch in batches] == [0, MAX_EVENTS_AT_ONCE, 11, 0, 0, 1]
     assert batches[2][-1].reason == "UnknownWorkload"

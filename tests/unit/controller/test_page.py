@@ -30,7 +30,7 @@ from kubekit.client import Client
 from kubekit.errors import UnreachableError
 from kubekit.wire import NodeStatus
 from netperf.policy import CostPolicy
-from tests.unit.controller.healthy_cluster import make_pod, make_snapshot
+from tests.unit.controller.healthy_cluster import make_cluster_snapshot, make_pod
 from tests.unit.controller.test_views_of_a_cluster import read_pod_info
 
 
@@ -40,7 +40,7 @@ def page_data(snapshot: ClusterSnapshot) -> dict[str, Any]:
 
 
 def test_columns_of_the_matrix_are_in_the_order_of_the_zones_without_the_diagonal() -> None:
-    snapshot = make_snapshot(5)
+    snapshot = make_cluster_snapshot(5)
     overview = build_overview(snapshot)
     data = page_data(snapshot)
     names = [zone["name"] for zone in data["network"]["zones"]]
@@ -51,7 +51,7 @@ def test_columns_of_the_matrix_are_in_the_order_of_the_zones_without_the_diagona
 
 
 def test_requests_on_nodes_without_capacity_are_not_in_the_allocated_bandwidth() -> None:
-    snapshot = make_snapshot(2, 1)
+    snapshot = make_cluster_snapshot(2, 1)
     without_capacity = msgspec.structs.replace(snapshot.nodes[0], status=NodeStatus())
     names = [node.metadata.name for node in snapshot.nodes]
     pods = tuple(read_pod_info(make_pod(f"on-{name}", node=name, request="1G")) for name in names)
@@ -61,7 +61,7 @@ def test_requests_on_nodes_without_capacity_are_not_in_the_allocated_bandwidth()
 
 
 def test_a_hundred_zones_are_less_than_a_megabyte_and_compress_to_a_fifth() -> None:
-    data = msgspec.json.encode(page_data(make_snapshot(100, 1)))
+    data = msgspec.json.encode(page_data(make_cluster_snapshot(100, 1)))
     assert len(data) < 1_000_000
     assert len(gzip.compress(data, 6)) < 200_000
 

@@ -24,14 +24,14 @@ from tests.unit.controller.cluster_facts import (
     OTHER_GATE,
     TAINTED,
     TOLERANT,
-    facts,
-    pod,
-    status,
-    unschedulable,
+    make_control_plane,
+    make_facts,
+    make_pod_fact,
+    make_unschedulable,
 )
 
-UNSCHEDULABLE = unschedulable("0/4 nodes are available: 4 Insufficient cpu.")
-REFUSED = unschedulable(
+UNSCHEDULABLE = make_unschedulable("0/4 nodes are available: 4 Insufficient cpu.")
+REFUSED = make_unschedulable(
     "0/1 nodes are available: 1 Node n0 does not meet several network requirements from Workload dependencies: "
     "Satisfied: 0 Violated: 1."
 )
@@ -66,19 +66,22 @@ ONLY_Z1 = PodSpec(node_selector={"zone": "z1"})
 def test_the_diagnosis_of_a_pod_says_why_it_is_placed_or_waits(fields: dict[str, Any], kind: str, words: str) -> None:
     cluster_fields = {name: fields[name] for name in ("nodes", "scheduler_names") if name in fields}
     pod_fields = {name: fields[name] for name in fields.keys() - cluster_fields}
-    diagnosis = diagnose_pod(pod(**pod_fields), facts(**cluster_fields))
+    diagnosis = diagnose_pod(make_pod_fact(**pod_fields), make_facts(**cluster_fields))
     assert (diagnosis.kind, words in diagnosis.summary) == (kind, True), diagnosis.summary
 
 
 def test_a_gated_pod_waits_until_the_configured_time_but_without_a_leader_forever() -> None:
-    gated_pod, without_leader = pod(gates=(GATE,)), facts(control_plane=status(lease=LeaseStatus("a", NOW_S - 60)))
-    diagnosis = diagnose_pod(gated_pod, facts(max_gate_wait_s=300.0))
+    gated_pod, without_leader = (
+        make_pod_fact(gates=(GATE,)),
+        make_facts(control_plane=make_control_plane(lease=LeaseStatus("a", NOW_S - 60))),
+    )
+    diagnosis = diagnose_pod(gated_pod, make_facts(max_gate_wait_s=300.0))
     assert (diagnosis.since, diagnosis.until) == (NOW_S - 60, NOW_S + 240)
     assert diagnose_pod(gated_pod, without_leader, has_leader=has_leader(diagnose(without_leader))).until is None
 
 
 def test_a_pod_whose_gate_opened_with_a_target_needs_no_extender() -> None:
-    snapshot = ClusterSnapshot(now_s=NOW_S, pods=(pod(scheduler="default-scheduler", target="n1"),))
+    snapshot = ClusterSnapshot(now_s=NOW_S, pods=(make_pod_fact(scheduler="default-scheduler", target="n1"),))
     (released_pod,) = build_facts(snapshot).pods
     assert released_pod.needs_no_extender
 

@@ -48,12 +48,12 @@ def test_sums_by_regions_cover_their_zone_pairs() -> None:
 
 
 async def test_allocations_are_of_the_current_zones_if_a_node_moves_while_zones_are_read() -> None:
-    objects = (*components.NODES, *components.PODS, components.group(), components.topology())
+    objects = (*components.NODES, *components.PODS, components.make_group_body(), components.make_topology_body())
     controller = components.Components(*objects).topology_controller()
     (topology,) = controller._cache.topologies
     reading = asyncio.create_task(controller._read_snapshot(topology))
     await asyncio.sleep(0)
-    moved = components.node("n2", "z9")
+    moved = components.make_node_body("n2", "z9")
     moved["metadata"]["resourceVersion"] = "2"
     components.fill_store(controller._cache.nodes, [msgspec.convert(moved, Node)])
     await reading

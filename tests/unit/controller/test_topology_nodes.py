@@ -21,7 +21,7 @@ from kubekit.errors import ApiError
 from kubekit.wire import ConfigMap, Node, NodeAddress, ObjectMeta
 from netperf.pairs import select_probe_nodes
 from netperf.sample import NodeLocation
-from tests.support.descheduler_builders import PodInfo, node_object, read_pod
+from tests.support.descheduler_builders import PodInfo, make_node, read_pod
 from tests.unit.controller.components import fill_store
 
 ANNOUNCEMENT = '{"address": "10.0.0.1", "port": 1}'
@@ -32,7 +32,7 @@ def node(
 ) -> Node:
     """A node with two addresses; an empty ``agent`` means that no agent announces itself."""
     labels = {"topology.kubernetes.io/zone": zone, "topology.kubernetes.io/region": region}
-    plain = node_object(name, labels={label: value for label, value in labels.items() if value}, **fields)
+    plain = make_node(name, labels={label: value for label, value in labels.items() if value}, **fields)
     annotations = {"netaware.io/agent": agent} if agent else None
     metadata = msgspec.structs.replace(plain.metadata, resource_version=version, annotations=annotations)
     addresses = [NodeAddress("InternalIP", address) for address in ("10.0.0.1", "fd00::1")]

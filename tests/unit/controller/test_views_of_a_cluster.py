@@ -17,7 +17,7 @@ from netperf.contract import ZONE_LABEL
 from netperf.pairs import select_probe_nodes
 from netperf.results import encode_samples
 from netperf.sample import Sample
-from tests.unit.controller.healthy_cluster import BANDWIDTH, HOME, NOW_S, make_node, make_pod, make_snapshot
+from tests.unit.controller.healthy_cluster import BANDWIDTH, HOME, NOW_S, make_cluster_snapshot, make_node, make_pod
 
 RESULTS = f"{HOME}/netperf-metrics"
 
@@ -43,7 +43,7 @@ def findings_by_code(snapshot: ClusterSnapshot) -> dict[str, Finding]:
 
 
 def test_a_healthy_cluster_has_a_measured_cost_for_every_pair_and_its_latencies() -> None:
-    network = build_overview(make_snapshot(4)).network
+    network = build_overview(make_cluster_snapshot(4)).network
     assert len(network.pairs) == 12
     assert {pair.basis for pair in network.pairs} == {"measured", "mirrored"}
     for pair in network.pairs:
@@ -54,7 +54,7 @@ def test_a_healthy_cluster_has_a_measured_cost_for_every_pair_and_its_latencies(
 
 
 def test_the_basis_of_a_cost_follows_from_the_newest_sample_and_the_topology() -> None:
-    snapshot = make_snapshot(4)
+    snapshot = make_cluster_snapshot(4)
     first, *others = read_samples(snapshot)
     old = msgspec.structs.replace(first, taken_at=NOW_S - 900)
     network = build_overview(replace_samples(snapshot, [old, *others])).network
@@ -70,7 +70,7 @@ def test_the_basis_of_a_cost_follows_from_the_newest_sample_and_the_topology() -
 
 
 def test_a_pair_shows_the_round_trips_of_the_measurement_that_gives_its_cost() -> None:
-    snapshot = make_snapshot(4)
+    snapshot = make_cluster_snapshot(4)
     first, *others = read_samples(snapshot)
     # Too few datagrams for a p99, so the cost would use netperf's.
     datagrams = msgspec.structs.replace(
@@ -84,7 +84,7 @@ def test_a_pair_shows_the_round_trips_of_the_measurement_that_gives_its_cost() -
 
 @pytest.mark.parametrize("elsewhere", [f"{HOME}/other", "shop/netperf-metrics", f"{HOME}/netperf-metrics-1"])
 def test_results_that_the_topology_does_not_use_are_not_shown(elsewhere: str) -> None:
-    snapshot = make_snapshot(3)
+    snapshot = make_cluster_snapshot(3)
     network = build_overview(msgspec.structs.replace(snapshot, results={elsewhere: snapshot.results[RESULTS]})).network
     assert {pair.basis for pair in network.pairs} == {"stale"}
 
@@ -112,7 +112,7 @@ def test_agents_are_up_down_or_excluded_with_a_reason() -> None:
 
 
 def test_an_agent_that_only_answers_probes_has_no_result() -> None:
-    snapshot = make_snapshot(2)
+    snapshot = make_cluster_snapshot(2)
     sample = read_samples(snapshot)[0]
     newest_at = {agent.node: agent.newest_at for agent in build_overview(replace_samples(snapshot, [sample])).agents}
     assert (newest_at[sample.origin.node], newest_at[sample.destination.node]) == (sample.taken_at, None)
@@ -131,7 +131,7 @@ def test_agents_that_are_up_are_those_that_the_probe_plan_uses() -> None:
 
 
 def test_a_group_has_its_order_the_zones_of_its_pods_and_the_cost_of_every_dependency() -> None:
-    snapshot = make_snapshot(4)
+    snapshot = make_cluster_snapshot(4)
     (group,) = build_overview(snapshot).groups
     assert group.order == ("P11", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "P10", "P1")
     assert {w.selector: w.index for w in group.workloads}["P11"] == 1
@@ -186,7 +186,7 @@ def test_a_missing_capacity_is_none_and_an_overcommitted_node_is_a_finding() -> 
         node, status=NodeStatus(allocatable={BANDWIDTH: "1G"}, conditions=[Condition("Ready", "True")])
     )
     pod = read_pod_info(make_pod("a", node="n1", request="2G"))
-    snapshot = msgspec.structs.replace(make_snapshot(2), nodes=(small,), bandwidth_pods=(pod,))
+    snapshot = msgspec.structs.replace(make_cluster_snapshot(2), nodes=(small,), bandwidth_pods=(pod,))
     assert findings_by_code(snapshot)["bandwidth-overcommitted"].affects == ("n1",)
     node_view = msgspec.structs.replace(build_overview(snapshot).bandwidth.nodes[0], allocatable_bps=0)
     assert node_view.is_overcommitted, "allocatable 0 with requests"
@@ -194,7 +194,7 @@ def test_a_missing_capacity_is_none_and_an_overcommitted_node_is_a_finding() -> 
 
 @pytest.mark.parametrize(("age_s", "code"), [(0, ""), (900, "pairs-stale"), (20_000, "pairs-unmeasured")])
 def test_an_old_sample_is_one_finding(age_s: float, code: str) -> None:
-    snapshot = make_snapshot(4)
+    snapshot = make_cluster_snapshot(4)
     first, *others = read_samples(snapshot)
     old = msgspec.structs.replace(first, taken_at=first.taken_at - age_s)
     findings = findings_by_code(replace_samples(snapshot, [old, *others])).values()
@@ -205,5 +205,5 @@ def test_an_unenforced_limit_is_a_finding() -> None:
     verdicts = {"default/a": {"egress": "no-limit"}, "default/b": {"egress": "enforced"}}
     annotations = {"kubernetes.io/egress-bandwidth": "1G"}
     pods = tuple(read_pod_info(make_pod(name, node="n1", annotations=annotations)) for name in "ab")
-    snapshot = msgspec.structs.replace(make_snapshot(2), verdicts_by_pod=verdicts, bandwidth_pods=pods)
+    snapshot = msgspec.structs.replace(make_cluster_snapshot(2), verdicts_by_pod=verdicts, bandwidth_pods=pods)
     assert findings_by_code(snapshot)["limits-not-enforced"].affects == ("default/a",)
