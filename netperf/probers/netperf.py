@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
@@ -21,6 +21,7 @@ from netperf.plans import ProbeSettings
 from netperf.probers import child
 from netperf.probers.contention import elapsed_us, find_own_cpu_stat, read_throttled_us
 from netperf.probers.failure import FailureReason, ProbeFailedError
+from netperf.probers.netserver import PASSPHRASE_OFFSET, REQUEST_BYTES
 from netperf.probers.passphrase import derive_hourly_passphrase, epochs_to_try
 from netperf.probers.tcp_ping import connect, tcp_ping
 from netperf.sample import MAX_LATENCY_US, Measurement, Test
@@ -208,39 +209,35 @@ class NetperfProber:
         transactions = choose_transaction_count(settings.duration_s, rtt_s)
         command = build_command(self._binary, address, settings, hourly_passphrase, transactions)
         throttled_before = read_throttled_us(self._cpu_stat)
-        started = time.monotonic()
         expected_s = max(settings.duration_s, MIN_TRANSACTIONS_FOR_P90 * rtt_s) + SETUP_ROUND_TRIPS * rtt_s
+        deadline_s = expected_s + DEADLINE_ALLOWANCE_S
         try:
-            completed = await child.run_to_end(command, expected_s + DEADLINE_ALLOWANCE_S)
+            completed = await child.run_to_end(command, deadline_s)
         except TimeoutError:
-            took_s = time.monotonic() - started
-            raise ProbeFailedError("timeout", f"no end after {took_s:.1f} s", has_answered=True) from None
+            raise ProbeFailedError("timeout", f"no end after {deadline_s:.1f} s", has_answered=True) from None
         except OSError as error:
             raise ProbeFailedError("no-netperf", f"{self._binary}: {error.strerror}") from error
         if completed.returncode != 0:
-            took_s = time.monotonic() - started
-            raise await _diagnose_failure(completed, address, settings, took_s)
+            raise await _diagnose_failure(completed, address, settings, hourly_passphrase)
         measurement = parse_output(completed.stdout, settings.test)
         throttled_us = elapsed_us(read_throttled_us(self._cpu_stat), throttled_before)
         return msgspec.structs.replace(measurement, throttled_us=throttled_us, run_queue_us=completed.run_queue_us)
 
 
 async def _diagnose_failure(
-    completed: child.CompletedRun, address: str, settings: ProbeSettings, took_s: float
+    completed: child.CompletedRun, address: str, settings: ProbeSettings, hourly_passphrase: str
 ) -> ProbeFailedError:
     """The error of a failed run. netperf's messages are ambiguous, so this function also connects to the control port."""
     message = _last_line(completed.stderr) or _last_line(completed.stdout) or f"exit status {completed.returncode}"
-    peer = await _check_control_port(address, settings.control_port)
+    state = await _check_control_port(address, settings.control_port, hourly_passphrase)
     if completed.returncode == NO_CONTROL_CONNECTION_STATUS:
-        return ProbeFailedError(peer.state if peer.state in {"unreachable", "timeout"} else "refused", message)
-    if peer.state in {"refused", "unreachable", "timeout"}:
-        return ProbeFailedError("reset", f"{message}; the control port is now {peer.state}")
+        return ProbeFailedError(state if state in {"unreachable", "timeout"} else "refused", message)
+    if state in {"refused", "unreachable", "timeout"}:
+        return ProbeFailedError("reset", f"{message}; the control port is now {state}")
     if "recv_response" not in message:
         return ProbeFailedError("reset" if "reset by peer" in message else "failed", message)
-    # A passphrase is refused at once; later, netserver ended during the test.
-    is_early = took_s < settings.duration_s / 2 + 4 * peer.connect_s
-    if peer.state == "waiting" and is_early:
-        return ProbeFailedError("unauthenticated", f"{message}; netserver refused the passphrase")
+    if state == "unauthenticated":
+        return ProbeFailedError(state, f"{message}; netserver refuses the passphrase")
     return ProbeFailedError("reset", message)
 
 
@@ -249,30 +246,33 @@ def _last_line(text: str) -> str:
     return lines[-1][:200] if lines else ""
 
 
-class _PeerState(NamedTuple):
-    """State of the control port: ``waiting`` for the rest of a request, as netserver does, ``closing``, or a failure; time to connect."""
-
-    state: Literal["waiting", "closing"] | FailureReason
-    connect_s: float = 0.0
-
-
-async def _check_control_port(address: str, port: int) -> _PeerState:
-    """Connect, send one byte of a request, and check whether the peer waits for the rest.
-
-    After a wrong passphrase netserver closes the connection, as a broken peer does. But netserver first reads a whole request.
-    """
+async def _check_control_port(
+    address: str, port: int, hourly_passphrase: str
+) -> Literal["accepting", "closing"] | FailureReason:
+    """Send a passphrase in two parts: a broken peer closes after the first; netserver closes, or accepts it and answers."""
     try:
         reader, writer, connect_s = await connect(address, port, DIAGNOSIS_TIMEOUT_S)
     except ProbeFailedError as error:
-        return _PeerState(error.reason)
+        return error.reason
+    passphrase_request = (bytes(PASSPHRASE_OFFSET) + hourly_passphrase.encode()).ljust(REQUEST_BYTES, b"\0")
+    begin, rest = passphrase_request[:1], passphrase_request[1:] + bytes(REQUEST_BYTES)
     try:
-        writer.write(b"\0")
-        async with asyncio.timeout(REQUEST_WAIT_S + 2 * connect_s):
-            await reader.read(1)
-    except TimeoutError:
-        return _PeerState("waiting", connect_s)
-    except OSError:
-        return _PeerState("closing", connect_s)
+        if await _closes_after(reader, writer, begin, REQUEST_WAIT_S + 2 * connect_s):
+            return "closing"
+        return "unauthenticated" if await _closes_after(reader, writer, rest, DEADLINE_ALLOWANCE_S) else "accepting"
     finally:
         writer.close()
-    return _PeerState("closing", connect_s)
+
+
+async def _closes_after(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes, timeout_s: float
+) -> bool:
+    """Whether the peer closes the connection after this data, instead of answering or waiting."""
+    writer.write(data)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return not await reader.read(1)
+    except TimeoutError:
+        return False
+    except OSError:
+        return True

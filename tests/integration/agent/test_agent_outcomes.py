@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -144,12 +143,11 @@ async def wait_for_counts(agent: Agent, family: str, *keys: tuple[str, ...]) -> 
 
 
 async def keep_killing(address: str) -> None:
-    """Kill the server of an address in the middle of each run, after 0.9 s, because it would refuse a passphrase before that."""
+    """Kill each server of an address once its run has a data connection, so after it accepted the passphrase."""
     while True:
         for process in psutil.Process().children():
             with suppress(psutil.Error):
-                serving = any(connection.laddr.ip == address for connection in process.net_connections())
-                if serving and time.time() - process.create_time() > 0.9:
+                if len([c for c in process.net_connections() if c.laddr.ip == address]) > 1:
                     process.kill()
         await asyncio.sleep(0.02)
 
