@@ -93,7 +93,7 @@ class NodeCache:
         version: number of changes of ``hosts`` and ``avoided_nodes``.
         pods: pods whose requests count, by key.
         templates: templates of ``pods``, by key.
-        requested: node name -> sum of its pods' requests, including "pods" and host ports.
+        requested: node name -> sum of its pods' requests, including "pods" and host ports; only nodes with pods.
         freed_count: how often a pod freed resources.
     """
 
@@ -146,7 +146,10 @@ class NodeCache:
             return
         if before is not None:
             self.freed_count += 1
-            add_amounts(self.requested[before.occupied_node], before.requests_with_ports, -1)
+            requested = self.requested[before.occupied_node]
+            add_amounts(requested, before.requests_with_ports, -1)
+            if not requested["pods"]:
+                del self.requested[before.occupied_node]  # Else the names of all former nodes would accumulate.
         if after is not None:
             add_amounts(self.requested.setdefault(after.occupied_node, {}), after.requests_with_ports)
 

@@ -67,13 +67,14 @@ def evaluate_moves(
     snapshot: DeschedulerSnapshot, history: History, limits: LimitsConfig, now: float
 ) -> tuple[History, list[EvaluatedMove]]:
     """Evaluate pending moves; returns the history with the results, and the moves whose outcome is known now."""
-    claimed_uids = {pending.replacement_uid for pending in history.pending_moves if pending.replacement_uid}
+    # A pod with a back-off is the replacement of an earlier move.
+    claimed_uids = {*history.backoffs, *(pending.replacement_uid for pending in history.pending_moves)}
     still_pending: list[PendingMove] = []
     evaluated_moves: list[EvaluatedMove] = []
     failed_workloads: set[str] = set()
     for pending in sorted(history.pending_moves, key=lambda pending: pending.planned_at_s):
         pending = _claim_bound_replacement(pending, snapshot, claimed_uids, now)
-        outcome = _find_outcome(pending, snapshot, limits, now)
+        outcome = _find_outcome(pending, snapshot, limits, claimed_uids, now)
         if outcome is None:
             still_pending.append(pending)
             continue
@@ -160,12 +161,12 @@ def _new_pods(pending: PendingMove, snapshot: DeschedulerSnapshot, claimed_uids:
 
 
 def _find_outcome(
-    pending: PendingMove, snapshot: DeschedulerSnapshot, limits: LimitsConfig, now: float
+    pending: PendingMove, snapshot: DeschedulerSnapshot, limits: LimitsConfig, claimed_uids: set[str], now: float
 ) -> MoveOutcome | None:
     """The outcome of a move; None while it is awaited."""
     move = pending.move
     if not pending.replacement_node:
-        return _find_outcome_without_replacement(pending, snapshot, limits, now)
+        return _find_outcome_without_replacement(pending, snapshot, limits, claimed_uids, now)
     age_s, has_returned = now - pending.replacement_bound_at_s, pending.replacement_node == move.node
     if has_returned or age_s < limits.evaluate_after_s:
         return "returned" if has_returned else None
@@ -194,7 +195,7 @@ def _find_load_outcome(pending: PendingMove, snapshot: DeschedulerSnapshot, *, m
 
 
 def _find_outcome_without_replacement(
-    pending: PendingMove, snapshot: DeschedulerSnapshot, limits: LimitsConfig, now: float
+    pending: PendingMove, snapshot: DeschedulerSnapshot, limits: LimitsConfig, claimed_uids: set[str], now: float
 ) -> MoveOutcome | None:
     pod, age_s = snapshot.pods.by_key.get(pending.move.pod), now - pending.planned_at_s
     if pod is not None and pod.uid == pending.move.uid:
@@ -205,7 +206,7 @@ def _find_outcome_without_replacement(
         return "helped"
     if age_s <= limits.start_timeout_s:
         return None
-    has_unscheduled = any(not pod.node for pod in _new_pods(pending, snapshot, set()))
+    has_unscheduled = any(not pod.node for pod in _new_pods(pending, snapshot, claimed_uids))
     return "not-scheduled" if has_unscheduled else "not-replaced"
 
 

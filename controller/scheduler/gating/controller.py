@@ -101,6 +101,7 @@ class GatingController:
             self._group_pods,
             self.inputs,
             self._unschedulable_pods,
+            self.plans.reservations,
             config=config,
             metrics=self.metrics,
             recorder=recorder,
@@ -142,7 +143,7 @@ class GatingController:
         """Reconcile groups while leading, until cancelled."""
         await self._pod_store.ready.wait()
         self._group_pods.forget_writes()
-        self._unschedulable_pods.may_delete = await may_delete_pods(self._client)
+        self._unschedulable_pods.may_delete = await may_delete_pods(self._client, last_known=False)
         self._is_leading = True
         self._schedule_enqueuing()
         try:
@@ -157,7 +158,8 @@ class GatingController:
     async def _refresh_delete_permission(self) -> None:
         while True:
             await asyncio.sleep(PERMISSION_CHECK_INTERVAL_S)
-            self._unschedulable_pods.may_delete = await may_delete_pods(self._client)
+            last_known = self._unschedulable_pods.may_delete
+            self._unschedulable_pods.may_delete = await may_delete_pods(self._client, last_known=last_known)
 
     def _on_pod_change(self, key: str, old: Pod | None, new: Pod | None) -> None:
         if old is not None and new is not None and (old.metadata.uid, old.group) != (new.metadata.uid, new.group):
@@ -237,8 +239,6 @@ class GatingController:
         may_plan = seconds_until_complete(inputs, now) <= 0 and not self._config.has_upstream_parity
         plan_state = self.plans.get_or_request(group, pods) if may_plan else PlanState()
         decision = decide_releases(plan_state.add_to(inputs), now, self._config.gates)
-        for release in decision.releases:
-            self.plans.reservations.mark_released(release.pod.metadata.key)
         await self._updater.open_gates(group, decision.releases, plan_state.plan)
         if decision.releases:
             self._enqueue(group)

@@ -207,7 +207,7 @@ class GroupPlans:
         self.reservations.reserve(group, unaccounted_pods)
         if group not in self._state.groups:
             self._planned_conditions.pop(group, None)
-            self._expected_replacements.forget_group(group)
+            self.reservations.record_ended(self._expected_replacements.forget_group(group))
 
     def groups_with_plan_or_reservations(self) -> frozenset[str]:
         """Keys of the groups that have a plan or reservations."""

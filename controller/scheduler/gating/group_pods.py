@@ -80,7 +80,7 @@ class GroupPods:
         """The pods of a group, with our own writes."""
         name = group.partition("/")[2]
         newest = (
-            self._newest(key)
+            self.newest(key)
             for namespace, keys in self._pod_keys.get(name, {}).items()
             if self._state.expected_group_key(namespace, name) == group
             for key in keys
@@ -105,7 +105,7 @@ class GroupPods:
         if stored is not None and stored.metadata.resource_version in replaced:
             self._writes[key] = _Write(self._clock(), frozenset(replaced), after)
 
-    def _newest(self, key: str) -> Pod | None:
+    def newest(self, key: str) -> Pod | None:
         """The pod that we wrote, while the store still has an older version; else the store's pod."""
         stored, write = self._store.get(key), self._writes.get(key)
         if write is not None and write.replaces(stored) and self._clock() - write.written_at < MAX_LAG_S:

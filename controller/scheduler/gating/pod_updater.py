@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any, Literal
 
 from controller.cluster.pods import Pod, Target
@@ -13,6 +13,7 @@ from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.gating.group_pods import GroupPods
 from controller.scheduler.gating.patches import PodPatch, build_gate_removal_patch, build_release_patch
 from controller.scheduler.gating.release import Release
+from controller.scheduler.gating.reservations import ReservationCache
 from controller.scheduler.gating.retries import Action, PodReplacement, Retry, UnschedulablePods
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.placement.inputs import PlanInputs
@@ -44,14 +45,14 @@ class _AccessReview(Wire, frozen=True):
     status: dict[str, Any] = {}
 
 
-async def may_delete_pods(client: Client) -> bool:
-    """Whether we may delete pods, by a SelfSubjectAccessReview; False if it fails."""
+async def may_delete_pods(client: Client, *, last_known: bool) -> bool:
+    """Whether we may delete pods, by a SelfSubjectAccessReview; ``last_known`` if it fails, for example while the API server is away."""
     spec = {"resourceAttributes": {"verb": "delete", "resource": "pods"}}
     try:
         review = await client.create(_ACCESS_REVIEWS, {**_ACCESS_REVIEWS.type_meta, "spec": spec}, _AccessReview)
     except KubekitError as error:
         log.log_change("deletion", str(error), "cannot find out whether pods may be deleted", error=error)
-        return False
+        return last_known
     is_allowed = review.status.get("allowed") is True
     if is_allowed:
         log.log_change("deletion", "", "pending pods in affinity mode may be replaced")
@@ -81,7 +82,7 @@ class PodUpdater:
     """Opens gates, and requeues or replaces unschedulable pods.
 
     ``client`` is fenced by the leadership. ``unschedulable_pods`` decides which pods may get required zones, and records retries and
-    forbidden deletions.
+    forbidden deletions. ``reservations`` counts which pods are released.
     """
 
     def __init__(
@@ -90,22 +91,33 @@ class PodUpdater:
         group_pods: GroupPods,
         inputs: PlanInputs,
         unschedulable_pods: UnschedulablePods,
+        reservations: ReservationCache,
         *,
         config: SchedulerConfig,
         metrics: GateMetrics,
         recorder: EventRecorder,
     ) -> None:
         self._client, self._group_pods, self._inputs = client, group_pods, inputs
-        self._unschedulable_pods = unschedulable_pods
+        self._unschedulable_pods, self._reservations = unschedulable_pods, reservations
         self._config, self._metrics, self._recorder = config, metrics, recorder
 
-    async def open_gates(self, group: str, releases: Iterable[Release], plan: Plan | None) -> None:
+    async def open_gates(self, group: str, releases: Sequence[Release], plan: Plan | None) -> None:
         """Open the gates of these pods, which get the targets of the plan; a failure does not stop the other writes.
+
+        The reservations of the pods count as used at once, but no more for pods whose gates stayed closed.
 
         Raises:
             KubekitError: the first failure.
         """
-        await gather_in_batches([self._open_gate(group, release, plan) for release in releases])
+        for release in releases:
+            self._reservations.mark_released(release.pod.metadata.key)
+        try:
+            await gather_in_batches([self._open_gate(group, release, plan) for release in releases])
+        finally:
+            for release in releases:
+                pod = self._group_pods.newest(release.pod.metadata.key)
+                if pod is not None and pod.is_gated:
+                    self._reservations.mark_released(pod.metadata.key, is_released=False)
 
     async def _open_gate(self, group: str, release: Release, plan: Plan | None) -> None:
         pod = release.pod

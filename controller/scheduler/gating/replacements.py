@@ -49,9 +49,12 @@ class ExpectedReplacements:
         self._expected[group, key] = expected
         return int(earlier.target.node != expected.target.node)
 
-    def forget_group(self, group: str) -> None:
-        """Forget a deleted group."""
-        self._expected = {pod: expected for pod, expected in self._expected.items() if pod[0] != group}
+    def forget_group(self, group: str) -> int:
+        """Forget a deleted group; returns how many reservations end."""
+        forgotten = [pod for pod in self._expected if pod[0] == group]
+        for pod in forgotten:
+            del self._expected[pod]
+        return len(forgotten)
 
     def drop_expired(self, now: float) -> int:
         """Drop expired reservations; returns how many."""

@@ -87,11 +87,11 @@ class ReservationCache:
             if not keys[name]:
                 del keys[name]
 
-    def mark_released(self, key: str) -> None:
-        """Count a pod's reservation as used when its gate is opened, before the watch shows it."""
-        self._released_keys.add(key)
+    def mark_released(self, key: str, *, is_released: bool = True) -> None:
+        """Count a pod's reservation as used before the watch shows its open gate; with False no more, because its gate stayed closed."""
+        (self._released_keys.add if is_released else self._released_keys.discard)(key)
         if (reservation := self._reservations.get(key)) is not None:
-            self._reservations[key] = msgspec.structs.replace(reservation, is_gated=False)
+            self._reservations[key] = msgspec.structs.replace(reservation, is_gated=not is_released)
 
     def forget_pod(self, key: str) -> None:
         """Forget a pod that was deleted or belongs to another group now."""

@@ -51,8 +51,9 @@ def test_requests_beyond_64_bits_fill_a_host_and_are_subtracted_again() -> None:
     for i in range(40):
         node_cache.on_pod_change(f"d/p{i}", greedy, None)
     assert node_cache.requested["n"] == before
+    node_cache.on_pod_change("d/small", bound_pod("small", "2Gi"), None)
     node_cache.on_node_change("n", None, None)
-    assert node_cache.hosts == {}
+    assert (node_cache.hosts, node_cache.requested) == ({}, {}), "nothing is kept of nodes that are gone"
 
 
 def test_pods_with_impossible_requests_do_not_prevent_a_plan() -> None:

@@ -97,7 +97,7 @@ def test_a_move_is_not_evaluated_while_usage_is_unknown() -> None:
 def test_the_back_off_of_a_workload_doubles_with_each_failure_up_to_a_week() -> None:
     history = History()
     for failures, backoff_h in enumerate((2, 4, 8, 16, 32, 64, 128, 168, 168), start=1):
-        history, _ = evaluate_after(world(replica("new", "hot")), 10, history=history)
+        history, _ = evaluate_after(world(replica(f"new{failures}", "hot")), 10, history=history)
         assert history.backoffs[WORKLOAD] == BackoffEntry(NOW_S + 10 + 3600 * backoff_h, failures, "returned")
 
 
@@ -112,6 +112,15 @@ def test_several_failed_moves_of_a_workload_in_one_round_are_one_failure() -> No
     history, outcomes = evaluate_after(world(*(replica(f"new{i}", "hot") for i in range(5))), 10, *moves)
     assert outcomes == ["returned"] * 5
     assert history.backoffs[WORKLOAD] == BackoffEntry(NOW_S + 10 + 7200, 1, "returned")
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 60.0], ids=["one-round", "two-rounds"])
+def test_a_waiting_pod_is_the_replacement_of_one_move_only(delay_s: float) -> None:
+    waiting, second = world(replica("new", "", phase="Pending")), make_move(pod="default/web-old2", uid="old2")
+    moves = make_move(), msgspec.structs.replace(second, planned_at_s=NOW_S + delay_s)
+    history, outcomes = evaluate_after(waiting, 601, *moves)
+    outcomes += [end.outcome for end in evaluate_moves(waiting, history, LIMITS, NOW_S + 661)[1]]
+    assert outcomes == ["not-scheduled", "not-replaced"]
 
 
 def test_a_move_whose_pod_was_not_evicted_does_not_count() -> None:

@@ -407,6 +407,15 @@ async def test_a_node_is_reserved_for_a_replacement_until_it_exists_or_expires()
     assert await node_of_other_group() == reserved, "the reservation has ended"
 
 
+async def test_the_reservation_for_a_replacement_ends_with_its_group() -> None:
+    world = world_with_one_pod()
+    world.plans.expect_replacement("d/g1", "d/a", Target("z1", "r", "n00"), duration_s=60)
+    freed_count = world.plans.reservations.freed_count
+    world.state.on_group_change("d/g1", world.state.groups["d/g1"], None)
+    world.request_plan("d/g1")
+    assert world.plans.reservations.freed_count == freed_count + 1, "plans of other groups may use the node"
+
+
 @pytest.mark.parametrize(
     ("waits_s", "existed_before", "is_kept"), [(1, False, True), (61, False, False), (1, True, False)]
 )

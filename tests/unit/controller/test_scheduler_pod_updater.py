@@ -1,14 +1,75 @@
-"""A failed write of a reconciliation stops no other write, and its error keeps no object of the reconciliation in memory."""
+"""Failed writes to pods: they stop no other write, keep no object in memory, and leave reservations and permissions as they were."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import weakref
+from typing import cast
 
 import pytest
+from prometheus_client import CollectorRegistry
 
-from controller.scheduler.gating.pod_updater import gather_in_batches
+from controller.cluster.pods import Pod
+from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.gating.group_pods import GroupPods
+from controller.scheduler.gating.pod_updater import PodUpdater, gather_in_batches, may_delete_pods
+from controller.scheduler.gating.release import Release
+from controller.scheduler.gating.retries import UnschedulablePods
+from controller.scheduler.metrics import GateMetrics
+from controller.scheduler.placement.inputs import PlanInputs
+from kubekit.client import Client
+from kubekit.errors import ApiError, KubekitError
+from kubekit.reflector import Reflector
+from kubekit.wire import PODS
+from tests.unit.controller.components import SilentEventRecorder, fill_store
+from tests.unit.controller.planning_cluster import PlanningCluster
+
+
+class UnavailableClient:
+    """A client of an API server that answers every request with the same error."""
+
+    def __init__(self, status: int) -> None:
+        self._error = ApiError(status, "Failed", "no")
+
+    async def patch(self, *_: object, **__: object) -> None:
+        raise self._error
+
+    async def create(self, *_: object, **__: object) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize("last_known", [True, False])
+async def test_the_permission_to_delete_pods_stays_while_the_api_server_is_away(*, last_known: bool) -> None:
+    assert await may_delete_pods(cast("Client", UnavailableClient(503)), last_known=last_known) == last_known
+
+
+@pytest.mark.parametrize("status", [409, 500])
+async def test_a_pod_whose_gate_stays_closed_counts_as_gated(status: int) -> None:
+    world, client = PlanningCluster(1, 4), cast("Client", UnavailableClient(status))
+    world.add_group("d/g1", 1)
+    pod = world.add_pod("d/g1", "a", "P1", 1)
+    await world.plans.make_plan("d/g1")
+    store: Reflector[Pod] = Reflector(client, PODS, Pod)
+    fill_store(store, [pod])
+    reservations = world.plans.reservations
+    updater = PodUpdater(
+        client,
+        GroupPods(store, world.state, lambda: world.now),
+        PlanInputs(world.state, world.node_cache, world.volumes, None, None),
+        UnschedulablePods(SchedulerConfig()),
+        reservations,
+        config=SchedulerConfig(),
+        metrics=GateMetrics(CollectorRegistry()),
+        recorder=SilentEventRecorder(),
+    )
+    try:
+        await updater.open_gates("d/g1", [Release(pod, "turn")], world.plan_of("d/g1"))
+    except KubekitError:
+        assert status == 500, "after a conflict the next reconciliation decides again"
+    world.request_plan("d/g1")
+    assert reservations.reserved_by_others_on("d/g2", "n00")
+    assert not reservations.reserved_by_others_on("d/g2", "n00", released_only=True)
 
 
 async def test_a_failed_write_stops_no_other_write_and_keeps_no_object_in_memory() -> None:
