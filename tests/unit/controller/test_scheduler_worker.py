@@ -6,6 +6,8 @@ import asyncio
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -146,6 +148,21 @@ def random_costs(rng: random.Random) -> CostTable:
         {(a, b): rng.randint(2, 20) for a in names for b in names if a != b} for names in (regions, zones)
     )
     return CostTable(msgspec.convert(weight_body(between_zones, between_regions), WeightInfo))
+
+
+def test_a_search_without_memory_ends_its_process_with_a_message() -> None:
+    """The planning process then starts again, see `test_a_process_that_ends_fails_only_its_current_plan`."""
+    script = """
+import resource
+from controller.scheduler.placement.native_search import NativeProblem
+from tests.unit.controller.test_scheduler_search import make_problem
+problem = NativeProblem(make_problem([0] * 20_000, [1] * 2_000))  # Needs 160 MB for replicas by workload and host.
+used_bytes = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used_bytes + (32 << 20),) * 2)
+problem.search(None, seed=1, steps=0, time_limit_s=1.0)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGABRT, "netaware: no memory for the search of a plan\n")
 
 
 def test_a_plan_over_forty_zones_rarely_splits_a_group_between_two() -> None:

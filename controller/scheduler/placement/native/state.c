@@ -105,7 +105,7 @@ double state_delta(const State *state, int32_t replica, int32_t to) {
 static void list_append(ReplicaList *list, int32_t replica) {
   if (list->length == list->capacity) {
     list->capacity = list->capacity ? list->capacity * 2 : 4;
-    list->item = realloc(list->item, (size_t)list->capacity * sizeof(int32_t));
+    list->item = require_memory(realloc(list->item, (size_t)list->capacity * sizeof(int32_t)));
   }
   list->item[list->length++] = replica;
 }

@@ -1,6 +1,7 @@
 /* A placement: the host of each replica, its cost, and the change of the cost by a move. */
 #pragma once
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "problem.h"
@@ -68,4 +69,10 @@ static inline uint64_t random_bits(State *state) {
 static inline int64_t random_below(State *state, int64_t n) { return (int64_t)(((random_bits(state) >> 32) * (uint64_t)n) >> 32); }
 static inline double random_unit(State *state) { return (double)(random_bits(state) >> 11) * 0x1.0p-53; }
 
-static inline void *allocate(int64_t n, size_t size) { return calloc((size_t)(n > 0 ? n : 1), size); } /* zeroed */
+/* Returns new memory, or ends the process: an allocation deep in the search has no other way to report that none is left. */
+static inline void *require_memory(void *memory) {
+  if (memory) return memory;
+  fputs("netaware: no memory for the search of a plan\n", stderr);
+  abort();
+}
+static inline void *allocate(int64_t n, size_t size) { return require_memory(calloc((size_t)(n > 0 ? n : 1), size)); } /* zeroed */
