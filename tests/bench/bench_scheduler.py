@@ -29,7 +29,7 @@ from controller.scheduler.state import State
 from kubekit.http import Server
 from kubekit.runtime import compact_memory
 from tests.bench.figures import Figures, figure
-from tests.support.bodies import random_weight
+from tests.support.bodies import make_random_weight
 from tests.unit.controller.scheduler_objects import make_node, make_pod, make_state, make_weighted_topology
 
 EXAMPLE = Path(__file__).parents[2] / "manifests" / "examples" / "online-boutique" / "appgroup.yaml"
@@ -54,7 +54,7 @@ def make_large_state(size: int) -> State:
     nodes = [make_node(node_name(i), *zone_of(i), cpu="8") for i in range(size)]
     document = yaml.safe_load(EXAMPLE.read_text())
     document["metadata"]["namespace"] = "default"
-    weight = random_weight([f"zone-{z:02d}" for z in range(ZONES)], [f"region-{r}" for r in range(REGIONS)])
+    weight = make_random_weight([f"zone-{z:02d}" for z in range(ZONES)], [f"region-{r}" for r in range(REGIONS)])
     pods = [make_pod(f"P{i}", node_name(i * 7 % size), name=f"p{i}", group="online-boutique") for i in range(2, 12)]
     return make_state(
         SchedulerConfig(), *nodes, msgspec.convert(document, AppGroup), make_weighted_topology(weight), *pods

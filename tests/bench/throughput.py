@@ -32,7 +32,7 @@ from lab.polling import poll_until
 from lab.scheduler_config import build_scheduler_config
 from netperf.contract import NETAWARE_NAMESPACE
 from tests.bench.control_plane import control_plane, create_ready_node, delete_pods_and_groups, gather_in_batches
-from tests.support.bodies import appgroup_body, random_weight
+from tests.support.bodies import make_appgroup_body, make_random_weight
 from tests.support.controller_program import run_controller
 from tests.support.scheduling import running
 
@@ -70,7 +70,7 @@ async def start_cluster(nodes: int) -> AsyncIterator[tuple[ControlPlane, Client]
 
 
 async def create_network_topology(client: Client) -> None:
-    weights = [random_weight([f"z{z:02d}" for z in range(ZONES)], [f"r{r}" for r in range(REGIONS)])]
+    weights = [make_random_weight([f"z{z:02d}" for z in range(ZONES)], [f"r{r}" for r in range(REGIONS)])]
     spec = {"configmapName": "netperf-metrics", "weights": weights}
     body = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": "nt-default"}, "spec": spec}
     await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=NAMESPACE)
@@ -80,7 +80,7 @@ async def create_group(client: Client, number: int, mode: Mode, planned_pods: Pl
     """Create an AppGroup and its pods."""
     rng = random.Random(number)
     calls = {f"w{i}": {f"w{j}": 20 for j in range(i + 1, GROUP_SIZE) if rng.random() < 0.3} for i in range(GROUP_SIZE)}
-    body = appgroup_body(f"g{number}", calls, members=GROUP_SIZE, algorithm="ReverseKahn")
+    body = make_appgroup_body(f"g{number}", calls, members=GROUP_SIZE, algorithm="ReverseKahn")
     await client.create(APPGROUPS, body, Object, namespace=NAMESPACE)
     for i in range(GROUP_SIZE):
         await client.create(PODS, build_pod(number, i, mode, planned_pods), Object, namespace=NAMESPACE)

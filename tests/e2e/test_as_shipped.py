@@ -19,9 +19,9 @@ from tests.e2e.labs import LabCommand
 from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, TIMEOUT_S, Cluster, start_shipped_lab, wait_until
 from tests.e2e.terminal import Terminal
 from tests.integration.manifests.kubectl import write_kustomization
-from tests.support.bodies import appgroup_body
+from tests.support.bodies import make_appgroup_body
 from tests.support.controller_program import generate_webhook_manifests
-from tests.support.documents import shell_blocks
+from tests.support.documents import read_shell_blocks
 from tests.support.tools.builds import find_or_fetch_operator_definitions
 
 pytestmark = pytest.mark.real_nodes
@@ -57,7 +57,9 @@ links:
   - {between: [z3, z4], rtt: 3ms}
 nodeDefaults: {kubelet: real, cpu: 2, memory: 4Gi}
 """
-APP_GROUP = json.dumps(appgroup_body("shop", {"web": {"store": 10}, "store": {}}, members=2, algorithm="ReverseKahn"))
+APP_GROUP = json.dumps(
+    make_appgroup_body("shop", {"web": {"store": 10}, "store": {}}, members=2, algorithm="ReverseKahn")
+)
 
 
 def deployment(name: str) -> dict[str, Any]:
@@ -210,7 +212,7 @@ def uninstall_and_check_gates(cluster: Cluster) -> None:
     cluster.run("create", "namespace", "waiting")
     cluster.run("apply", "-n", "waiting", "-f", "-", text="\n---\n".join((APP_GROUP, json.dumps(deployment("web")))))
     wait_until(lambda: list_gates(cluster) == ["netaware.io/topological-order"], "a pod at its gate")
-    release, delete = shell_blocks("install", "Uninstall")
+    release, delete = read_shell_blocks("install", "Uninstall")
     paste(cluster, release)
     columns = "custom-columns=OWNER:.metadata.annotations.netaware\\.io/bandwidth-owner"
     assert set(cluster.run("get", "nodes", "-o", columns).split()) == {"OWNER", "<none>"}

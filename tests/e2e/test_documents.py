@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.labs import installed_lab
 from tests.e2e.terminal import Terminal
-from tests.support.documents import shell_blocks, write_shown_files
+from tests.support.documents import read_shell_blocks, write_shown_files
 
 DEADLINE_S = 120.0
 
@@ -47,42 +47,42 @@ async def test_commands_of_the_documents_work(tmp_path: Path) -> None:
         reader = Reader(Terminal(lab.control_plane.kubectl, lab.control_plane.kubeconfig), tmp_path)
         await reader.wait_for_output("kubectl netaware status", "12 of 12")
 
-        (certificate,) = shell_blocks("install", "Kubernetes 1.34 and 1.35")
+        (certificate,) = read_shell_blocks("install", "Kubernetes 1.34 and 1.35")
         assert "webhook" in await reader.paste_block(certificate.removeprefix("uv run --extra controller "))
 
-        _, example = shell_blocks("install", "On kind")
+        _, example = read_shell_blocks("install", "On kind")
         install, _, commands = example.partition("\n")
         assert install.startswith("uv tool install"), "not pasted, because the plugin is installed"
         assert "frontend" in await reader.paste_block(commands)
 
         write_shown_files("first-appgroup", tmp_path)
-        (apply,) = shell_blocks("first-appgroup", "3. Apply")
+        (apply,) = read_shell_blocks("first-appgroup", "3. Apply")
         assert "created" in await reader.paste_block(apply)
         await reader.wait_for_output(
             "kubectl get pods -n shop --field-selector=status.phase=Running -o name | wc -l", "4"
         )
         await reader.wait_for_output("kubectl netaware diagnose", "nothing is wrong")
-        (check,) = shell_blocks("first-appgroup", "4. Check")
+        (check,) = read_shell_blocks("first-appgroup", "4. Check")
         output = await reader.paste_block(check)
         assert "nothing is wrong" in output
         for condition in ("Complete", "CostsMet", "SpecValid", "Planned"):
             assert condition in output
 
-        (pod,) = shell_blocks("troubleshooting", "Why is my pod pending?")
+        (pod,) = read_shell_blocks("troubleshooting", "Why is my pod pending?")
         name = "$(kubectl -n shop get pods -o jsonpath='{.items[0].metadata.name}')"
         assert "it is on n" in await reader.paste_block(
             re.sub(r"\bNAME\b", name, re.sub(r"\bNAMESPACE\b", "shop", pod))
         )
 
-        (label,) = shell_blocks("scheduling", "Which AppGroup a pod belongs to")
+        (label,) = read_shell_blocks("scheduling", "Which AppGroup a pod belongs to")
         assert "labeled" in await reader.paste_block(f"kubectl create namespace prod\n{label}")
 
-        (backup,) = shell_blocks("upgrade", "Before")
+        (backup,) = read_shell_blocks("upgrade", "Before")
         await reader.paste_block(backup)
         assert "kind: AppGroup" in (tmp_path / "before.yaml").read_text()
         assert "netperf" in (tmp_path / "configuration.yaml").read_text()
 
-        (upgrade,) = shell_blocks("upgrade", "With kubectl")
+        (upgrade,) = read_shell_blocks("upgrade", "With kubectl")
         # `make overlay` names images of a registry.
         script = upgrade.replace("dist/overlay", "manifests/overlays/default")
         assert "serverside-applied" in await reader.paste_block(script)

@@ -22,7 +22,7 @@ from lab.cluster import Lab
 from netperf.contract import ZONE_LABEL
 from tests.e2e.labs import installed_lab
 from tests.e2e.terminal import Terminal, summarize
-from tests.support.bodies import appgroup_body
+from tests.support.bodies import make_appgroup_body
 from tests.unit.controller.situations import SITUATIONS
 
 DEADLINE_S = 420.0
@@ -101,8 +101,8 @@ CLAIM = {
     "spec": {"storageClassName": "", "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
 }
 WITH_CLAIM: Json = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]}
-FRONT = appgroup_body("shop", {"front": {}})
-FRONT_OF_NINE = appgroup_body("shop", {"front": {}}, members=9)
+FRONT = make_appgroup_body("shop", {"front": {}})
+FRONT_OF_NINE = make_appgroup_body("shop", {"front": {}}, members=9)
 ANTI_AFFINITY: Json = {
     "podAntiAffinity": {
         "requiredDuringSchedulingIgnoredDuringExecution": [
@@ -181,7 +181,7 @@ PARALLEL_CASES: tuple[Case, ...] = (
         "a namespace without consent",
         [
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "NS-other"}},
-            appgroup_body("shop", {"front": {}, "cart": {}}, members=2, namespaces={"cart": "NS-other"}),
+            make_appgroup_body("shop", {"front": {}, "cart": {}}, members=2, namespaces={"cart": "NS-other"}),
             build_deployment("front"),
             {**build_deployment("cart"), "metadata": {"name": "cart", "namespace": "NS-other"}},
         ],

@@ -22,7 +22,7 @@ from lab.polling import poll_until
 from lab.progress import ProgressPrinter
 from netperf.contract import AGENT, NAME_LABEL, NETAWARE_NAMESPACE, PART_OF_LABELS
 from tests.scale.objects import node_body, running_pod
-from tests.support.etcd import Item, put_all
+from tests.support.etcd import Item, write_objects
 
 ROLLED_OUT_SHARE = 0.1
 """Share of AppGroups whose Deployments are rolled out; pods of the others never change."""
@@ -73,8 +73,8 @@ async def put_nodes_and_pods(plane: ControlPlane, sizes: Sizes, print_progress: 
     keys = [(i, zone) for i in range(sizes.nodes_per_zone) for zone in range(sizes.zones)]
     bodies = (node_body(names[zone][i], zone=zone, number=number) for number, (i, zone) in enumerate(keys))
     nodes = ((f"minions/{body['metadata']['name']}", body) for body in bodies)
-    print_progress(f"{await put_all(plane, nodes)} nodes")
-    print_progress(f"{await put_all(plane, _pods(sizes, names))} pods")
+    print_progress(f"{await write_objects(plane, nodes)} nodes")
+    print_progress(f"{await write_objects(plane, _pods(sizes, names))} pods")
     return names
 
 

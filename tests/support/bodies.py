@@ -11,7 +11,7 @@ from controller.cluster.crds import APPGROUPS
 REGION, ZONE = "topology.kubernetes.io/region", "topology.kubernetes.io/zone"
 
 
-def appgroup_spec(
+def make_appgroup_spec(
     calls: Mapping[str, Mapping[str, Any]],
     *,
     members: int = 1,
@@ -37,12 +37,12 @@ def appgroup_spec(
     return {"numMembers": members, "topologySortingAlgorithm": algorithm, "workloads": workloads}
 
 
-def appgroup_body(name: str, calls: Mapping[str, Mapping[str, Any]], **options: Any) -> dict[str, Any]:
-    """An AppGroup; the other arguments are those of `appgroup_spec`."""
-    return {**APPGROUPS.type_meta, "metadata": {"name": name}, "spec": appgroup_spec(calls, **options)}
+def make_appgroup_body(name: str, calls: Mapping[str, Mapping[str, Any]], **options: Any) -> dict[str, Any]:
+    """An AppGroup; the other arguments are those of `make_appgroup_spec`."""
+    return {**APPGROUPS.type_meta, "metadata": {"name": name}, "spec": make_appgroup_spec(calls, **options)}
 
 
-def weight_body(
+def make_weight_body(
     zones: Mapping[tuple[str, str], Any],
     regions: Mapping[tuple[str, str], Any] | None = None,
     name: str = "UserDefined",
@@ -59,16 +59,16 @@ def weight_body(
     return {"name": name, "topologyList": levels}
 
 
-def random_weight(zones: Sequence[str], regions: Sequence[str]) -> dict[str, Any]:
+def make_random_weight(zones: Sequence[str], regions: Sequence[str]) -> dict[str, Any]:
     """A weight with costs of 2 to 20 between all zones and between all regions, the same in every run."""
     rng = random.Random(1)
 
     def costs(names: Sequence[str]) -> dict[tuple[str, str], int]:
         return {(a, b): rng.randint(2, 20) for a in names for b in names if a != b}
 
-    return weight_body(costs(zones), costs(regions))
+    return make_weight_body(costs(zones), costs(regions))
 
 
-def symmetric_costs(costs: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
+def make_symmetric_costs(costs: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
     """The same costs in both directions."""
     return {**costs, **{(destination, origin): cost for (origin, destination), cost in costs.items()}}

@@ -8,7 +8,7 @@ from pathlib import Path
 DOCUMENTS = Path(__file__).parents[2] / "docs"
 
 
-def shell_blocks(page: str, heading: str) -> list[str]:
+def read_shell_blocks(page: str, heading: str) -> list[str]:
     """The shell blocks of a page below a heading; before the first heading if it is empty."""
     parts = re.split(r"^## (.*)$", (DOCUMENTS / f"{page}.md").read_text(), flags=re.MULTILINE)
     below = {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}

@@ -37,7 +37,7 @@ def create_client_context(plane: ControlPlane) -> ssl.SSLContext:
     return context
 
 
-async def put_all(plane: ControlPlane, items: Iterable[Item]) -> int:
+async def write_objects(plane: ControlPlane, items: Iterable[Item]) -> int:
     """Write objects; returns their number. Raises an ExceptionGroup of BootErrors if etcd refuses one."""
     batches, count = _batches(items), 0
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)

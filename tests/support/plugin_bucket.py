@@ -9,7 +9,7 @@ CONTAINERD_BURST_BYTES, CRIO_BURST_BYTES = 536_870_911, 4_294_967_294
 """The bursts that container runtimes request by default."""
 
 
-def plugin_params(rate_bps: int, burst_bytes: int = CONTAINERD_BURST_BYTES) -> TbfParams:
+def compute_plugin_params(rate_bps: int, burst_bytes: int = CONTAINERD_BURST_BYTES) -> TbfParams:
     """The parameters that the plugin sets on amd64 for a rate in bits per second and a burst in bytes."""
     rate = rate_bps // 8
     limit = (int(rate * PLUGIN_LATENCY_S) + burst_bytes) % UINT32_RANGE

@@ -183,7 +183,7 @@ class SimulatedNetwork:
         self.latencies, self.costs = latencies, costs
 
 
-def random_rtts_us(count: int, seed: int = 7) -> dict[frozenset[str], float]:
+def draw_rtts_us(count: int, seed: int = 7) -> dict[frozenset[str], float]:
     """Round-trip times between zones at random points of a plane, in microseconds, up to some tens of milliseconds."""
     rng = random.Random(seed)
     points = [(rng.uniform(0, 60_000), rng.uniform(0, 60_000)) for _ in range(count)]

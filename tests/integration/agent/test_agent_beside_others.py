@@ -16,7 +16,7 @@ from agent.bandwidth.state import INGRESS_HOOK, SetEgressLimit
 from agent.netlink import KernelError
 from tests.integration.agent.bpf_programs import loaded_program, program_dropping_udp
 from tests.integration.agent.pods_on_node import NETWORK, NodePod, enforce, execute, node_pod, run, statuses_of_pod
-from tests.support.plugin_bucket import plugin_params
+from tests.support.plugin_bucket import compute_plugin_params
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
 REPAIR = RepairPolicy(enforce=True, repair_burst=True)
@@ -95,7 +95,7 @@ def test_a_failed_repair_leaves_no_qdisc_and_no_filter() -> None:
     with node_pod(44) as pod:
         ours, index = plugin_ifb_name(NETWORK, pod.container), socket.if_nametoindex(pod.host_device)
         before = read_tc(pod.host_device)
-        bare = SetEgressLimit(index, pod.host_device, ours, 1500, plugin_params(10_000_000), "netaware:x")
+        bare = SetEgressLimit(index, pod.host_device, ours, 1500, compute_plugin_params(10_000_000), "netaware:x")
         repair = msgspec.structs.replace(bare, add_ingress_qdisc=True)
         for failing in (
             msgspec.structs.replace(repair, stale_filter_priorities=(7,)),  # no filter has this preference

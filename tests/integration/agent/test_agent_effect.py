@@ -22,7 +22,7 @@ from agent.bandwidth.state import INGRESS_HOOK, PLUGIN_HANDLE, LimitStatus, SetE
 from tests.integration.agent.bpf_programs import attach_tcx, loaded_program, program_redirecting_to_peer
 from tests.integration.agent.limit_measurements import start_traffic
 from tests.integration.agent.pods_on_node import NETWORK, PROC, NodePod, execute, node_pod, plan, run
-from tests.support.plugin_bucket import plugin_params
+from tests.support.plugin_bucket import compute_plugin_params
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
@@ -53,7 +53,7 @@ def meter_traffic(statuses: Sequence[LimitStatus], readings: int) -> TrafficMete
 def delete_ifb_of_plugin(pod: NodePod, monkeypatch: pytest.MonkeyPatch) -> None:
     """Delete the ifb: the plugin's filter then passes packets, because its action is OK and not STOLEN."""
     name = plugin_ifb_name(NETWORK, pod.container)
-    params = plugin_params(RATE_BPS, 100_000)
+    params = compute_plugin_params(RATE_BPS, 100_000)
     execute(SetEgressLimit(if_nametoindex(pod.host_device), pod.host_device, name, 1500, params, "", add_filter=False))
     run(f"tc qdisc add dev {pod.host_device} ingress")
     with monkeypatch.context() as patched, IPRoute() as netlink:
@@ -76,7 +76,7 @@ def test_a_limit_that_packets_bypass_is_exceeded_within_two_readings(monkeypatch
         overflowed, peer, stray, deleted, limited_ingress, limited_egress, source = (
             stack.enter_context(node_pod(number)) for number in range(50, 57)
         )
-        params = plugin_params(RATE_BPS)
+        params = compute_plugin_params(RATE_BPS)
         with IPRoute() as netlink:
             netlink.tc(
                 "replace", "tbf", index=if_nametoindex(overflowed.host_device), handle=PLUGIN_HANDLE, params=params

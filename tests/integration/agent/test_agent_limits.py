@@ -26,7 +26,7 @@ from tests.integration.agent.pods_on_node import (
     statuses_of_pod,
     take_snapshot,
 )
-from tests.support.plugin_bucket import CONTAINERD_BURST_BYTES, CRIO_BURST_BYTES, plugin_params
+from tests.support.plugin_bucket import CONTAINERD_BURST_BYTES, CRIO_BURST_BYTES, compute_plugin_params
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
@@ -69,7 +69,7 @@ def set_limits_as_plugin(pod: NodePod, rate_bps: int, burst: int) -> None:
     """Set limits with this burst in both directions, as the CNI bandwidth plugin does."""
     snapshot = take_snapshot(pod.spec())
     device = next(d for d in snapshot.tc_state.devices if d.name == pod.host_device)
-    params = plugin_params(rate_bps, burst)
+    params = compute_plugin_params(rate_bps, burst)
     name = plugin_ifb_name(NETWORK, pod.container)
     execute(SetEgressLimit(device.index, device.name, name, 1500, params, alias="", add_ingress_qdisc=True))
     with IPRoute() as netlink:  # with our exact parameters, see `agent.bandwidth.tc_writer`

@@ -24,7 +24,7 @@ from lab.polling import poll_until
 from lab.programs import Program
 from tests.integration.conftest import MakeNode, crd_bodies, remove_crds
 from tests.integration.controller.harness import Replica, SimulatedAgents, StartReplica, announce_agent
-from tests.support.bodies import appgroup_body, weight_body
+from tests.support.bodies import make_appgroup_body, make_weight_body
 from tests.unit.controller.test_appgroup_order import BOUTIQUE, BOUTIQUE_CALLS, EXPECTED_ORDERS
 from tests.unit.controller.test_convert_field_spellings import PROPOSAL_GROUP, PROPOSAL_TOPOLOGY, SLIDES_GROUP
 
@@ -33,7 +33,7 @@ def group(needs: dict[str, str], *, members: int = 1, algorithm: str = "KahnSort
     """An AppGroup; ``needs`` has the dependencies of each workload, separated by spaces."""
     limits = {"maxNetworkCost": cost, "minBandwidth": "10M"}
     calls = {name: dict.fromkeys(below.split(), limits) for name, below in needs.items()}
-    return appgroup_body("g", calls, members=members, algorithm=algorithm)
+    return make_appgroup_body("g", calls, members=members, algorithm=algorithm)
 
 
 BOUTIQUE_GROUP = {name: BOUTIQUE_CALLS.get(name, "") for name in BOUTIQUE}
@@ -108,7 +108,7 @@ async def test_the_status_has_the_number_of_pods_and_whether_costs_are_met(
     near, far = f"{namespace}-near", f"{namespace}-far"
     await make_node(near, zone="z1", region="west")
     await make_node(far, zone="z2", region="west")
-    spec = {"configmapName": "c", "weights": [weight_body({("z1", "z2"): 30})]}
+    spec = {"configmapName": "c", "weights": [make_weight_body({("z1", "z2"): 30})]}
     topology = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": "nt-default"}, "spec": spec}
     await client.create(NETWORK_TOPOLOGIES, topology, Object, namespace=namespace)
     await create(client, namespace, group({"a": "b", "b": ""}, members=2))

@@ -24,10 +24,10 @@ from netperf.plans import plan_object_name
 from tests.integration.conftest import CRDS, MakeNode
 from tests.integration.controller.harness import SimulatedAgents, StartReplica, announce_agent, read_plans
 from tests.integration.controller.test_appgroup_manager import group, pod
-from tests.support.bodies import weight_body
+from tests.support.bodies import make_weight_body
 
 ZONES = {"z1": "west", "z2": "west", "z3": "east"}
-USERS = weight_body(
+USERS = make_weight_body(
     {
         ("z1", "z2"): {"networkCost": 0, "bandwidthCapacity": 1000},
         ("z2", "z1"): {"networkCost": 0, "bandwidthCapacity": "1Gi"},

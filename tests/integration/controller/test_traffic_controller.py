@@ -22,7 +22,7 @@ from lab.programs import run_command
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 from tests.integration.conftest import MakeNode
 from tests.integration.controller.harness import Replica, StartReplica
-from tests.support.bodies import appgroup_body
+from tests.support.bodies import make_appgroup_body
 from tests.support.prometheus_program import Series, format_exposition, run_prometheus
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(240)]
@@ -42,7 +42,7 @@ def make_group(calls: Mapping[str, str]) -> dict[str, Any]:
     """An AppGroup whose selectors are the names of its workloads in capitals."""
     limits = {"minBandwidth": "1M"}
     upper = {name.upper(): dict.fromkeys(callees.upper().split(), limits) for name, callees in calls.items()}
-    return appgroup_body("shop", upper, members=4)
+    return make_appgroup_body("shop", upper, members=4)
 
 
 async def create_deployments(client: Client, namespace: str, nodes: Mapping[str, str]) -> None:

@@ -14,7 +14,7 @@ from kubekit.wire import CONFIGMAPS, ConfigMap, Object
 from lab.polling import poll_until
 from tests.integration.conftest import crd_bodies, remove_crds
 from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Kubectl, uninstall, wait_until_established
-from tests.support.documents import shell_blocks
+from tests.support.documents import read_shell_blocks
 
 
 async def list_object_names(kubectl: Kubectl) -> set[str]:
@@ -61,7 +61,7 @@ async def test_definitions_upgrade_in_place_and_keep_their_objects(kubectl: Kube
 
 def read_commands(page: str, heading: str) -> list[str]:
     """The commands in the shell blocks of a page."""
-    return "".join(shell_blocks(page, heading)).replace("\\\n", " ").splitlines()
+    return "".join(read_shell_blocks(page, heading)).replace("\\\n", " ").splitlines()
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from lab.nodes import is_usable
 from lab.polling import poll_until
 from lab.programs import Program
 from tests.integration.conftest import MakeNode, StartScheduler
-from tests.support.bodies import appgroup_body, weight_body
+from tests.support.bodies import make_appgroup_body, make_weight_body
 from tests.support.scheduling import run_leader, serve_extender
 
 POLICY = Path(__file__).parents[3] / "manifests" / "policies" / "appgroup-gate.yaml"
@@ -156,7 +156,7 @@ async def create_group(
     namespaces: dict[str, str] | None = None,
 ) -> AppGroup:
     """Create an AppGroup with maxNetworkCost by caller and callee; ``namespaces`` are those of workloads elsewhere, by selector."""
-    body = appgroup_body(name, calls, members=members or len(calls), algorithm=algorithm, namespaces=namespaces)
+    body = make_appgroup_body(name, calls, members=members or len(calls), algorithm=algorithm, namespaces=namespaces)
     return await client.create(APPGROUPS, body, AppGroup, namespace=namespace)
 
 
@@ -167,7 +167,7 @@ async def set_costs(
     regions: dict[tuple[str, str], int] | None = None,
 ) -> NetworkTopology:
     """Create or replace the NetworkTopology nt-default of a namespace with these costs."""
-    spec = {"configmapName": "netperf-metrics", "weights": [weight_body(zones, regions)]}
+    spec = {"configmapName": "netperf-metrics", "weights": [make_weight_body(zones, regions)]}
     body = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": "nt-default"}, "spec": spec}
     return await client.apply(
         NETWORK_TOPOLOGIES, "nt-default", body, NetworkTopology, field_manager="tests", namespace=namespace

@@ -29,13 +29,13 @@ from tests.integration.scheduler.conftest import (
     wait_until_bound,
     workload_body,
 )
-from tests.support.bodies import symmetric_costs
+from tests.support.bodies import make_symmetric_costs
 
 pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(900), pytest.mark.slow]
 
 ZONE = "topology.kubernetes.io/zone"
 ZONES = ("z0", "z1", "z2")
-BOTH_WAYS = symmetric_costs({("z0", "z1"): 5, ("z1", "z2"): 5, ("z0", "z2"): 50})
+BOTH_WAYS = make_symmetric_costs({("z0", "z1"): 5, ("z1", "z2"): 5, ("z0", "z2"): 50})
 CHAIN = ("web", "m", "db")
 LIMIT, REPLICAS = 10, 2
 FOREIGN_GATE = "example.com/gate"

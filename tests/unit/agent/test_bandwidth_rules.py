@@ -13,7 +13,7 @@ from agent.bandwidth.cni import Attachment, Network
 from agent.bandwidth.tbf import choose_params
 from agent.bandwidth.tc_index import TcIndex
 from agent.rtnetlink import ROOT, Qdisc, TbfParams
-from tests.support.plugin_bucket import CONTAINERD_BURST_BYTES, plugin_params
+from tests.support.plugin_bucket import CONTAINERD_BURST_BYTES, compute_plugin_params
 
 UID = "0f3a1b2c-0000-4000-8000-000000000001"
 CONTAINER_ID = "a" * 64
@@ -93,7 +93,7 @@ def make_repair(rate_bps: int = RATE) -> state.SetIngressLimit:
 
 
 def make_plugin_qdisc(rate_bps: int = RATE, burst: int = CONTAINERD_BURST_BYTES) -> Qdisc:
-    return make_bucket(VETH, plugin_params(rate_bps, burst))
+    return make_bucket(VETH, compute_plugin_params(rate_bps, burst))
 
 
 TINY_BURST = make_bucket(VETH, TbfParams(rate_bytes_per_s=RATE // 8, buffer_ticks=5_000, limit_bytes=40_000))
@@ -265,7 +265,7 @@ def test_pods_that_cannot_be_limited_get_a_reason(
 def test_our_limits_are_removed_with_the_annotation_and_the_plugins_stay() -> None:
     plan = plan_for(make_pod(), **redirecting_to_ifb(make_our_qdisc(IFB_INDEX), make_our_qdisc(VETH)))
     assert plan.actions == (state.RemoveLimit(VETH, "veth12ab", "ingress"), REMOVE_EGRESS)
-    plugin_bucket = make_bucket(IFB_INDEX, plugin_params(RATE))
+    plugin_bucket = make_bucket(IFB_INDEX, compute_plugin_params(RATE))
     assert plan_for(make_pod(), **redirecting_to_ifb(plugin_bucket)).actions == ()
 
 

@@ -19,7 +19,7 @@ from agent.bandwidth.tbf import (
     has_excessive_burst_or_queue,
 )
 from agent.rtnetlink import TbfParams
-from tests.support.plugin_bucket import CONTAINERD_BURST_BYTES, CRIO_BURST_BYTES, plugin_params
+from tests.support.plugin_bucket import CONTAINERD_BURST_BYTES, CRIO_BURST_BYTES, compute_plugin_params
 
 MTU = 1500
 
@@ -35,11 +35,11 @@ MTU = 1500
     ],
 )
 def test_the_plugins_burst_overflows_to_the_ticks_seen_in_the_kernel(rate_bps: int, burst: int, ticks: int) -> None:
-    assert plugin_params(rate_bps, burst).buffer_ticks == ticks
+    assert compute_plugin_params(rate_bps, burst).buffer_ticks == ticks
 
 
 def test_a_saturated_buffer_is_recognized_as_an_overflow() -> None:
-    overflowed = plugin_params(10_000_000)
+    overflowed = compute_plugin_params(10_000_000)
     _, saturated = compute_plugin_buffer_ticks(overflowed.rate_bytes_per_s, CONTAINERD_BURST_BYTES)
     params = TbfParams(rate_bytes_per_s=1_250_000, buffer_ticks=saturated, limit_bytes=overflowed.limit_bytes)
     assert saturated == UINT32_RANGE - 1
@@ -48,7 +48,7 @@ def test_a_saturated_buffer_is_recognized_as_an_overflow() -> None:
 
 @given(st.integers(10**6, 10**11), st.integers(1600, 2**32 - 1))
 def test_every_overflowed_burst_is_found_and_no_other(rate_bps: int, burst: int) -> None:
-    params = plugin_params(rate_bps, burst)
+    params = compute_plugin_params(rate_bps, burst)
     overflows = burst / params.rate_bytes_per_s * 1e6 * TICKS_PER_US >= UINT32_RANGE
     assert (find_overflowed_burst_bytes(params) is not None) == overflows
 
@@ -72,5 +72,5 @@ def test_our_parameters_limit_from_the_first_second_and_bound_the_queue(rate_bps
     ],
 )
 def test_a_burst_is_too_large_from_a_quarter_of_a_second(rate_bps: int, burst: int, is_excessive: bool) -> None:
-    params = plugin_params(rate_bps, burst)
+    params = compute_plugin_params(rate_bps, burst)
     assert (has_excessive_burst_or_queue(params, MTU), blocks_everything(params, MTU)) == (is_excessive, False)

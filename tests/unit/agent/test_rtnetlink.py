@@ -42,7 +42,7 @@ from agent.rtnetlink import (
     read_number,
     read_text,
 )
-from tests.support.plugin_bucket import plugin_params
+from tests.support.plugin_bucket import compute_plugin_params
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recordings" / "rtnetlink.messages").read_text())
 VETH, IFB, BRIDGE = RECORDED["veth"], RECORDED["ifb"], RECORDED["br"]
@@ -65,7 +65,7 @@ def test_devices_are_parsed_with_kind_alias_and_the_namespace_of_their_peer() ->
 def test_token_buckets_are_parsed_exactly_up_to_rates_of_64_bits() -> None:
     qdiscs = [parse_qdisc(m, HEADER, len(m)) for m in recorded("qdiscs")]
     by_place = {(q.device_index, q.kind): q for q in qdiscs}
-    limit = plugin_params(10_000_000)
+    limit = compute_plugin_params(10_000_000)
     assert by_place[VETH, "tbf"] == Qdisc(device_index=VETH, kind="tbf", handle=0x10000, parent=ROOT, params=limit)
     assert by_place[IFB, "tbf"].params == TbfParams(
         rate_bytes_per_s=12_500_000_000, buffer_ticks=156_250, limit_bytes=625_000_000
@@ -219,7 +219,7 @@ async def test_a_refusal_has_the_kernels_message(monkeypatch: pytest.MonkeyPatch
 
     async with simulated_kernel(monkeypatch, refuse):
         with pytest.raises(KernelError, match="SetIngressLimit on x0: Specified qdisc kind is unknown"):
-            await execute(SetIngressLimit(7, "x0", plugin_params(10_000_000)))
+            await execute(SetIngressLimit(7, "x0", compute_plugin_params(10_000_000)))
 
 
 async def test_a_request_without_an_answer_times_out(monkeypatch: pytest.MonkeyPatch) -> None:

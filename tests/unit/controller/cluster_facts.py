@@ -15,7 +15,7 @@ from controller.diagnosis.cluster_views import AgentView, NetworkView, PairBasis
 from controller.diagnosis.control_plane import ControlPlaneStatus, LeaseStatus, Program, ProgramPod
 from controller.diagnosis.facts import Facts, NodeFact, PodFact
 from kubekit.wire import Condition, ObjectMeta, OwnerReference, SchedulingGate, Taint, format_time
-from tests.support.bodies import appgroup_spec
+from tests.support.bodies import make_appgroup_spec
 
 NOW_S = 1_800_000_000.0
 GATE = "netaware.io/topological-order"
@@ -27,7 +27,7 @@ HEALTHY = ControlPlaneStatus(pods=READY, lease=LeaseStatus("a", NOW_S - 2))
 
 
 def make_group(conditions: list[dict[str, str]] | None = None, **fields: Any) -> AppGroup:
-    spec = appgroup_spec({"front": {"cart": 5}, "cart": {}}, members=20) | fields
+    spec = make_appgroup_spec({"front": {"cart": 5}, "cart": {}}, members=20) | fields
     meta = {"name": "shop", "namespace": "web"}
     return msgspec.convert({"metadata": meta, "spec": spec, "status": {"conditions": conditions or []}}, AppGroup)
 

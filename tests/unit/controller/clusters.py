@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from tests.support.bodies import weight_body
+from tests.support.bodies import make_weight_body
 
 Json = dict[str, Any]
 Style = Literal["time", "parity", "spread"]
@@ -340,6 +340,6 @@ class _Cluster:
         if rng.random() < 0.5:
             table = [[None if a == b else rng.choice((300, 450, 900, 1900)) for b in self.zones] for a in self.zones]
             metadata["annotations"] = {"netaware.io/latency-us": json.dumps({"zones": self.zones, "us": table})}
-        spec = {"configmapName": "netperf-metrics", "weights": [weight_body(zones, regions, "NetperfCosts")]}
+        spec = {"configmapName": "netperf-metrics", "weights": [make_weight_body(zones, regions, "NetperfCosts")]}
         version = "networktopology.diktyo.x-k8s.io/v1alpha1"
         return _object("NetworkTopology", "nt-default", spec, namespace="default", version=version, metadata=metadata)

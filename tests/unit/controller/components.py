@@ -38,7 +38,7 @@ from kubekit.reflector import Reflector
 from kubekit.responses import RawPage
 from kubekit.wire import Node, Object, Resource
 from netperf.policy import CostPolicy
-from tests.support.bodies import REGION, ZONE, appgroup_spec, weight_body
+from tests.support.bodies import REGION, ZONE, make_appgroup_spec, make_weight_body
 from tests.unit.controller.scheduler_objects import make_state
 
 GROUP, WORKLOAD = "appgroup.diktyo.x-k8s.io", "appgroup.diktyo.x-k8s.io.workload"
@@ -276,7 +276,7 @@ def make_group_body(
         "b": {},
         other: {},
     }
-    spec = appgroup_spec(calls, members=2, namespaces=dict.fromkeys(calls, workload_namespace))
+    spec = make_appgroup_spec(calls, members=2, namespaces=dict.fromkeys(calls, workload_namespace))
     return {"kind": "AppGroup", "metadata": {"name": "g", "namespace": namespace, "uid": namespace}, "spec": spec}
 
 
@@ -285,7 +285,7 @@ def make_topology_body(
 ) -> dict[str, Any]:
     """A NetworkTopology with the cost from z1 to z2 of each weight; None is a weight without costs."""
     weights = [
-        {"name": weight, "topologyList": []} if cost is None else weight_body({("z1", "z2"): cost}, name=weight)
+        {"name": weight, "topologyList": []} if cost is None else make_weight_body({("z1", "z2"): cost}, name=weight)
         for weight, cost in cost_by_weight.items()
     ]
     meta = {"name": name, "namespace": namespace}

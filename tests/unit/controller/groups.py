@@ -22,7 +22,7 @@ from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.state import State
 from kubekit.wire import Node
 from netperf.contract import REGION_LABEL, ZONE_LABEL
-from tests.support.bodies import appgroup_spec, weight_body
+from tests.support.bodies import make_appgroup_spec, make_weight_body
 from tests.unit.controller import scheduler_objects
 
 
@@ -167,7 +167,7 @@ def make_group(
         f"w{caller}": {f"w{j}": most for i, j, most in case.edges if i == caller}
         for caller in range(len(case.replicas))
     }
-    spec = appgroup_spec(calls, members=sum(case.replicas), algorithm=algorithm)
+    spec = make_appgroup_spec(calls, members=sum(case.replicas), algorithm=algorithm)
     texts = {f"netaware.io/{key.replace('_', '-')}": text for key, text in annotations.items()}
     meta = {"name": name, "namespace": namespace, "annotations": texts}
     return msgspec.convert({"metadata": meta, "spec": spec}, AppGroup)
@@ -176,7 +176,7 @@ def make_group(
 def make_weight(case: GroupCase, name: str = "UserDefined") -> WeightInfo:
     """Costs between the zones of a case."""
     costs = {(f"z{a}", f"z{b}"): cost for a, row in enumerate(case.cost) for b, cost in enumerate(row) if a != b}
-    return msgspec.convert(weight_body(costs, name=name), WeightInfo)
+    return msgspec.convert(make_weight_body(costs, name=name), WeightInfo)
 
 
 def make_pods(case: GroupCase, **spec: Any) -> list[Pod]:

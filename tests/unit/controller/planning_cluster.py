@@ -23,7 +23,7 @@ from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.placement.planner import Plan, PlanningError, plan_group
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.state import State
-from tests.support.bodies import appgroup_spec
+from tests.support.bodies import make_appgroup_spec
 from tests.unit.controller import groups, scheduler_objects
 
 
@@ -75,7 +75,7 @@ class PlanningCluster:
 
     def put_group(self, key: str, calls: Mapping[str, Mapping[str, int]], members: int) -> None:
         namespace, _, name = key.partition("/")
-        body = {"metadata": {"name": name, "namespace": namespace}, "spec": appgroup_spec(calls, members=members)}
+        body = {"metadata": {"name": name, "namespace": namespace}, "spec": make_appgroup_spec(calls, members=members)}
         self.state.on_group_change(key, None, msgspec.convert(body, AppGroup))
 
     def add_pod(self, group: str, name: str, workload: str, cpu: int) -> Pod:

@@ -13,7 +13,7 @@ from controller.cluster.services import Service
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.state import State
 from kubekit.wire import Node, Object
-from tests.support.bodies import REGION, ZONE, appgroup_spec, weight_body
+from tests.support.bodies import REGION, ZONE, make_appgroup_spec, make_weight_body
 
 GROUP, WORKLOAD = "appgroup.diktyo.x-k8s.io", "appgroup.diktyo.x-k8s.io.workload"
 Costs = Mapping[tuple[str, str], int]
@@ -35,7 +35,7 @@ def make_weighted_topology(*weights: Mapping[str, Any]) -> NetworkTopology:
 
 def make_topology(zone_costs: Costs, region_costs: Costs | None = None) -> NetworkTopology:
     """A NetworkTopology with one weight, of these costs by origin and destination."""
-    return make_weighted_topology(weight_body(zone_costs, region_costs))
+    return make_weighted_topology(make_weight_body(zone_costs, region_costs))
 
 
 def make_app_group(
@@ -50,7 +50,7 @@ def make_app_group(
 ) -> AppGroup:
     """An AppGroup; ``calls`` has maxNetworkCost by caller and callee, as in ``{"web": {"db": 15}}``, or all fields of the dependency."""
     metadata = {"name": name, "namespace": namespace, "generation": generation}
-    spec = appgroup_spec(calls, members=members, algorithm=algorithm)
+    spec = make_appgroup_spec(calls, members=members, algorithm=algorithm)
     group = msgspec.convert({"metadata": metadata, "spec": spec}, AppGroup)
     return group if status is None else msgspec.structs.replace(group, status=status)
 

@@ -19,7 +19,7 @@ from controller.cluster.membership import Membership
 from controller.cluster.pods import Pod
 from controller.cluster.services import Service, ServiceIndex
 from kubekit.wire import Condition
-from tests.support.bodies import symmetric_costs, weight_body
+from tests.support.bodies import make_symmetric_costs, make_weight_body
 from tests.unit.controller import scheduler_objects
 from tests.unit.controller.scheduler_objects import make_group_pod as pod
 
@@ -32,7 +32,7 @@ NODES: dict[str, Location] = {
 }
 
 
-WEIGHT = weight_body(symmetric_costs({("z1", "z2"): 5}), symmetric_costs({("west", "east"): 20}))
+WEIGHT = make_weight_body(make_symmetric_costs({("z1", "z2"): 5}), make_symmetric_costs({("west", "east"): 20}))
 COSTS = CostTable(msgspec.convert(WEIGHT, WeightInfo))
 group = partial(scheduler_objects.make_app_group, namespace="shop", name="g", members=2, algorithm="ReverseKahn")
 

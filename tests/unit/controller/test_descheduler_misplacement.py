@@ -13,7 +13,7 @@ from controller.cluster.crds import AppGroup
 from controller.cluster.pods import TARGET_ANNOTATION
 from controller.scheduler.affinity import NARROWED_ANNOTATION
 from controller.scheduler.placement.planner import PlanningError
-from tests.support.bodies import appgroup_spec, symmetric_costs
+from tests.support.bodies import make_appgroup_spec, make_symmetric_costs
 from tests.support.descheduler_builders import (
     NOW_S,
     DescheduleDecision,
@@ -60,10 +60,10 @@ def cluster(
         labels = {"topology.kubernetes.io/zone": zone, "topology.kubernetes.io/region": "r1"}
         for name in (f"{zone}-n1", f"{zone}-n2"):
             world.on_node_change(name, make_node(name, pods="10", labels=labels, unschedulable=name in cordoned))
-    world.network.on_topology_change("default/nt-default", None, make_topology(symmetric_costs(costs or CHEAP)))
+    world.network.on_topology_change("default/nt-default", None, make_topology(make_symmetric_costs(costs or CHEAP)))
     annotations = {"netaware.io/spread": spread} if spread else {}
     metadata = {"name": "shop", "namespace": "default", "annotations": annotations}
-    spec = appgroup_spec({"web": {"db": max_cost}, "db": {}}, members=members or len(placed))
+    spec = make_appgroup_spec({"web": {"db": max_cost}, "db": {}}, members=members or len(placed))
     group = msgspec.convert({"metadata": metadata, "spec": spec}, AppGroup)
     world.network.on_group_change("default/shop", None, group)
     for name, on in placed.items():

@@ -17,7 +17,7 @@ from controller.scheduler.gating.group_pods import MAX_LAG_S, GroupPods
 from controller.scheduler.state import State
 from kubekit.stores import Store
 from kubekit.wire import Object, ObjectMeta
-from tests.support.bodies import appgroup_spec
+from tests.support.bodies import make_appgroup_spec
 
 NAMESPACES = ("a", "b", "c", "shared")
 CONSENTING = [
@@ -29,7 +29,7 @@ NOWHERE_FIRST = NetworkOverheadArgs(namespaces=())
 def group(namespace: str, names: tuple[str, ...]) -> AppGroup:
     """A group of one workload in each of these namespaces."""
     namespaces = {f"w{i}": name for i, name in enumerate(names)}
-    spec = appgroup_spec({selector: {} for selector in namespaces}, namespaces=namespaces)
+    spec = make_appgroup_spec({selector: {} for selector in namespaces}, namespaces=namespaces)
     body = {"metadata": {"name": "shop", "namespace": namespace}, "spec": spec}
     return msgspec.convert(body, AppGroup)
 

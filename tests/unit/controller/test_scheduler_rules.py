@@ -24,7 +24,7 @@ from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.rules import PeerWorkload, normalise_allocatable_score, raw_allocatable_score, score_locations
 from controller.scheduler.state import NOTHING_PLACED, State
 from kubekit.wire import Object, ObjectMeta
-from tests.support.bodies import weight_body as weight
+from tests.support.bodies import make_weight_body as weight
 from tests.unit.controller import scheduler_objects
 from tests.unit.controller.scheduler_objects import (
     GROUP,

@@ -24,7 +24,7 @@ from controller.scheduler.placement.planner import Plan, PlanningError, plan_gro
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.placement.worker import PlanningProcess
 from netperf.contract import REGION_LABEL
-from tests.support.bodies import weight_body
+from tests.support.bodies import make_weight_body
 from tests.unit.controller import groups
 
 
@@ -147,7 +147,7 @@ def random_costs(rng: random.Random) -> CostTable:
     between_regions, between_zones = (
         {(a, b): rng.randint(2, 20) for a in names for b in names if a != b} for names in (regions, zones)
     )
-    return CostTable(msgspec.convert(weight_body(between_zones, between_regions), WeightInfo))
+    return CostTable(msgspec.convert(make_weight_body(between_zones, between_regions), WeightInfo))
 
 
 def test_a_search_without_memory_ends_its_process_with_a_message() -> None:

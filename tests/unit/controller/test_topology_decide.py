@@ -23,7 +23,7 @@ from netperf.latencies import ZonePair
 from netperf.policy import CostPolicy
 from netperf.results import encode_failure, encode_samples
 from netperf.sample import Failure, Measurement, NodeLocation, Sample
-from tests.support.bodies import weight_body
+from tests.support.bodies import make_weight_body
 
 ZONES = {"z1": "west", "z2": "west", "z3": "east"}
 ZONE_MAP = ZoneMap(ZONES, {f"n-{z}": NodeLocation(f"n-{z}", z, r) for z, r in ZONES.items()})
@@ -107,7 +107,7 @@ def write(network_topology: NetworkTopology, decision: TopologyDecision) -> Netw
     return msgspec.json.decode(json.dumps(plain), type=NetworkTopology)
 
 
-USERS = weight_body({("z1", "z3"): {"networkCost": 9, "bandwidthCapacity": "10Gi"}})
+USERS = make_weight_body({("z1", "z3"): {"networkCost": 9, "bandwidthCapacity": "10Gi"}})
 OURS = {"name": NETPERF_COSTS, "topologyList": []}
 
 

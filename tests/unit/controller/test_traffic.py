@@ -33,11 +33,11 @@ from kubekit.client import Client
 from kubekit.conditions import make_condition
 from kubekit.errors import ConfigError
 from kubekit.wire import Object, ObjectMeta
-from tests.support.bodies import weight_body
+from tests.support.bodies import make_weight_body
 from tests.unit.controller import scheduler_objects
 
 A, B, FAR = Location("r1", "z1"), Location("r1", "z2"), Location("r2", "z9")
-COSTS = CostTable(msgspec.convert(weight_body({("z1", "z2"): 7}), WeightInfo))
+COSTS = CostTable(msgspec.convert(make_weight_body({("z1", "z2"): 7}), WeightInfo))
 SHOP = [("frontend", "cart", 5000.0), ("cart", "redis", 4000.0), ("frontend", "catalog", 3000.0)]
 MONTH_S = 730 * 3600
 ACROSS: dict[str, Any] = {"client_zone": "z1", "server_zone": "z2"}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from netperf import pairs
-from tests.support.simulated_network import SimulatedNetwork, forge_results, random_rtts_us
+from tests.support.simulated_network import SimulatedNetwork, draw_rtts_us, forge_results
 
 A, B, C = "zone-000", "zone-001", "zone-002"
 
 
 def make_converged_network(zones: int = 6, nodes: int = 3, **options: object) -> SimulatedNetwork:
-    network = SimulatedNetwork(random_rtts_us(zones), nodes, **options)  # type: ignore[arg-type]
+    network = SimulatedNetwork(draw_rtts_us(zones), nodes, **options)  # type: ignore[arg-type]
     network.run_rounds(8)
     return network
 
@@ -107,7 +107,7 @@ def test_a_lying_agent_is_reported_and_changes_latencies_by_at_most_a_tenth(node
 
 
 def test_an_agent_that_lies_from_the_start_is_reported() -> None:
-    network = SimulatedNetwork(random_rtts_us(8), 1, noise=0.002)
+    network = SimulatedNetwork(draw_rtts_us(8), 1, noise=0.002)
     liar = f"{A}-n0"
     network.forge_by_node[liar] = lambda _probe, us: us / 15
     network.run_rounds(5)
@@ -174,7 +174,7 @@ def test_a_change_that_two_nodes_report_one_after_the_other_causes_no_dispute(fa
 
 
 def test_the_first_full_window_sets_the_cost_without_hysteresis() -> None:
-    network = SimulatedNetwork(random_rtts_us(3), 1, noise=0.0)
+    network = SimulatedNetwork(draw_rtts_us(3), 1, noise=0.0)
     network.rtt_us[frozenset((A, B))] = 95_000.0
     network.run_rounds(1)
     network.rtt_us[frozenset((A, B))] = 87_000.0
