@@ -20,7 +20,7 @@ from kubekit.errors import ConfigError, QuantityError, SelectorError
 from kubekit.http import parse_listen
 from kubekit.settings import Section, convert, load_yaml
 from netperf.contract import NETAWARE_NAMESPACE, ApiVersion
-from netperf.sample import PERCENTILES, Percentile
+from netperf.measurement import PERCENTILES, Percentile
 
 BandwidthMode = Literal["observe", "enforce", "off"]
 TrafficMode = Literal["off", "conntrack"]

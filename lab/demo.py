@@ -48,8 +48,9 @@ from lab.programs import run_command
 from lab.progress import ProgressPrinter
 from lab.realnode.cluster import APP_IMAGE
 from lab.topology import REAL, Topology
+from netperf.measurement import Measurement
 from netperf.results import decode_results
-from netperf.sample import Measurement, NodeLocation, Sample
+from netperf.sample import NodeLocation, Sample
 
 OVERLAY_BY_PLACEMENT = {"extender": OVERLAY, "affinity": OVERLAY.with_name("any-scheduler")}
 """Value of ``--placement`` -> folder of the overlay that is installed on real nodes."""

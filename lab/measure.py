@@ -16,13 +16,13 @@ import msgspec
 
 from kubekit import logs
 from kubekit.runtime import run_program
+from netperf.measurement import Measurement
 from netperf.plans import ProbeSettings
 from netperf.probers.datagrams import DatagramStream, DatagramTarget
 from netperf.probers.failure import ProbeFailedError
 from netperf.probers.netperf import NetperfProber, find_binary
 from netperf.probers.netserver import Netserver
 from netperf.probers.responder import DatagramResponder
-from netperf.sample import Measurement
 
 PASSPHRASE_VARIABLE = "NETAWARE_LAB_PASSPHRASE"
 PORT = 22865

@@ -12,7 +12,7 @@ from lab import measure, namespaces
 from lab.errors import BootError
 from lab.installation import Installation
 from lab.programs import build_pythonpath_env, run_command
-from netperf.sample import Measurement
+from netperf.measurement import Measurement
 
 _TIMEOUT_S = 120.0
 # A netperf test occupies a core at each end.

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from netperf.latencies import Latencies, ZonePair
+from netperf.measurement import ProberName, Test
 from netperf.policy import MIN_ZONE_COST, CostPolicy
-from netperf.sample import Failure, NodeLocation, ProberName, Sample, Test
+from netperf.sample import Failure, NodeLocation, Sample
 from netperf.smoothing import SmoothedLatency, add_sample, replace_newest_sample
 
 INFERRED_ERROR_RATIO = 0.5

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from netperf.measurement import Test
 from netperf.plans import Probe, ProbeSettings, ZonePlan
-from netperf.sample import Test
 
 CONNECT_ALLOWANCE_S = 2.0
 """Time that a run takes in addition to its test: process start, control connection, and one or two long round trips."""

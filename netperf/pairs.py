@@ -20,6 +20,7 @@ from kubekit.errors import ConfigError
 from kubekit.settings import Range, Section, join_path
 from netperf.consensus import ZoneLink, link_between
 from netperf.contract import RESULTS_NAME
+from netperf.measurement import Test
 from netperf.pacing import hash_to_int
 from netperf.plans import (
     CONTROL_PORT,
@@ -34,7 +35,6 @@ from netperf.plans import (
 )
 from netperf.refusals import Refusal, make_refusal
 from netperf.results import MAX_NAME_LENGTH
-from netperf.sample import Test
 from netperf.shards import assign_shards
 from netperf.slots import assign_slots, order_pairs
 

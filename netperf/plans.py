@@ -16,8 +16,9 @@ from kubekit.addresses import parse_host_address
 from kubekit.wire import DECODE_ERRORS
 from netperf.configmap_size import check_size
 from netperf.contract import PLAN_NAME_PREFIX
+from netperf.measurement import NonNegativeInt, Test
 from netperf.refusals import PlanRefusedError, Refusal, make_refusal
-from netperf.sample import Count, Label, NodeLocation, NodeName, Test
+from netperf.sample import LabelValue, NodeLocation, NodeName
 
 PLAN_KEY = "plan.json"
 
@@ -37,7 +38,7 @@ class Peer(msgspec.Struct, frozen=True, order=True):
     node: NodeName
     address: str
     zone: Zone
-    region: Label = ""
+    region: LabelValue = ""
 
     @property
     def location(self) -> NodeLocation:
@@ -59,7 +60,7 @@ class Probe(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
 
     origin: Peer
     destination: Peer
-    slot: Count
+    slot: NonNegativeInt
     pair_index: PairIndex = 0
     rotation: int = 0
 
@@ -109,7 +110,7 @@ class _PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     zone: Zone
-    epoch: Count
+    epoch: NonNegativeInt
     interval_s: Annotated[float, msgspec.Meta(ge=1, le=86400)]
     slot_count: Annotated[int, msgspec.Meta(ge=1)]
     results_name: Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
@@ -139,8 +140,8 @@ class _WirePlan(_PlanHeader, frozen=True, kw_only=True):
         probes: origin, destination (indices of ``nodes``), slot, pair index and rotation of each probe.
     """
 
-    nodes: tuple[tuple[NodeName, str, Zone, Label], ...]
-    probes: tuple[tuple[Count, Count, Count, PairIndex, int], ...]
+    nodes: tuple[tuple[NodeName, str, Zone, LabelValue], ...]
+    probes: tuple[tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt, PairIndex, int], ...]
 
 
 _decode_wire_plan = msgspec.json.Decoder(_WirePlan).decode

@@ -10,7 +10,8 @@ import msgspec
 
 from kubekit.errors import ConfigError
 from kubekit.settings import YEAR_S, Range, Section, convert, join_path
-from netperf.sample import Percentile, QualityFlag
+from netperf.measurement import Percentile
+from netperf.quality import QualityFlag
 
 MIN_ZONE_COST = 2
 """Lowest cost between zones: more than inside a zone (NetworkOverhead, docs/contracts)."""

@@ -19,9 +19,10 @@ import msgspec
 from kubekit.settings import YEAR_S
 from kubekit.wire import DECODE_ERRORS
 from netperf.configmap_size import MAX_CONFIGMAP_BYTES, check_size
+from netperf.measurement import PERCENTILES, TESTS, Measurement, Percentile, Test
 from netperf.plans import Probe, ZonePlan
 from netperf.refusals import Refusal, make_refusal
-from netperf.sample import PERCENTILES, TESTS, Failure, Measurement, NodeLocation, Percentile, Sample, Test
+from netperf.sample import Failure, NodeLocation, Sample
 from netperf.upstream_keys import (
     MAX_KEY_LENGTH,
     NodePair,

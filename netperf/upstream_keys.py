@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from netperf.measurement import MAX_LATENCY_US, PERCENTILES, Measurement, Percentile
 from netperf.refusals import Refusal, make_refusal
-from netperf.sample import MAX_LATENCY_US, PERCENTILES, Measurement, NodeLocation, Percentile, Sample
+from netperf.sample import NodeLocation, Sample
 
 MAX_KEY_LENGTH = 253
 _KEY_PATTERN = re.compile(

@@ -11,11 +11,12 @@ from agent.probing.plan_source import PlanSource
 from kubekit import logs
 from kubekit.waiting import Backoff
 from netperf.histogram import Histogram
+from netperf.measurement import Measurement
 from netperf.plans import Probe
 from netperf.probers.datagrams import DatagramStream, DatagramTarget, DatagramWindow
 from netperf.probers.failure import ProbeFailedError
 from netperf.probers.tcp_ping import tcp_ping
-from netperf.sample import MIN_DATAGRAMS, Measurement
+from netperf.quality import MIN_DATAGRAMS
 
 log = logs.get("agent.probing")
 

@@ -24,8 +24,9 @@ from prometheus_client.core import (
 
 from agent.probing.plan_source import PlanSource
 from agent.probing.scheduler import ProbeOutcome
+from netperf.measurement import PERCENTILES, Test
 from netperf.plans import Probe
-from netperf.sample import PERCENTILES, Sample, Test
+from netperf.sample import Sample
 
 BUCKETS_S = tuple(50e-6 * 2**i for i in range(16))
 """50 us to 1.6 s, doubling."""

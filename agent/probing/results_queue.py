@@ -12,8 +12,9 @@ from copy import copy
 
 import msgspec
 
+from netperf.measurement import Test
 from netperf.results import refresh_interval_s, sample_key
-from netperf.sample import Failure, NodeLocation, Sample, Test
+from netperf.sample import Failure, NodeLocation, Sample
 
 MAX_URGENT_FAILURES = 4
 """Number of failures in a row that are written at once; further ones only refresh the written one before it becomes stale."""

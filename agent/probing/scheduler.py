@@ -20,6 +20,7 @@ from agent.probing.background import BackgroundProber, WindowResult
 from agent.probing.plan_source import PlanSource
 from kubekit import logs
 from kubekit.waiting import wait_until_set
+from netperf.measurement import Measurement, Test
 from netperf.pacing import (
     CONNECT_ALLOWANCE_S,
     ScheduledRun,
@@ -33,16 +34,8 @@ from netperf.pacing import (
 from netperf.plans import Probe, ZonePlan
 from netperf.probers.failure import FailureReason, ProbeFailedError
 from netperf.probers.netperf import NetperfProber
-from netperf.sample import (
-    MIN_DATAGRAMS,
-    Failure,
-    Measurement,
-    QualityFlag,
-    Sample,
-    Test,
-    choose_cost_source,
-    find_quality_flags,
-)
+from netperf.quality import MIN_DATAGRAMS, QualityFlag, choose_cost_source, find_quality_flags
+from netperf.sample import Failure, Sample
 
 log = logs.get("agent.probing")
 
@@ -263,7 +256,7 @@ class ProbeScheduler:
         self._failures_in_a_row[probe.nodes] += 1
         count, fields = self._failures_in_a_row[probe.nodes], self._make_common_fields(probe)
         failure = Failure(
-            failure=run_error.reason, failures_in_a_row=count, has_answered=run_error.has_answered, **fields
+            reason=run_error.reason, failures_in_a_row=count, has_answered=run_error.has_answered, **fields
         )
         return msgspec.structs.replace(outcome, failure=failure)
 

@@ -130,7 +130,7 @@ def _faults_of(snapshot: TopologySnapshot, results: Results, policy_error: str) 
         large_configmaps={name: size for name, size in size_by_configmap.items() if size > SIZE_WARNING_BYTES},
         refusal_counts=results.refusal_counts,
         writers_by_reason={reason: tuple(sorted(nodes)) for reason, nodes in nodes_by_refusal.items()},
-        failures={(f.origin.zone, f.destination.zone): f.failure for f in results.failures.values()},
+        failures={(f.origin.zone, f.destination.zone): f.reason for f in results.failures.values()},
         netperf_failures={s.zones: s.run_failure or "" for s in samples if s.has_persistent_failure},
         disagreeing_pairs=tuple(sorted({s.zones for s in samples if s.has_disagreement})),
         zone_map=snapshot.zone_map,

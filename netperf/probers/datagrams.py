@@ -18,9 +18,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from netperf.histogram import Histogram
+from netperf.measurement import MAX_LATENCY_US, REQUIRED_TRANSACTIONS, Measurement
 from netperf.probers.datagram_codec import Datagram, decode_datagram, derive_key, encode_datagram
 from netperf.probers.timestamps import MAX_BATCH, now_ns, open_udp, receive
-from netperf.sample import MAX_LATENCY_US, REQUIRED_TRANSACTIONS, Measurement
 
 MAX_RATE_PER_S, MAX_DESTINATION_RATE_PER_S = 10.0, 4.0
 """Highest mean number of datagrams a second of one agent: to all destinations together, and to each."""

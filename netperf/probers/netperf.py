@@ -17,6 +17,7 @@ from typing import Literal
 
 import msgspec
 
+from netperf.measurement import MAX_LATENCY_US, Measurement, Test
 from netperf.plans import ProbeSettings
 from netperf.probers import child
 from netperf.probers.contention import elapsed_us, find_own_cpu_stat, read_throttled_us
@@ -24,7 +25,6 @@ from netperf.probers.failure import FailureReason, ProbeFailedError
 from netperf.probers.netserver import PASSPHRASE_OFFSET, REQUEST_BYTES
 from netperf.probers.passphrase import derive_hourly_passphrase, epochs_to_try
 from netperf.probers.tcp_ping import connect, tcp_ping
-from netperf.sample import MAX_LATENCY_US, Measurement, Test
 
 BINARY_VARIABLE = "NETAWARE_NETPERF"
 DEADLINE_ALLOWANCE_S = 5.0

@@ -20,11 +20,12 @@ from kubekit.reflector import Reflector
 from kubekit.wire import CONFIGMAPS, ConfigMap
 from netperf.configmap_size import measure_size
 from netperf.contract import NETAWARE_NAMESPACE
+from netperf.measurement import Measurement
 from netperf.pacing import probe_start_s
 from netperf.plans import Probe, ZonePlan, decode_plan, plan_object_name
 from netperf.refusals import PlanRefusedError
 from netperf.results import encode_samples
-from netperf.sample import Measurement, Sample
+from netperf.sample import Sample
 from tests.support.samples import make_sample
 
 GATHER_S = 2.0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from netperf.measurement import Measurement
 from netperf.plans import Probe
-from netperf.sample import Measurement, Sample
+from netperf.sample import Sample
 
 
 def make_sample(probe: Probe, measurement: Measurement, sequence: int, taken_at: float) -> Sample:

@@ -13,6 +13,7 @@ from agent.probing.results_queue import MIN_EQUIVALENT_WRITES, is_equivalent
 from netperf.cost_state import CostState, update_state
 from netperf.costs import ZoneCosts, compute_costs
 from netperf.latencies import Latencies, ZonePair, apply_hysteresis
+from netperf.measurement import Measurement
 from netperf.pairs import PlanOptions, ProbeNode, plan_probes
 from netperf.plans import Probe, ZonePlan
 from netperf.policy import CostPolicy
@@ -24,7 +25,7 @@ from netperf.results import (
     refresh_interval_s,
     sample_key,
 )
-from netperf.sample import Failure, Measurement, NodeLocation, Sample
+from netperf.sample import Failure, NodeLocation, Sample
 from tests.support.samples import make_sample
 
 Forge = Callable[[Probe, float], float]
@@ -156,7 +157,7 @@ class SimulatedNetwork:
         failure = Failure(
             origin=probe.origin.location,
             destination=probe.destination.location,
-            failure="timeout",
+            reason="timeout",
             failures_in_a_row=self._failures_in_a_row[key],
             has_answered=has_answered,
             sequence=self.round_number,

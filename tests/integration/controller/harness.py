@@ -27,10 +27,10 @@ from lab.controlplane import find_free_ports
 from lab.credentials import credentials_dir
 from netperf.contract import PLAN_SELECTOR
 from netperf.latencies import ZonePair
+from netperf.measurement import Measurement
 from netperf.plans import ZonePlan, decode_plan
 from netperf.refusals import PlanRefusedError
 from netperf.results import encode_samples
-from netperf.sample import Measurement
 from tests.support.samples import make_sample
 
 ROOT = Path(__file__).parents[3]

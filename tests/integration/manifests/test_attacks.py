@@ -15,8 +15,9 @@ from kubekit.client import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, Client
 from kubekit.errors import ApiError
 from lab.controlplane import ControlPlane
 from lab.polling import poll_until
+from netperf.measurement import Measurement
 from netperf.results import encode_samples, sample_key
-from netperf.sample import Measurement, NodeLocation, Sample
+from netperf.sample import NodeLocation, Sample
 from tests.integration.manifests.attacks import Json, Schemas, dry_run, find_patchable_fields
 from tests.integration.manifests.conftest import TokenFor
 from tests.integration.manifests.kubectl import MANIFESTS, Kubectl

@@ -16,13 +16,13 @@ import pytest
 
 from lab.netperf_install import Netperf
 from lab.polling import poll_until
+from netperf.measurement import PERCENTILES, Test
 from netperf.plans import ProbeSettings
 from netperf.probers import child
 from netperf.probers.failure import ProbeFailedError
 from netperf.probers.netperf import NetperfProber, build_command, parse_output
 from netperf.probers.netserver import REQUEST_BYTES, Netserver
 from netperf.probers.passphrase import EPOCH_S, derive_hourly_passphrase, epoch_at
-from netperf.sample import PERCENTILES, Test
 from tests.integration.netperf.peers import ADDRESS, PASSPHRASE, RELAY_ADDRESS, free_port, running_server
 
 ROOT = Path(__file__).parents[3]

@@ -22,6 +22,7 @@ from lab.network import NodeNetwork
 from lab.topology import Link
 from lab.wan.control import WanControl
 from netperf.histogram import Histogram
+from netperf.measurement import Measurement
 from netperf.plans import ProbeSettings
 from netperf.probers.datagrams import DatagramStream, DatagramTarget, DatagramWindow
 from netperf.probers.failure import ProbeFailedError
@@ -29,7 +30,8 @@ from netperf.probers.netperf import NetperfProber
 from netperf.probers.netserver import Netserver
 from netperf.probers.responder import DatagramResponder
 from netperf.probers.tcp_ping import tcp_ping
-from netperf.sample import Measurement, NodeLocation, Sample, choose_cost_source, find_quality_flags
+from netperf.quality import choose_cost_source, find_quality_flags
+from netperf.sample import NodeLocation, Sample
 from tests.integration.netperf.peers import PASSPHRASE, running_server
 from tests.support import pings
 from tests.support.emulated_wan import emulated_wan

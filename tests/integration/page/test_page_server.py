@@ -13,8 +13,9 @@ from controller.cluster.crds import NETWORK_TOPOLOGIES
 from controller.page.config import PageConfig
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import CONFIGMAPS, Object
+from netperf.measurement import Measurement
 from netperf.results import encode_samples
-from netperf.sample import Measurement, NodeLocation, Sample
+from netperf.sample import NodeLocation, Sample
 from tests.integration.conftest import MakeNode
 from tests.integration.page.conftest import ServePage
 

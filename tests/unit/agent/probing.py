@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from agent.probing.scheduler import ProbeOutcome
+from netperf.measurement import Measurement
 from netperf.plans import Peer, Probe, ProbeSettings, ZonePlan
-from netperf.sample import Measurement, Sample
+from netperf.sample import Sample
 
 HERE = Peer("n1", "10.0.0.1", "z1", "r1")
 THERE = [Peer("n2", "10.0.0.2", "z2", "r1"), Peer("n3", "10.0.0.3", "z3", "r2"), Peer("n4", "10.0.0.4", "z4", "r2")]

@@ -22,9 +22,10 @@ from kubekit.errors import ApiError, UnreachableError
 from kubekit.settings import YEAR_S
 from kubekit.wire import ConfigMap, ObjectMeta, Resource
 from netperf.configmap_size import MAX_CONFIGMAP_BYTES, measure_size
+from netperf.measurement import Percentile
 from netperf.plans import ZonePlan
 from netperf.results import FAILED_SUFFIX, MIN_REFRESH_S, decode_results, encode_failure, encode_samples, sample_key
-from netperf.sample import Failure, Percentile, Sample
+from netperf.sample import Failure, Sample
 from tests.unit.agent.probing import make_measurement, make_peer, make_plan
 
 pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
@@ -88,7 +89,7 @@ def make_failure(node: str, failures_in_a_row: int) -> Failure:
     return Failure(
         origin=LOCATIONS["here"],
         destination=LOCATIONS[node],
-        failure="timeout",
+        reason="timeout",
         failures_in_a_row=failures_in_a_row,
         sequence=10 + failures_in_a_row,
     )
@@ -201,7 +202,7 @@ async def test_a_failure_is_written_beside_the_last_sample_and_removed_by_a_succ
         for failures_in_a_row in (1, 2):
             queue.add_failure(make_failure("n1", failures_in_a_row), "TCP_RR")
             await asyncio.sleep(5)
-        assert [(f.failure, f.failures_in_a_row) for f in store.failures()] == [("timeout", 2)]
+        assert [(f.reason, f.failures_in_a_row) for f in store.failures()] == [("timeout", 2)]
         assert store.sequences() == {"n1": 1}
     # The next run of the agent does not know of the failure.
     async with running_writer(store) as (queue, _, _):

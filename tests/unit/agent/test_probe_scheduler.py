@@ -11,10 +11,10 @@ import pytest
 from agent.probing.background import BackgroundProber, WindowResult
 from agent.probing.plan_source import PlanSource
 from agent.probing.scheduler import ProbeOutcome, ProbeScheduler
+from netperf.measurement import Measurement
 from netperf.plans import Probe, ProbeSettings
 from netperf.probers.failure import ProbeFailedError
 from netperf.probers.netperf import NetperfProber
-from netperf.sample import Measurement
 from tests.unit.agent.probing import THERE, make_measurement, make_plan
 
 pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from agent.probing.results_queue import is_equivalent
-from netperf.sample import QualityFlag, Sample
+from netperf.quality import QualityFlag
+from netperf.sample import Sample
 from tests.unit.agent.probing import HERE, THERE, make_measurement
 
 

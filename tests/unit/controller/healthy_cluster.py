@@ -25,10 +25,11 @@ from kubekit.wire import Node
 from netperf.contract import AGENT_ANNOTATION, REGION_LABEL, ZONE_LABEL, Announcement, encode_announcement
 from netperf.cost_state import update_state
 from netperf.costs import compute_costs
+from netperf.measurement import Measurement
 from netperf.pairs import PlanOptions, plan_probes
 from netperf.policy import CostPolicy
 from netperf.results import encode_samples
-from netperf.sample import Measurement, Sample
+from netperf.sample import Sample
 from tests.support.samples import make_sample
 from tests.unit.controller import scheduler_objects
 

@@ -20,9 +20,10 @@ from kubekit.wire import Condition
 from netperf.cost_state import CostState
 from netperf.costs import ZoneCosts
 from netperf.latencies import ZonePair
+from netperf.measurement import Measurement
 from netperf.policy import CostPolicy
 from netperf.results import encode_failure, encode_samples
-from netperf.sample import Failure, Measurement, NodeLocation, Sample
+from netperf.sample import Failure, NodeLocation, Sample
 from tests.support.bodies import make_weight_body
 
 ZONES = {"z1": "west", "z2": "west", "z3": "east"}
@@ -157,7 +158,7 @@ def test_a_bad_policy_is_reported_and_the_defaults_are_used(bad: object) -> None
 @pytest.mark.parametrize(("sequence", "is_reported"), [(2, False), (2**53 - 1, True)])
 def test_an_invalid_sequence_does_not_hide_a_failure(sequence: int, is_reported: bool) -> None:
     origin, destination = (ZONE_MAP.location_by_node[f"n-{zone}"] for zone in ("z1", "z2"))
-    failure = Failure(origin=origin, destination=destination, failure="timeout", sequence=1)
+    failure = Failure(origin=origin, destination=destination, reason="timeout", sequence=1)
     failure_data = {key: value for key, value in encode_failure(failure, "TCP_RR").items() if value is not None}
     assert bool(decide(topology(), results(ALL, sequence) | failure_data).results.failures) == is_reported
 

@@ -13,8 +13,9 @@ from msgspec.structs import replace
 from netperf.cost_state import CostState, restore_state, resume_state, update_state
 from netperf.costs import ZoneCosts, compute_costs, compute_region_costs
 from netperf.latencies import infer_latencies_us
+from netperf.measurement import Measurement
 from netperf.policy import CostPolicy
-from netperf.sample import Failure, Measurement, NodeLocation, Sample
+from netperf.sample import Failure, NodeLocation, Sample
 from netperf.smoothing import WINDOW_SAMPLES
 
 POLICY = CostPolicy()
@@ -318,7 +319,7 @@ def test_an_unreachable_pair_stays_so_until_an_answer_however_often_agents_resta
         failure = Failure(
             origin=sample.origin,
             destination=sample.destination,
-            failure="timeout",
+            reason="timeout",
             failures_in_a_row=failures_in_a_row,
             has_answered=has_answered,
             sequence=2,

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netperf.histogram import Histogram
+from netperf.measurement import TESTS, Measurement, Test
 from netperf.plans import ProbeSettings
 from netperf.probers import child
 from netperf.probers.contention import elapsed_us, find_cpu_stat, read_run_queue_us, read_throttled_us
@@ -22,7 +23,6 @@ from netperf.probers.failure import ProbeFailedError
 from netperf.probers.netperf import build_command, choose_transaction_count, find_binary, parse_output
 from netperf.probers.passphrase import derive_hourly_passphrase, epoch_at, epochs_to_try
 from netperf.probers.responder import DatagramResponder
-from netperf.sample import TESTS, Measurement, Test
 
 # As netperf 2.7.0 printed it, for one second of TCP_RR over the loopback.
 TCP_RR = """MIN_LATENCY=5

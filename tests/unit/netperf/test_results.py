@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kubekit.settings import YEAR_S
 from netperf.configmap_size import MAX_CONFIGMAP_BYTES, ConfigMapTooLargeError
+from netperf.measurement import Measurement, Percentile
 from netperf.pairs import PlanOptions, ProbeNode, plan_probes
 from netperf.results import (
     MAX_NAME_LENGTH,
@@ -24,7 +25,7 @@ from netperf.results import (
     parse_key,
     sample_key,
 )
-from netperf.sample import Failure, Measurement, NodeLocation, Percentile, Sample
+from netperf.sample import Failure, NodeLocation, Sample
 from netperf.upstream_keys import MAX_KEY_LENGTH, upstream_key
 from tests.unit.netperf.probe_plans import NOW_S, make_plan
 
@@ -52,7 +53,7 @@ def encode_present(*samples: Sample, upstream: tuple[Percentile, ...] = ()) -> d
 
 def encode_failed_stream(sequence: int) -> dict[str, str]:
     origin, destination = LOCATIONS["a1"], LOCATIONS["c1"]
-    failure = Failure(origin=origin, destination=destination, failure="timeout", sequence=sequence)
+    failure = Failure(origin=origin, destination=destination, reason="timeout", sequence=sequence)
     return {key: value for key, value in encode_failure(failure, "TCP_STREAM").items() if value is not None}
 
 

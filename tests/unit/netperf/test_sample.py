@@ -10,14 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netperf.cost_state import update_sighting
-from netperf.sample import (
-    Measurement,
-    NodeLocation,
-    Sample,
-    choose_cost_source,
-    find_quality_flags,
-    histogram_step_us,
-)
+from netperf.measurement import Measurement
+from netperf.quality import choose_cost_source, find_quality_flags, histogram_step_us
+from netperf.sample import NodeLocation, Sample
 
 HEALTHY = Measurement(
     prober="netperf",
