@@ -1,6 +1,13 @@
-"""The six orders of TopologicalSort (docs/contracts, section 6). Ties follow the spec, so orders are deterministic.
+"""The six orders of upstream's plugin TopologicalSort, in which callers come before their dependencies; also for graphs with cycles.
 
-A group with a cycle is ordered as if one dependency of the cycle did not exist.
+| algorithm | order |
+|---|---|
+| KahnSort | by Kahn's algorithm: a workload comes when all its callers have come |
+| TarjanSort | reverse postorder of a depth-first search |
+| Reverse... | the plain order from the end, so that dependencies come before their callers |
+| Alternate... | the first of the plain order, the last, the second, the last but one, and so on |
+
+Ties follow the spec, so orders are deterministic. See docs/contracts.md, section 6.
 """
 
 from __future__ import annotations
@@ -17,6 +24,7 @@ FALLBACK_ALGORITHM: Algorithm = "KahnSort"
 """Used for an unknown algorithm, as upstream does."""
 
 Adjacency = Sequence[Sequence[int]]
+"""For each workload the positions of its dependencies, both in spec order."""
 
 
 class WorkloadOrder(msgspec.Struct, frozen=True):
@@ -27,24 +35,22 @@ class WorkloadOrder(msgspec.Struct, frozen=True):
 
 
 def sort_workloads(callees: Adjacency, algorithm: str) -> WorkloadOrder:
-    """Sort workloads, given for each the positions of its dependencies, in spec order.
-
-    An ``algorithm`` that is none of `ALGORITHMS` counts as `FALLBACK_ALGORITHM`.
-    """
+    """Sort workloads. An ``algorithm`` that is none of `ALGORITHMS` counts as `FALLBACK_ALGORITHM`."""
+    if algorithm not in ALGORITHMS:
+        algorithm = FALLBACK_ALGORITHM
     depth_first, cycle = _sort_depth_first(callees)
     sequence = depth_first if "Tarjan" in algorithm else _sort_by_kahn(callees)
     variant = algorithm.removesuffix("Kahn").removesuffix("Tarjan")
     if variant == "Reverse":
         sequence.reverse()
     elif variant == "Alternate":
-        # The first, the last, the second, the last but one, and so on.
         alternating = chain.from_iterable(zip(sequence, reversed(sequence), strict=True))
         sequence = list(alternating)[: len(sequence)]
     return WorkloadOrder(tuple(sequence), cycle)
 
 
 def _sort_by_kahn(callees: Adjacency) -> list[int]:
-    """Kahn's algorithm with a stack: the workload that became ready last comes next; in a cycle, the first in spec order."""
+    """Kahn's algorithm with a stack: the workload whose last caller came most recently is next; in a cycle, the first in spec order."""
     in_degrees = [0] * len(callees)
     for own_callees in callees:
         for callee in own_callees:
@@ -63,7 +69,7 @@ def _sort_by_kahn(callees: Adjacency) -> list[int]:
 
 
 def _sort_depth_first(callees: Adjacency) -> tuple[list[int], tuple[int, ...]]:
-    """Workloads in reverse postorder of a depth-first search from each in spec order, and the first cycle found; empty without one."""
+    """Workloads in reverse postorder of a depth-first search, which starts from each in spec order; and the first cycle, or ()."""
     cycle: tuple[int, ...] = ()
     postorder: list[int] = []
     visited: set[int] = set()

@@ -82,24 +82,24 @@ class DependencyGraph(msgspec.Struct, frozen=True):
 def build_graph(spec: AppGroupSpec) -> DependencyGraph:
     """Resolve a spec. Never raises; see `DependencyGraph.faults`."""
     faults: list[Fault] = []
-    items = _items_with_unique_selector(spec, faults)
-    workloads = tuple(item.workload for item in items)
+    entries = _entries_with_unique_selector(spec, faults)
+    workloads = tuple(entry.workload for entry in entries)
     finder = _WorkloadFinder(workloads)
     edges: dict[tuple[int, int], DependencyEdge] = {}
-    for caller, item in enumerate(items):
-        name = _describe(item.workload)
-        for declared in item.dependencies or ():
-            callee = finder.find(declared.workload)
-            if isinstance(callee, str):
-                problem = (
-                    "an unknown workload" if callee == "UnknownDependency" else "a name that several workloads have"
-                )
-                faults.append(Fault(callee, f"{name}: depends on {problem}, {_describe(declared.workload)}"))
+    for caller, entry in enumerate(entries):
+        caller_name = _describe(entry.workload)
+        for dependency in entry.dependencies or ():
+            callee, callee_name = finder.find(dependency.workload), _describe(dependency.workload)
+            if callee == "UnknownDependency":
+                faults.append(Fault(callee, f"{caller_name}: depends on an unknown workload, {callee_name}"))
+            elif callee == "AmbiguousDependency":
+                message = f"{caller_name}: depends on a name that several workloads have, {callee_name}"
+                faults.append(Fault(callee, message))
             elif callee == caller:
-                faults.append(Fault("SelfDependency", f"{name} depends on itself; remove that dependency"))
+                faults.append(Fault("SelfDependency", f"{caller_name} depends on itself; remove that dependency"))
             else:
-                max_network_cost = _max_network_cost_of(declared, name, faults)
-                min_bandwidth_bps = _min_bandwidth_bps_of(declared, name, faults)
+                max_network_cost = _check_max_network_cost(dependency, caller_name, faults)
+                min_bandwidth_bps = _parse_min_bandwidth(dependency, caller_name, faults)
                 if (earlier := edges.get((caller, callee))) is not None:
                     min_bandwidth_bps = max(earlier.min_bandwidth_bps, min_bandwidth_bps)
                     max_network_cost = min(earlier.max_network_cost, max_network_cost)
@@ -107,18 +107,18 @@ def build_graph(spec: AppGroupSpec) -> DependencyGraph:
     return DependencyGraph(workloads, tuple(edges.values()), tuple(faults))
 
 
-def _items_with_unique_selector(spec: AppGroupSpec, faults: list[Fault]) -> list[Workload]:
+def _entries_with_unique_selector(spec: AppGroupSpec, faults: list[Fault]) -> list[Workload]:
     """The spec's workloads with a selector, of those with the same selector the first; adds faults of the others."""
-    item_by_selector: dict[str, Workload] = {}
-    for item in spec.workloads or ():
-        name, selector = _describe(item.workload), item.workload.selector
+    entry_by_selector: dict[str, Workload] = {}
+    for entry in spec.workloads or ():
+        name, selector = _describe(entry.workload), entry.workload.selector
         if not selector:
             faults.append(Fault("NoSelector", f"{name} has no selector, so it has no pods; set workload.selector"))
-        elif selector in item_by_selector:
+        elif selector in entry_by_selector:
             faults.append(Fault("DuplicateSelector", f"{name}: another workload has the selector {selector!r}"))
         else:
-            item_by_selector[selector] = item
-    return list(item_by_selector.values())
+            entry_by_selector[selector] = entry
+    return list(entry_by_selector.values())
 
 
 class _WorkloadFinder:
@@ -131,7 +131,7 @@ class _WorkloadFinder:
         for i, workload in enumerate(workloads):
             self._positions_by_name[workload.name].append(i)
 
-    def find(self, reference: WorkloadRef) -> int | FaultReason:
+    def find(self, reference: WorkloadRef) -> int | Literal["UnknownDependency", "AmbiguousDependency"]:
         """Position of the referenced workload, or why there is none."""
         if reference.selector:
             return self._position_by_selector.get(reference.selector, "UnknownDependency")
@@ -145,28 +145,29 @@ class _WorkloadFinder:
 def _is_compatible(workload: WorkloadRef, reference: WorkloadRef) -> bool:
     """Whether kind and namespace are equal where both are given."""
     pairs = ((workload.kind, reference.kind), (workload.namespace, reference.namespace))
-    return all(not declared or not referenced or declared == referenced for declared, referenced in pairs)
+    return all(not own or not referenced or own == referenced for own, referenced in pairs)
 
 
-def _max_network_cost_of(declared: Dependency, caller: str, faults: list[Fault]) -> int:
-    """Highest cost of a dependency; the nearest valid cost, with a fault, if it is out of range."""
-    cost = declared.max_network_cost
+def _check_max_network_cost(dependency: Dependency, caller_name: str, faults: list[Fault]) -> int:
+    """The dependency's maxNetworkCost. If it is out of range, adds a fault and returns the nearest valid cost."""
+    cost = dependency.max_network_cost
     if not 0 <= cost <= MAX_NETWORK_COST:
-        callee = _describe(declared.workload)
-        message = f"{caller}: maxNetworkCost {cost} for {callee} is not within 0 to {MAX_NETWORK_COST}"
+        callee_name = _describe(dependency.workload)
+        message = f"{caller_name}: maxNetworkCost {cost} for {callee_name} is not within 0 to {MAX_NETWORK_COST}"
         faults.append(Fault("BadCost", message))
     return min(max(cost, 0), MAX_NETWORK_COST)
 
 
-def _min_bandwidth_bps_of(declared: Dependency, caller: str, faults: list[Fault]) -> int:
-    """Bandwidth of a dependency in bits per second; 0, with a fault, if it is invalid or negative."""
+def _parse_min_bandwidth(dependency: Dependency, caller_name: str, faults: list[Fault]) -> int:
+    """The dependency's minBandwidth in bits per second. If it is invalid or negative, adds a fault and returns 0."""
     try:
-        bandwidth_bps = quantity.parse_int(declared.min_bandwidth) if declared.min_bandwidth is not None else 0
+        bandwidth_bps = quantity.parse_int(dependency.min_bandwidth) if dependency.min_bandwidth is not None else 0
         problem = " is negative" if bandwidth_bps < 0 else ""
     except QuantityError as error:
         bandwidth_bps, problem = 0, f": {error}"
     if problem:
-        faults.append(Fault("BadBandwidth", f"{caller}: minBandwidth for {_describe(declared.workload)}{problem}"))
+        message = f"{caller_name}: minBandwidth for {_describe(dependency.workload)}{problem}"
+        faults.append(Fault("BadBandwidth", message))
     return max(bandwidth_bps, 0)
 
 

@@ -1,4 +1,4 @@
-"""The base class of indexes, which watch events update and threads read as copies."""
+"""The base class of indexes. Watch events update an index; threads read a copy of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ class Index:
     """An index that can be copied for use in a thread."""
 
     def copy(self) -> Self:
-        """A copy with its own lists, dicts and nested indexes; other objects are shared."""
+        """A copy for a thread: attributes that are lists, dicts or indexes are copied, and so are dicts within dicts.
+
+        All other objects are shared, such as a list within a dict. So updates must replace them, not change them.
+        """
         duplicate = copy.copy(self)
         vars(duplicate).update({name: _copy_containers(value) for name, value in vars(self).items()})
         return duplicate
@@ -22,5 +25,5 @@ def _copy_containers(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     duplicate = value.copy()  # Keeps the type: a Counter, or a defaultdict.
-    duplicate.update({key: _copy_containers(item) for key, item in value.items() if isinstance(item, dict)})
+    duplicate.update({key: _copy_containers(inner) for key, inner in value.items() if isinstance(inner, dict)})
     return duplicate

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.appgroups.order import ALGORITHMS, sort_workloads
+from controller.appgroups.order import ALGORITHMS, FALLBACK_ALGORITHM, sort_workloads
 
 BOUTIQUE_CALLS = {"P1": "P2 P3 P4 P6 P8 P9 P10", "P2": "P11", "P8": "P2 P3 P4 P5 P6 P7", "P9": "P3"}
 BOUTIQUE = [f"P{i}" for i in range(1, 12)]
@@ -28,6 +28,12 @@ def adjacency(names: list[str], calls: dict[str, str]) -> list[list[int]]:
 def test_online_boutique_has_the_order_of_the_contract(algorithm: str) -> None:
     order = sort_workloads(adjacency(BOUTIQUE, BOUTIQUE_CALLS), algorithm)
     assert " ".join(BOUTIQUE[i] for i in order.sequence) == EXPECTED_ORDERS[algorithm]
+
+
+@pytest.mark.parametrize("algorithm", ["", "Reverse", "FooTarjan"])
+def test_an_unknown_algorithm_is_replaced_by_the_one_that_the_condition_names(algorithm: str) -> None:
+    callees = adjacency(BOUTIQUE, BOUTIQUE_CALLS)
+    assert sort_workloads(callees, algorithm) == sort_workloads(callees, FALLBACK_ALGORITHM)
 
 
 @pytest.mark.parametrize("base", ["Kahn", "Tarjan"])
