@@ -76,7 +76,7 @@ def build_problem(data: Mapping[str, Any], zone_seed: int | None = None) -> Prob
         allowed=np.ones((1, len(machines)), np.bool_),
         class_of=np.repeat(np.arange(len(services)), [len(s["ContainerList"]) for s in services]),
         fixed_hosts=((),) * len(services),
-        colocation_penalty=np.zeros(len(services)),
+        colocation_price=np.zeros(len(services)),
         host_price=np.zeros(len(machines)),
         edges=tuple(
             CallEdge(number[t["Service1"]], number[t["Service2"]], t["Traffic"], routing) for t in data["TrafficList"]

@@ -19,7 +19,7 @@ class Evaluation(msgspec.Struct, frozen=True):
     """The value of a placement for one or more dependencies.
 
     Attributes:
-        latency: mean latency of a call, in the unit of `CallCostTable.latency`; 0 if no dependency has replicas at both ends.
+        latency: mean cost of a call, in the unit of the edges' `CallCostTable`; 0 if no dependency has replicas at both ends.
         violations: number of pairs of a caller and a replica that may answer it, beyond the limit.
         max_load_ratio: load of the callee's busiest replica over its fair share; of several dependencies, the mean by weight.
         traffic: weight of the dependencies that have replicas at both ends.
@@ -79,15 +79,15 @@ def _evaluate_edge(
     endpoints = endpoints_of(problem, edge.routing, replica_counts)
     routings = np.array([endpoints.routing_from(*pair) for pair in zip(hosts.tolist(), zone.tolist(), strict=True)])
     to_node, to_zone, to_all = (callers * (routings == r) for r in (Routing.NODE, Routing.ZONE, Routing.ANY))
-    zone_latency = table.latency[zone, zone]
-    host_gain = table.host_latency - zone_latency
+    zone_cost = table.cost_between_hosts[zone, zone]
+    host_gain = table.cost_within_host - zone_cost
     share_of_zone = np.divide(replicas, zone_replicas, out=np.zeros_like(replicas), where=zone_replicas > 0)
     share_of_all = replicas / all_replicas
-    latency_to_all = table.latency[zone] @ replicas_by_zone / all_replicas + share_of_all * host_gain
+    cost_to_all = table.cost_between_hosts[zone] @ replicas_by_zone / all_replicas + share_of_all * host_gain
     latency = (
-        to_node.sum() * table.host_latency
-        + to_zone @ (zone_latency + share_of_zone * host_gain)
-        + to_all @ latency_to_all
+        to_node.sum() * table.cost_within_host
+        + to_zone @ (zone_cost + share_of_zone * host_gain)
+        + to_all @ cost_to_all
     )
     violates_in_zone = table.violates_limit[zone, zone]
     violating_replicas = table.violates_limit[zone] @ replicas_by_zone - replicas * violates_in_zone

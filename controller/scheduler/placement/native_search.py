@@ -32,8 +32,8 @@ _ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
     "member": (np.int32, "replicas"),
     "replica_count": (np.int64, "workloads"),
     "must_span_zones": (np.uint8, "workloads"),
-    "host_penalty": (np.float64, "workloads"),
-    "zone_penalty": (np.float64, "workloads"),
+    "host_colocation_price": (np.float64, "workloads"),
+    "zone_colocation_price": (np.float64, "workloads"),
     "fixed_start": (np.int64, "workloads+1"),
     "fixed_host": (np.int32, "fixed"),
     "caller": (np.int32, "edges"),
@@ -44,8 +44,8 @@ _ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
     "pair_weight": (np.float64, "edges"),
     "edge_end_start": (np.int64, "workloads+1"),
     "edge_end": (np.int32, "edges ends fields"),
-    "latency": (np.float64, "tables zones zones"),
-    "host_latency": (np.float64, "tables"),
+    "cost_between_hosts": (np.float64, "tables zones zones"),
+    "cost_within_host": (np.float64, "tables"),
     "mean_detour": (np.float64, "tables zones"),
     "violates_limit": (np.uint8, "tables zones zones"),
     "rule_kind": (np.int32, "rules"),
@@ -56,7 +56,7 @@ _ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
     "domain_start": (np.int64, "rules+1"),
     "bound_counted": (np.int64, "domains"),
     "bound_owners": (np.int64, "domains"),
-    "is_eligible": (np.uint8, "domains"),
+    "counts_for_minimum": (np.uint8, "domains"),
     "role_start": (np.int64, "classes+1"),
     "role_rule": (np.int32, "roles"),
     "role": (np.uint8, "roles"),
@@ -71,9 +71,9 @@ _WORST_COST = 1e6
 _DEFAULT_HOST_GAIN = 0.05
 """`_CallCosts.host_gain` if no call gains: with 0, replicas would not spread."""
 _HALF_COLOCATION_FACTOR = 0.75
-"""Half of the 1.5 in `Problem.colocation_penalty`: each of the two replicas adds half of the penalty."""
-_ZONE_PENALTY_SHARE = 1e-3
-"""Zone penalty as a share of the host penalty: so small that it decides only between placements of equal cost."""
+"""Half of the 1.5 in `Problem.colocation_price`: each of the two replicas adds half of the price."""
+_ZONE_PRICE_SHARE = 1e-3
+"""Price of two replicas in one zone, as a share of that on one host: so small that it decides only between placements of equal cost."""
 LIMIT_PRICE = 4 * _WORST_COST
 """Price of a pair of caller and replica beyond the limit: more than all calls together."""
 ONE_ZONE_PRICE = 1e4 * LIMIT_PRICE
@@ -208,8 +208,6 @@ def _concatenate(arrays: list[NDArray[Any]]) -> object:
 class _CallCosts:
     """Costs of calls, scaled so that all cost `_WORST_COST` if each takes the slowest path.
 
-    The search minimizes the sum of these costs, prices (of hosts, overload and violated rules) and penalties (of replicas side by side).
-
     Attributes:
         edges: edges between two workloads that both have replicas.
         worst_by_table: [table] highest cost of a call.
@@ -224,15 +222,16 @@ class _CallCosts:
         replica_counts = problem.replica_counts
         edges = (edge for edge in problem.edges if edge.caller != edge.callee)
         self.edges = [edge for edge in edges if replica_counts[edge.caller] and replica_counts[edge.callee]]
-        self.worst_by_table = [max(float(t.latency.max(initial=0.0)), t.host_latency) for t in problem.tables]
+        tables = problem.tables
+        self.worst_by_table = [max(float(t.cost_between_hosts.max(initial=0.0)), t.cost_within_host) for t in tables]
         worst_cost = sum(edge.weight * self.worst_by_table[edge.table] for edge in self.edges)
         self.weight_factor = _WORST_COST / worst_cost if worst_cost else 1.0
         self.replicas = max(int(replica_counts.sum()), 1)
         self.per_replica = _WORST_COST / self.replicas
         gains = [
-            (float(np.diagonal(table.latency).min()) - table.host_latency) / worst
-            for table, worst in zip(problem.tables, self.worst_by_table, strict=True)
-            if table.latency.size and worst > 0
+            (float(np.diagonal(table.cost_between_hosts).min()) - table.cost_within_host) / worst
+            for table, worst in zip(tables, self.worst_by_table, strict=True)
+            if table.cost_between_hosts.size and worst > 0
         ]
         self.host_gain = min(max([0.0, *gains]), 1.0) or _DEFAULT_HOST_GAIN
 
@@ -248,7 +247,8 @@ def _host_arrays(problem: Problem, call_costs: _CallCosts) -> dict[str, object]:
 
 
 def _replica_arrays(problem: Problem, call_costs: _CallCosts) -> dict[str, object]:
-    host_penalty, workloads = _host_penalties(problem, call_costs), problem.workload_of[problem.class_of]
+    workloads = problem.workload_of[problem.class_of]
+    host_colocation_price = _host_colocation_prices(problem, call_costs)
     return {
         "workload_of": problem.workload_of,
         "row_of": problem.row_of,
@@ -259,21 +259,21 @@ def _replica_arrays(problem: Problem, call_costs: _CallCosts) -> dict[str, objec
         "member": np.argsort(workloads, kind="stable"),
         "replica_count": problem.replica_counts,
         "must_span_zones": problem.must_span_zones & (problem.replica_counts > 1),
-        "host_penalty": host_penalty,
-        "zone_penalty": host_penalty * _ZONE_PENALTY_SHARE,
+        "host_colocation_price": host_colocation_price,
+        "zone_colocation_price": host_colocation_price * _ZONE_PRICE_SHARE,
         "fixed_start": _start_indexes([len(hosts) for hosts in problem.fixed_hosts]),
         "fixed_host": [host for hosts in problem.fixed_hosts for host in hosts],
     }
 
 
-def _host_penalties(problem: Problem, call_costs: _CallCosts) -> Floats:
-    """[workload] half the penalty of two of its replicas on one host; see `Problem.colocation_penalty`."""
+def _host_colocation_prices(problem: Problem, call_costs: _CallCosts) -> Floats:
+    """[workload] half the price of two of its replicas on one host; see `Problem.colocation_price`."""
     traffic = np.zeros(problem.workload_count)  # weighted by the highest cost of a call
     for edge in call_costs.edges:
         for end in (edge.caller, edge.callee):
             traffic[end] += edge.weight * call_costs.worst_by_table[edge.table]
     cost_of_calls = traffic / np.maximum(problem.replica_counts, 1) * call_costs.weight_factor
-    shares: Floats = _HALF_COLOCATION_FACTOR * problem.colocation_penalty
+    shares: Floats = _HALF_COLOCATION_FACTOR * problem.colocation_price
     return shares * np.maximum(cost_of_calls, call_costs.per_replica) * call_costs.host_gain
 
 
@@ -296,16 +296,16 @@ def _edge_arrays(problem: Problem, call_costs: _CallCosts) -> dict[str, object]:
         "pair_weight": [w / (replicas[e.caller] * replicas[e.callee]) for w, e in zip(weights, edges, strict=True)],
         "edge_end_start": _start_indexes([ends_by_workload[workload] for workload in range(problem.workload_count)]),
         "edge_end": [(edge, is_callee) for _, edge, is_callee in ends],
-        "latency": [table.latency for table in tables],
-        "host_latency": [table.host_latency for table in tables],
+        "cost_between_hosts": [table.cost_between_hosts for table in tables],
+        "cost_within_host": [table.cost_within_host for table in tables],
         "mean_detour": [_mean_detours(table) for table in tables],
         "violates_limit": [table.violates_limit for table in tables],
     }
 
 
 def _mean_detours(table: CallCostTable) -> Floats:
-    """[zone] mean extra latency of a call that leaves the zone; 0 if calls within the zone are no faster."""
-    detours = table.latency - np.diagonal(table.latency)[:, np.newaxis]
+    """[zone] mean extra cost of a call that leaves the zone; 0 if calls within the zone cost no less."""
+    detours = table.cost_between_hosts - np.diagonal(table.cost_between_hosts)[:, np.newaxis]
     # cumsum adds from left to right; np.sum may add in another order and round differently.
     totals: Floats = np.maximum(np.cumsum(detours, axis=1)[:, -1:], 0.0)
     return totals / max(len(detours) - 1, 1)
@@ -327,7 +327,7 @@ def _rule_arrays(problem: Problem, call_costs: _CallCosts) -> dict[str, object]:
         "domain_start": _start_indexes([len(rule.bound_counted) for rule in rules]),
         "bound_counted": _concatenate([rule.bound_counted for rule in rules]),
         "bound_owners": _concatenate([rule.bound_owners for rule in rules]),
-        "is_eligible": _concatenate([rule.is_eligible for rule in rules]),
+        "counts_for_minimum": _concatenate([rule.counts_for_minimum for rule in rules]),
         "role_start": _start_indexes([len(roles_of_class) for roles_of_class in roles_by_class]),
         "role_rule": [rule for rule, _ in roles],
         "role": [role for _, role in roles],

@@ -100,8 +100,8 @@ class DomainRuleBuilder:
         for class_, pod in enumerate(self._pods):
             if _is_counted(term, pod):
                 roles[class_] |= COUNTED
-        is_eligible: Bools = np.zeros(domain_count, np.bool_)
-        is_eligible[domain_of[domain_of >= 0]] = True
+        counts_for_minimum: Bools = np.zeros(domain_count, np.bool_)
+        counts_for_minimum[domain_of[domain_of >= 0]] = True
         bound_counted, bound_owners = np.zeros(domain_count, np.int64), np.zeros(domain_count, np.int64)
         for host, pod in self._bound:
             if domain_of[host] >= 0 and _is_counted(term, pod):
@@ -115,9 +115,9 @@ class DomainRuleBuilder:
             domain_of=domain_of,
             bound_counted=bound_counted,
             bound_owners=bound_owners,
-            is_eligible=is_eligible,
+            counts_for_minimum=counts_for_minimum,
             max_skew=term.max_skew,
-            lacks_domains=0 < int(is_eligible.sum()) < term.min_domains,
+            lacks_domains=0 < int(counts_for_minimum.sum()) < term.min_domains,
             price=term.price,
         )
 
@@ -170,8 +170,8 @@ def _refused_hosts(rule: DomainRule) -> Bools:
     elif not is_owner:
         refused = no_hosts
     elif rule.kind is RuleKind.SPREAD:
-        has_minimum = rule.is_eligible.any() and not rule.lacks_domains
-        minimum = int(rule.bound_counted[rule.is_eligible].min()) if has_minimum else 0
+        has_minimum = rule.counts_for_minimum.any() and not rule.lacks_domains
+        minimum = int(rule.bound_counted[rule.counts_for_minimum].min()) if has_minimum else 0
         refused = has_no_domain | (counted + is_counted - minimum > rule.max_skew)
     else:
         is_first_replica = is_counted and not rule.bound_counted.any()

@@ -2,6 +2,11 @@
 
 Hosts, zones, workloads, classes, replicas and domains are indexes from 0. A class is a set of interchangeable replicas of one
 workload. A zone is a `Location`, that is a pair of region and zone. Host -1 means unplaced.
+
+`solve` minimizes the costs of calls and added prices, for example of two replicas on one host. A price is a share of one of
+two amounts, so that it has the same effect with all costs:
+- the *worst cost*: the cost of a replica's calls if all take the slowest path, as the mean of all replicas;
+- the *host gain*: the part of the worst cost that is saved if all calls stay within a host instead of the fastest zone.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ class RuleKind(IntEnum):
     Attributes:
         SPREAD: topologySpreadConstraint with DoNotSchedule.
         ANTI_AFFINITY, AFFINITY: required terms.
-        PREFERENCE: preferred terms and ScheduleAnyway, as a penalty for each pair of owner and counted pod in one domain.
+        PREFERENCE: preferred terms and ScheduleAnyway, with a price for each pair of owner and counted pod in one domain.
     """
 
     SPREAD = 0
@@ -62,15 +67,16 @@ class CallEdge(msgspec.Struct, frozen=True):
 class CallCostTable(msgspec.Struct, frozen=True):
     """Cost of a call by pair of zones, for edges with equivalent limits.
 
+    The unit depends on the objective: microseconds for ``time``, network cost for ``parity``, else microseconds plus money (`add_prices`).
+
     Attributes:
-        latency: [zone, zone] from a caller to a callee on another host, in microseconds; network cost with the objective ``parity``; with
-            ``money`` or ``both`` the sum of scaled price and weighted time.
-        host_latency: the same within one host.
+        cost_between_hosts: [zone, zone] from a caller to a callee on another host.
+        cost_within_host: from a caller to a callee on its host.
         violates_limit: [zone, zone] whether a call between two hosts violates the limit of the edges with this table.
     """
 
-    latency: Floats
-    host_latency: float
+    cost_between_hosts: Floats
+    cost_within_host: float
     violates_limit: Bools
 
 
@@ -83,11 +89,10 @@ class DomainRule(msgspec.Struct, frozen=True):
         domain_of: [host] its domain, -1 if it has none.
         bound_counted: [domain] number of pods that stay and that the rule counts.
         bound_owners: [domain] number of pods that stay and that carry the rule.
-        is_eligible: [domain] whether its count enters the minimum from which skew is measured.
+        counts_for_minimum: [domain] whether its count enters the minimum from which skew is measured.
         max_skew: of spreads, the highest allowed difference between a domain's count and the minimum.
         lacks_domains: whether there are fewer domains than minDomains; the minimum is then 0.
-        price: price of a pair of owner and counted pod in one domain, as a share of the worst cost of a replica's calls; only of
-            preferences, below 0 for affinity.
+        price: of preferences, the price of each pair of owner and counted pod in one domain, in worst costs; below 0 for affinity.
     """
 
     kind: RuleKind
@@ -95,7 +100,7 @@ class DomainRule(msgspec.Struct, frozen=True):
     domain_of: Ints
     bound_counted: Ints
     bound_owners: Ints
-    is_eligible: Bools
+    counts_for_minimum: Bools
     max_skew: int = 1
     lacks_domains: bool = False
     price: float = 0.0
@@ -116,16 +121,16 @@ class Problem(msgspec.Struct, frozen=True):
         class_of: [replica] its class.
         fixed_hosts: [workload] hosts of the replicas that stay.
         must_span_zones: [workload] whether its replicas must not all be in one zone.
-        colocation_penalty: [workload] penalty of two of its replicas on one host, as a share of 1.5 times the gain of a replica whose calls
-            all stay on its host instead of the fastest zone. In one zone it is a thousandth, to decide between equal costs.
-        host_price: [host] price of each replica there, as a share of the worst cost of a replica's calls.
+        colocation_price: [workload] price of two of its replicas on one host, in 1.5 host gains of that workload (at least of a mean
+            one): more than a replica gains there. In one zone the price is a thousandth, to decide between equal costs.
+        host_price: [host] price of each replica there, in worst costs.
         edges: dependencies, at most one per ordered pair of workloads.
         tables: costs of calls; at least one if there are edges.
         domain_rules: required and preferred rules about topology domains.
-        crowding_price: half the price of any two replicas on one host, as a share of a mean replica's gain by sharing a host with
-            peers; lower if there are more replicas than hosts.
-        overload_price: price of a call that loads a replica above its fair share, as a share of the mean cost of leaving the zone.
-        balance_price: price of each fully used resource of a host, in the unit of ``host_price``; grows with the square of utilization.
+        crowding_price: half the price of any two replicas on one host, in host gains; divided by the square of the replicas per host if
+            there are more replicas than hosts.
+        overload_price: price of a call that loads a replica above its fair share; 1 is the mean extra cost of a call to another zone.
+        balance_price: price of each fully used resource of a host, in worst costs; it grows with the square of utilization.
         host_names: [host] its name.
         resource_names: [resource] its name, host ports included.
     """
@@ -141,7 +146,7 @@ class Problem(msgspec.Struct, frozen=True):
     class_of: Ints
     fixed_hosts: tuple[tuple[int, ...], ...]
     must_span_zones: Bools
-    colocation_penalty: Floats
+    colocation_price: Floats
     host_price: Floats
     edges: tuple[CallEdge, ...] = ()
     tables: tuple[CallCostTable, ...] = ()

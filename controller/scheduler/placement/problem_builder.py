@@ -169,7 +169,7 @@ class _ProblemBuilder:
         shape = (max(len(self._allowed), 1), len(self._host_names))
         # If nodes are preferred by size, the sizes of nodes decide which replicas share a node.
         prefers_by_size = self._snapshot.allocatable.weight > 0
-        penalties = [float(spread != "none" and not prefers_by_size) for spread in request.spreads]
+        colocation_prices = [float(spread != "none" and not prefers_by_size) for spread in request.spreads]
         return Problem(
             free=self._free_amounts(),
             capacity=self._amounts(lambda host, resource: capacity_of(resource, host.allocatable)),
@@ -185,7 +185,7 @@ class _ProblemBuilder:
             tables=tables,
             domain_rules=self._domain_rules(),
             must_span_zones=self._must_span_zones(),
-            colocation_penalty=np.array(penalties, np.float64),
+            colocation_price=np.array(colocation_prices, np.float64),
             crowding_price=0.0 if "none" in request.spreads or prefers_by_size else _CROWDING_PRICE,
             overload_price=0.0 if request.objective == "parity" else 1.0,
             host_price=self._host_price(),

@@ -61,7 +61,7 @@ def make_problem(
         class_of=np.repeat(np.arange(len(replicas)), replicas),
         fixed_hosts=((),) * len(replicas),
         must_span_zones=np.zeros(len(replicas), np.bool_),
-        colocation_penalty=np.zeros(len(replicas)),
+        colocation_price=np.zeros(len(replicas)),
         host_price=np.zeros(hosts),
         edges=tuple(CallEdge(a, b, 1.0, routing) for a, b, routing in edges),
         tables=(CallCostTable(latency, 30.0, latency > limit_us),),
@@ -219,7 +219,7 @@ FIRST_ZONE, FIRST_DOMAIN = np.array([[True, True, False, False]]), np.array([Tru
         ([4], rule(RuleKind.SPREAD, ZONES, {0: BOTH}), {"allowed": FIRST_ZONE}, lambda hosts: hosts.count(-1) == 3),
         (
             [4],
-            rule(RuleKind.SPREAD, ZONES, {0: BOTH}, is_eligible=FIRST_DOMAIN),
+            rule(RuleKind.SPREAD, ZONES, {0: BOTH}, counts_for_minimum=FIRST_DOMAIN),
             {"allowed": FIRST_ZONE},
             lambda hosts: -1 not in hosts,
         ),
@@ -355,11 +355,11 @@ def test_replicas_without_calls_take_the_emptier_hosts() -> None:
 def test_replicas_prefer_different_hosts_if_a_zone_has_less_latency_than_a_host() -> None:
     latency = np.full((1, 1), 10.0)
     fast_zone = CallCostTable(latency, 30.0, latency > 100.0)
-    problem = make_problem([0] * 4, [2, 2], (0, 1, Routing.ZONE), colocation_penalty=np.ones(2), tables=(fast_zone,))
+    problem = make_problem([0] * 4, [2, 2], (0, 1, Routing.ZONE), colocation_price=np.ones(2), tables=(fast_zone,))
     assert sorted(solve(problem).tolist()) == [0, 1, 2, 3]
 
 
-def test_colocation_has_the_same_penalty_for_the_rest_of_a_rollout() -> None:
+def test_colocation_has_the_same_price_for_the_rest_of_a_rollout() -> None:
     """The plan of all pods of eleven workloads uses two of three hosts, and so does the plan of the last two pods."""
     workloads = 11
     calls = [(0, callee, Routing.ZONE) for callee in range(1, workloads)]

@@ -1,8 +1,8 @@
 /* The cost of calls between workloads, and its change by a move. */
 #include "state.h"
 
-static inline double latency(const Problem *problem, int64_t table, int64_t from, int64_t to) {
-  return problem->latency[(table * problem->zones + from) * problem->zones + to];
+static inline double call_cost(const Problem *problem, int64_t table, int64_t from, int64_t to) {
+  return problem->cost_between_hosts[(table * problem->zones + from) * problem->zones + to];
 }
 static inline int violates_limit(const Problem *problem, int64_t table, int64_t from, int64_t to) {
   return problem->violates_limit[(table * problem->zones + from) * problem->zones + to];
@@ -10,7 +10,7 @@ static inline int violates_limit(const Problem *problem, int64_t table, int64_t 
 
 /* Cost of one caller in a zone to one replica in another, if every replica answers equally many calls. */
 static inline double pair_cost(const Problem *problem, int64_t edge, int64_t from, int64_t to) {
-  double cost = problem->pair_weight[edge] * latency(problem, problem->table[edge], from, to);
+  double cost = problem->pair_weight[edge] * call_cost(problem, problem->table[edge], from, to);
   return violates_limit(problem, problem->table[edge], from, to) ? cost + problem->limit_price : cost;
 }
 
@@ -68,7 +68,7 @@ static inline double cost_from_zone(const Problem *problem, int64_t edge, int64_
   int64_t table = problem->table[edge], all_callers = problem->replica_count[problem->caller[edge]];
   int64_t all_replicas = problem->replica_count[problem->callee[edge]];
   double callers = (double)calls->callers, same_host_calls = (double)calls->same_host_calls;
-  double in_zone = latency(problem, table, zone, zone), host_gain = in_zone - problem->host_latency[table];
+  double in_zone = call_cost(problem, table, zone, zone), host_gain = in_zone - problem->cost_within_host[table];
   double caller_weight = problem->pair_weight[edge] * (double)all_replicas;
   int is_by_node = problem->routing[edge] == ROUTE_NODE;
   int is_by_zone = problem->routing[edge] != ROUTE_ANY && problem->has_zone_label[zone] && calls->replicas && !calls->n_unzoned;
@@ -77,7 +77,7 @@ static inline double cost_from_zone(const Problem *problem, int64_t edge, int64_
     return callers * calls->cost_to_all - same_host_calls * (problem->pair_weight[edge] * host_gain + limit_price);
   }
   double staying = is_by_node ? same_host_calls / (double)all_replicas : 0;
-  if (!is_by_zone) return (callers - staying) * calls->cost_to_all + staying * caller_weight * problem->host_latency[table];
+  if (!is_by_zone) return (callers - staying) * calls->cost_to_all + staying * caller_weight * problem->cost_within_host[table];
   double cost = callers * caller_weight * in_zone;
   cost -= caller_weight * host_gain * (is_by_node ? staying : same_host_calls / (double)calls->replicas);
   int64_t excess = calls->callers * all_replicas - calls->replicas * all_callers;

@@ -26,19 +26,19 @@ typedef struct {
   const int32_t *member;          /* replicas by workload */
   const int64_t *replica_count;   /* [workload] fixed replicas included */
   const uint8_t *must_span_zones; /* [workload] whether its replicas must not all be in one zone */
-  const double *host_penalty, *zone_penalty; /* [workload] half the cost of two of its replicas on one host, in one zone */
+  const double *host_colocation_price, *zone_colocation_price; /* [workload] half the price of two replicas on one host, in one zone */
   const int64_t *fixed_start;     /* [workload + 1] into fixed_host */
   const int32_t *fixed_host;      /* host of each fixed replica */
   const int32_t *caller, *callee; /* [edge] workloads */
   const int32_t *routing;         /* [edge] ROUTE_... */
-  const int32_t *table;           /* [edge] its table of latencies and limits */
+  const int32_t *table;           /* [edge] its table of costs and limits */
   const double *weight;           /* [edge] traffic of all callers together */
   const double *pair_weight;      /* [edge] traffic of one pair of caller and replica of the callee */
   const int64_t *edge_end_start;  /* [workload + 1] into edge_end */
   const EdgeEnd *edge_end;        /* edges by workload */
-  const double *latency;          /* [table][zone][zone] between different hosts */
-  const double *host_latency;     /* [table] within a host */
-  const double *mean_detour;      /* [table][zone] mean extra latency of a call that leaves the zone */
+  const double *cost_between_hosts; /* [table][zone][zone] of a call between different hosts */
+  const double *cost_within_host; /* [table] of a call within a host */
+  const double *mean_detour;      /* [table][zone] mean extra cost of a call that leaves the zone */
   const uint8_t *violates_limit;  /* [table][zone][zone] whether the path exceeds the table's limit */
   const int32_t *rule_kind;       /* [rule] RULE_... */
   const int32_t *rule_max_skew;   /* [rule] */
@@ -47,7 +47,7 @@ typedef struct {
   const int32_t *domain_of;       /* [rule][host] or -1 */
   const int64_t *domain_start;    /* [rule + 1] into the next three */
   const int64_t *bound_counted, *bound_owners; /* bound pods that the rule counts, and that carry it */
-  const uint8_t *is_eligible;     /* whether a domain's count enters the minimum */
+  const uint8_t *counts_for_minimum;     /* whether a domain's count enters the minimum */
   const int64_t *role_start;      /* [class + 1] into role_rule, role */
   const int32_t *role_rule;
   const uint8_t *role;            /* COUNTED, OWNER or both */

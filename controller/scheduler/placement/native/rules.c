@@ -9,7 +9,7 @@ static int64_t find_min_counted(const State *state, int64_t rule) {
   int64_t least = INT64_MAX;
   if (problem->rule_lacks_domains[rule]) return 0;
   for (int64_t domain = problem->domain_start[rule]; domain < problem->domain_start[rule + 1]; domain++)
-    if (problem->is_eligible[domain] && state->n_counted[domain] < least) least = state->n_counted[domain];
+    if (problem->counts_for_minimum[domain] && state->n_counted[domain] < least) least = state->n_counted[domain];
   return least == INT64_MAX ? 0 : least;
 }
 
@@ -41,7 +41,7 @@ static int spread_allows(const State *state, int64_t rule, int role, int32_t fro
   int is_counted = role & COUNTED;
   if (!(role & OWNER) || (to >= 0 && from == to)) return 1;
   if (to < 0) return 0;
-  int lowers_min = is_counted && from >= 0 && problem->is_eligible[first + from] && !problem->rule_lacks_domains[rule] &&
+  int lowers_min = is_counted && from >= 0 && problem->counts_for_minimum[first + from] && !problem->rule_lacks_domains[rule] &&
                    state->n_counted[first + from] - 1 < min;
   if (lowers_min) {
     min = state->n_counted[first + from] - 1;
@@ -101,7 +101,7 @@ int rules_allow_leaving(const State *state, int32_t class, int32_t from) {
     int64_t domain = problem->domain_start[rule] + domain_from;
     int64_t n_staying = state->n_counted[domain] - 1, is_owner = (problem->role[entry] & OWNER) != 0;
     if (problem->rule_kind[rule] == RULE_AFFINITY && n_staying == 0 && state->n_owners[domain] - is_owner > 0) return 0;
-    int lowers_min = problem->rule_kind[rule] == RULE_SPREAD && problem->is_eligible[domain] && !problem->rule_lacks_domains[rule] &&
+    int lowers_min = problem->rule_kind[rule] == RULE_SPREAD && problem->counts_for_minimum[domain] && !problem->rule_lacks_domains[rule] &&
                      n_staying < state->min_counted[rule];
     if (lowers_min && !others_keep_skew(state, rule, n_staying, domain, domain)) return 0;
   }
@@ -138,7 +138,7 @@ void rules_update_counts(State *state, int32_t class, int32_t host, int step) {
     if (problem->role[entry] & OWNER) state->n_owners[domain] += step;
     if (!(problem->role[entry] & COUNTED)) continue;
     state->n_counted[domain] += step;
-    if (problem->rule_kind[rule] != RULE_SPREAD || !problem->is_eligible[domain] || problem->rule_lacks_domains[rule]) continue;
+    if (problem->rule_kind[rule] != RULE_SPREAD || !problem->counts_for_minimum[domain] || problem->rule_lacks_domains[rule]) continue;
     int64_t count = state->n_counted[domain], min = state->min_counted[rule];
     if (step < 0 && count < min) state->min_counted[rule] = count;
     if (step > 0 && count - 1 == min) state->min_counted[rule] = find_min_counted(state, rule);

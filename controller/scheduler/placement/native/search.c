@@ -180,8 +180,8 @@ static void descend(Search *search) {
   }
 }
 
-/* Places all replicas, see `NativeProblem.search` in native_search.py; returns the cost of the placement. `host_of` has a hint or -1 for each
- * replica before the call, and its host or -1 after. */
+/* Places all replicas, see `NativeProblem.search` in native_search.py; returns the cost of the placement. `host_of` has a hint or -1
+ * for each replica before the call, and its host or -1 after. */
 double plan_search(const Problem *problem, int32_t *host_of, uint64_t seed, int64_t steps, int64_t start_zone, int64_t may_violate_limits,
                    double time_limit_s) {
   State *state = state_new(problem, seed);

@@ -64,13 +64,13 @@ static double colocation_delta(const State *state, int64_t workload, int32_t fro
   const Problem *problem = state->problem;
   const int32_t *on_host = state->n_on_host + workload * problem->hosts, *all_on_host = state->n_all_on_host;
   const int64_t *in_zone = state->n_in_zone + workload * problem->zones;
-  double host_penalty = problem->host_penalty[workload], zone_penalty = problem->zone_penalty[workload], sum = 0;
-  if (to >= 0) sum += host_penalty * (2 * on_host[to] + 1) + problem->crowding_price * (2 * all_on_host[to] + 1);
-  if (from >= 0) sum -= host_penalty * (2 * on_host[from] - 1) + problem->crowding_price * (2 * all_on_host[from] - 1);
+  double host_price = problem->host_colocation_price[workload], zone_price = problem->zone_colocation_price[workload], sum = 0;
+  if (to >= 0) sum += host_price * (2 * on_host[to] + 1) + problem->crowding_price * (2 * all_on_host[to] + 1);
+  if (from >= 0) sum -= host_price * (2 * on_host[from] - 1) + problem->crowding_price * (2 * all_on_host[from] - 1);
   int64_t zone_from = zone_at(problem, from), zone_to = zone_at(problem, to);
   if (zone_from == zone_to) return sum;
-  if (zone_to >= 0) sum += zone_penalty * (double)(2 * in_zone[zone_to] + 1);
-  if (zone_from >= 0) sum -= zone_penalty * (double)(2 * in_zone[zone_from] - 1);
+  if (zone_to >= 0) sum += zone_price * (double)(2 * in_zone[zone_to] + 1);
+  if (zone_from >= 0) sum -= zone_price * (double)(2 * in_zone[zone_from] - 1);
   return sum;
 }
 
@@ -149,9 +149,9 @@ static double add_colocation_cost(const State *state, int64_t workload, double s
   const int32_t *on_host = state->n_on_host + workload * problem->hosts;
   const int64_t *in_zone = state->n_in_zone + workload * problem->zones;
   for (int64_t zone = 0; zone < problem->zones; zone++)
-    sum += problem->zone_penalty[workload] * (double)(in_zone[zone] * in_zone[zone]);
-  for (int64_t host = 0; problem->host_penalty[workload] > 0 && host < problem->hosts; host++)
-    sum += problem->host_penalty[workload] * on_host[host] * on_host[host];
+    sum += problem->zone_colocation_price[workload] * (double)(in_zone[zone] * in_zone[zone]);
+  for (int64_t host = 0; problem->host_colocation_price[workload] > 0 && host < problem->hosts; host++)
+    sum += problem->host_colocation_price[workload] * on_host[host] * on_host[host];
   return sum;
 }
 
