@@ -66,7 +66,7 @@ def _check_reason_duration(_: PlanBuilder, candidate: Candidate) -> str:
 
 
 def _check_usage_lag(builder: PlanBuilder, candidate: Candidate) -> str:
-    """No pod that was moved off the node still terminates, or was moved in the last `limits.usageLagS`."""
+    """Each pod that was moved off the node has ended, and `limits.usageLagS` has passed since its move."""
     departures = builder.departures_by_node[candidate.pod.node]
     return f"waiting until {departures} recent moves show in its usage" if departures else ""
 
@@ -226,17 +226,17 @@ def _check_unavailable_limit(builder: PlanBuilder, candidate: Candidate) -> str:
 
 
 def _check_disruption_budget(builder: PlanBuilder, candidate: Candidate) -> str:
-    """No PodDisruptionBudget selects it, or only one, which allows a disruption. An unknown operator selects every pod."""
+    """At most one PodDisruptionBudget selects it, and allows a disruption. One with an unknown operator forbids evictions in its namespace."""
     return builder.allowed_disruptions.unevictable_reason(candidate.pod)
 
 
 def _check_node_fit(_: PlanBuilder, candidate: Candidate) -> str:
-    """It fits on a better node, by requests, usage and the scheduler's constraints; by LowNodeLoad with `nodeFit` off, only by usage."""
+    """It fits on a better node by requests, usage and the scheduler's constraints. LowNodeLoad with `nodeFit` off checks only usage."""
     return candidate.fit_failure
 
 
 def _check_planner(_: PlanBuilder, candidate: Candidate) -> str:
-    """If a plan placed it: each of two new plans places its replacement on a better node."""
+    """No plan placed it, or two new plans both place its replacement on a better node."""
     return candidate.planner_failure
 
 

@@ -39,7 +39,7 @@ class PlanInputs(NamedTuple):
         node_cache: nodes, and the pods bound to them.
         volumes: volumes and claims.
         prices: prices of bytes between zones; None if not configured.
-        declared: declared replicas of workloads, and quotas of pods; None if they are not read.
+        declared: declared replicas of workloads; None if they are not read.
     """
 
     state: State
