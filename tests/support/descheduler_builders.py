@@ -26,7 +26,7 @@ from controller.descheduler.history import (
     short_uid,
 )
 from controller.descheduler.node_load import AnomalyDetector
-from controller.descheduler.plan import Move
+from controller.descheduler.plan import Move, NodeState
 from controller.descheduler.snapshot import DeschedulerSnapshot, take_snapshot
 from controller.descheduler.taints import nodes_to_taint
 from controller.descheduler.usage import NO_USAGE, UsageBatch, UsageReading, UsageStore, UsageView
@@ -265,3 +265,38 @@ def decide_once(
 ) -> DescheduleDecision:
     """The decision of one round, by default without earlier moves."""
     return decide(view, history or History(), ReasonDurations(), config, now).decision
+
+
+def decide_on_hot_node(
+    *pods: PodInfo,
+    cpu_of_pods: float | None = 0.5,
+    history: History | None = None,
+    idle: Host | None = None,
+    budgets: Iterable[PodDisruptionBudget] = (),
+    policy: Mapping[str, Any] | None = None,
+    **sections: Any,
+) -> DescheduleDecision:
+    """The decision for node ``hot``, which uses all its 4 cores, with these pods, and node ``idle``, by default a large one."""
+    nodes = [make_host("hot"), idle or make_host("idle", cpu="64", memory="256Gi")]
+    usage = {"hot": to_usage(4, 1), "idle": to_usage(0.1, 1)}
+    view = make_snapshot(nodes, pods, usage, {pod.key: to_usage(cpu_of_pods, 0.1) for pod in pods}, budgets=budgets)
+    return decide_once(view, make_config(policy, **sections), history=history)
+
+
+def make_loaded_snapshot(
+    cores_by_node: Mapping[str, float],
+    cores_by_pod: Mapping[str, float],
+    *,
+    size: int = 4,
+    **node_fields: Mapping[str, Any],
+) -> DeschedulerSnapshot:
+    """Nodes of ``size`` cores with these in use, and pods on node ``hot`` with those; ``node_fields`` are by name."""
+    nodes = [make_host(name, **{"cpu": str(size), **node_fields.get(name, {})}) for name in cores_by_node]
+    node_usage = {name: to_usage(cores, 1) for name, cores in cores_by_node.items()}
+    pod_usage = {name: to_usage(cores, 0.1) for name, cores in cores_by_pod.items()}
+    return make_snapshot(nodes, [make_single_pod(name) for name in cores_by_pod], node_usage, pod_usage)
+
+
+def find_node_state(decision: DescheduleDecision, name: str = "hot") -> NodeState:
+    """The state of a node."""
+    return next(state for state in decision.plan.nodes if state.node == name)

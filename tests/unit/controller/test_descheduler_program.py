@@ -47,7 +47,7 @@ from tests.support.descheduler_builders import (
     nodes_to_taint,
     to_usage,
 )
-from tests.unit.controller.test_descheduler_misplacement import cluster, plan
+from tests.unit.controller.misplacement import decide_misplacement, make_shop_world
 
 PATIENCE_S = 5.0
 POLICY = {
@@ -257,7 +257,7 @@ async def test_no_pod_of_the_namespace_in_which_netaware_is_installed_is_evicted
 
 
 def test_a_snapshot_does_not_change_with_the_cluster() -> None:
-    world = cluster({"web-0": "z3-n1", "db-0": "z1-n1", "db-1": "z1-n2"})
+    world = make_shop_world({"web-0": "z3-n1", "db-0": "z1-n1", "db-1": "z1-n2"})
     world.budgets.append(make_budget("b", "app", 5))
     volume = {"metadata": {"name": "v", "labels": {"topology.kubernetes.io/zone": "z1"}}}
     bound = {**volume, "spec": {"claimRef": {"namespace": "default", "name": "c"}}}
@@ -267,11 +267,11 @@ def test_a_snapshot_does_not_change_with_the_cluster() -> None:
     service = {"metadata": {"name": "db", "namespace": "default"}, "spec": {"selector": {"app": "db"}}}
     world.network.on_service_change("default/db", None, msgspec.convert(service, Service))
     world.network.score("default", "shop", "web")
-    before, still = plan(world), world.snapshot()
+    before, still = decide_misplacement(world), world.snapshot()
     assert "web-0" in list_moved_pods(before)
     world.network.on_pod_change("default/db-1", world.pods["default/db-1"].group_pod, None)
     world.network.score("default", "shop", "web")
-    assert plan(still) == before, "scores of the cluster as it is now are not the copy's"
+    assert decide_misplacement(still) == before, "scores of the cluster as it is now are not the copy's"
     group = msgspec.structs.replace(world.network.groups["default/shop"], metadata=ObjectMeta(name="x", namespace="y"))
     world.network.on_group_change("y/x", None, group)
     world.network.on_group_change("default/shop", None, None)
@@ -280,20 +280,20 @@ def test_a_snapshot_does_not_change_with_the_cluster() -> None:
         world.on_node_change(name, None)
     for key in list(world.pods):
         world.on_pod_change(key, None)
-    assert list_moved_pods(plan(world)) == []
-    assert plan(still) == before
+    assert list_moved_pods(decide_misplacement(world)) == []
+    assert decide_misplacement(still) == before
 
 
 @pytest.mark.parametrize(("cores", "strategy"), [(0.1, "NetworkMisplacement"), (3.9, "LowNodeLoad")])
 def test_a_round_keeps_no_reference_to_its_snapshot(cores: float, strategy: str) -> None:
     """The controller's full garbage collections are rare, and a cluster takes tens of megabytes."""
-    world = cluster({"web-0": "z3-n1", "db-0": "z1-n1", "db-1": "z1-n2"})
+    world = make_shop_world({"web-0": "z3-n1", "db-0": "z1-n1", "db-1": "z1-n2"})
     used = {name: to_usage(cores if name == "z1-n1" else 0.1, 1) for name in world.nodes}
     view = world.snapshot(UsageView(used, {"default/db-0": to_usage(1, 1)}))
     pods = weakref.ref(view.pods)
     gc.disable()
     try:
-        assert [move.strategy for move in plan(view).plan.moves] == [strategy]
+        assert [move.strategy for move in decide_misplacement(view).plan.moves] == [strategy]
         del view
         assert pods() is None
     finally:

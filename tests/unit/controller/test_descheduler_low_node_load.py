@@ -1,0 +1,209 @@
+"""LowNodeLoad: which pods move off an overutilized node, in which order, how many, and the reasons that the plan gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.descheduler_builders import (
+    NOW_S,
+    History,
+    decide_once,
+    find_node_state,
+    list_moved_pods,
+    make_config,
+    make_host,
+    make_loaded_snapshot,
+    make_pending_move,
+    make_pod_info,
+    make_single_pod,
+    make_snapshot,
+    to_usage,
+)
+
+HOT, WARM, IDLE = "cn-beijing.10.0.2.53", "cn-beijing.10.0.2.54", "cn-beijing.10.0.2.58"
+"""The nodes of koordinator's example."""
+ONE_POD = make_loaded_snapshot({"hot": 3, "idle": 0.2}, {"p": 1.5})
+
+
+def test_the_stress_pod_of_koordinators_example_moves_to_the_underutilized_node() -> None:
+    """Three nodes of 4 cores and 16 GiB, and two stress pods of 1.75 cores."""
+    owner, pod_names = "ReplicaSet/stress-demo-7fdd89cc6b", {HOT: "xr5dl", WARM: "lml7k"}
+    pods = [
+        make_pod_info(f"stress-demo-7fdd89cc6b-{pod_name}", node_name, owner=owner, cpu="2", memory="4Gi")
+        for node_name, pod_name in pod_names.items()
+    ]
+    node_usage = {
+        HOT: to_usage(3.825, 4051 / 1024),
+        WARM: to_usage(2.155, 4500 / 1024),
+        IDLE: to_usage(0.182, 1367 / 1024),
+    }
+    nodes, pod_usage = map(make_host, node_usage), {pod.name: to_usage(1.75, 3.2) for pod in pods}
+
+    plan = decide_once(make_snapshot(nodes, pods, node_usage, pod_usage), make_config()).plan
+
+    load_by_node = {state.node: (state.kind, round(state.usage_percent["cpu"])) for state in plan.nodes}
+    assert load_by_node == {HOT: ("overutilized", 96), WARM: ("overutilized", 54), IDLE: ("underutilized", 5)}
+    (move,) = plan.moves
+    assert (move.pod, move.node, move.target) == ("default/stress-demo-7fdd89cc6b-xr5dl", HOT, IDLE)
+    assert move.node_before["cpu"] == pytest.approx(100 * 3.825 / 4)
+    assert move.node_after["cpu"] == pytest.approx(100 * (3.825 - 1.75) / 4)
+
+
+def test_each_move_is_deducted_from_free_capacity_until_none_is_left() -> None:
+    """The idle node takes up to 50 % of 4 cores, which leaves 1.8 cores for three pods of one core each."""
+    view = make_loaded_snapshot({"hot": 7.5, "idle": 0.2}, {"p0": 1, "p1": 1, "p2": 1}, hot={"cpu": "8"})
+
+    decision = decide_once(view, make_config())
+
+    assert list_moved_pods(decision) == ["p0"]
+    skips = [(skip.pod, skip.condition) for skip in decision.plan.skips]
+    assert skips == [("default/p1", "node-fit"), ("default/p2", "node-fit")]
+    assert find_node_state(decision).is_stuck
+    assert "no further pod can be moved: 2 node-fit" in find_node_state(decision).reason
+
+
+def test_without_node_fit_moves_have_no_target_but_are_deducted_from_free_capacity() -> None:
+    """The idle node has 1.8 cores for pods of 0.8 cores."""
+    view = make_loaded_snapshot({"hot": 7.5, "idle": 0.2}, {"p0": 0.8, "p1": 0.8, "p2": 0.8}, hot={"cpu": "8"})
+    moves = decide_once(view, make_config({"nodeFit": False})).plan.moves
+    assert [(move.pod, move.target) for move in moves] == [("default/p0", ""), ("default/p1", "")]
+
+
+@pytest.mark.parametrize(
+    ("cpu_of_pods", "reason"),
+    [
+        ({"tiny": 0.01}, "no further pod can be moved: 1 too-small"),
+        ({"moved": 2.0}, "no further pod runs on it"),
+        ({}, "no further pod runs on it"),
+    ],
+)
+def test_a_node_that_is_not_relieved_says_why_its_other_pods_stay(cpu_of_pods: dict[str, float], reason: str) -> None:
+    view = make_loaded_snapshot({"hot": 7.5, "idle": 0.2}, cpu_of_pods, size=8)
+    assert find_node_state(decide_once(view, make_config())).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("cores_and_gib", "cores_and_gib_by_pod", "reasons"),
+    [
+        # koordinator's listing.
+        ((2.2452, 4), {"p": (1.75, 3.2)}, ["cpu usage(56.13%)>threshold(50.00%)"]),
+        (
+            (3, 12),
+            {"p": (1.5, 6)},
+            ["cpu usage(75.00%)>threshold(50.00%), node memory usage(75.00%)>threshold(60.00%)"],
+        ),
+        # The second move's reason has the usage after the first.
+        (
+            (2.8, 1),
+            {"a": (0.5, 0), "b": (0.4, 0)},
+            ["cpu usage(70.00%)>threshold(50.00%)", "cpu usage(57.50%)>threshold(50.00%)"],
+        ),
+    ],
+)
+def test_a_reason_names_every_exceeded_resource_with_its_usage_before_the_move(
+    cores_and_gib: tuple[float, float], cores_and_gib_by_pod: dict[str, tuple[float, float]], reasons: list[str]
+) -> None:
+    nodes = [make_host("hot"), make_host("idle", cpu="100", memory="100Gi")]
+    pods = list(map(make_single_pod, cores_and_gib_by_pod))
+    pod_usage = {name: to_usage(cores, gib) for name, (cores, gib) in cores_and_gib_by_pod.items()}
+    view = make_snapshot(nodes, pods, {"hot": to_usage(*cores_and_gib), "idle": to_usage(0, 0)}, pod_usage)
+
+    moves = decide_once(view, make_config()).plan.moves
+
+    assert [move.reason for move in moves] == [f"node is overutilized, node {reason}" for reason in reasons]
+
+
+@pytest.mark.parametrize(
+    ("policy", "moved"),
+    [
+        ({}, "a b c"),
+        ({"podSelectors": [{"selector": {"matchLabels": {"app": app}}} for app in "bx"]}, "b"),
+        ({"podSelectors": [{"selector": {"matchLabels": {"app": app}}} for app in "bc"]}, "b c"),
+        ({"nodeSelector": {"matchLabels": {"pool": "a"}}}, "a b c"),
+        ({"nodeSelector": {"matchLabels": {"pool": "b"}}}, ""),
+    ],
+)
+def test_selectors_limit_which_pods_move(policy: dict[str, Any], moved: str) -> None:
+    pods = [make_single_pod(name, labels={"app": name}) for name in "abc"]
+    nodes = [make_host(name, labels={"pool": "a"}) for name in ("hot", "idle")]
+    usage = {"hot": to_usage(3.9, 1), "idle": to_usage(0, 1)}
+    view = make_snapshot(nodes, pods, usage, {pod.key: to_usage(0.6, 0.5) for pod in pods})
+    assert sorted(list_moved_pods(decide_once(view, make_config(policy)))) == moved.split()
+
+
+def test_a_paused_policy_plans_nothing_and_adds_a_note() -> None:
+    assert list_moved_pods(decide_once(ONE_POD, make_config())) == ["p"]
+    decision = decide_once(ONE_POD, make_config({"paused": True}))
+    assert list_moved_pods(decision) == []
+    assert "LowNodeLoad is paused, and with it all strategies" in decision.plan.notes
+
+
+def test_more_nodes_than_number_of_nodes_must_be_underutilized() -> None:
+    view = make_loaded_snapshot({"hot": 3, "idle-1": 0.2, "idle-2": 0.2}, {"p": 1})
+    assert list_moved_pods(decide_once(view, make_config({"numberOfNodes": 1}))) == ["p"]
+    decision = decide_once(view, make_config({"numberOfNodes": 2}))
+    assert list_moved_pods(decision) == []
+    reason = "pool default: 2 nodes are underutilized, and numberOfNodes asks for more than 2"
+    assert find_node_state(decision).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("weights", "moved"), [({"cpu": 10, "memory": 1}, ["c", "m"]), ({"cpu": 1, "memory": 10}, ["m", "c"])]
+)
+def test_resource_weights_decide_which_node_is_relieved_first(weights: dict[str, int], moved: list[str]) -> None:
+    nodes = [make_host(name, cpu="10", memory="10Gi") for name in ("cpu-hot", "memory-hot")]
+    nodes.append(make_host("idle", cpu="100"))
+    node_usage = {"cpu-hot": to_usage(9, 1), "memory-hot": to_usage(1, 9), "idle": to_usage(0, 0)}
+    pods = [make_single_pod("c", "cpu-hot"), make_single_pod("m", "memory-hot")]
+    view = make_snapshot(nodes, pods, node_usage, {"c": to_usage(5, 0.5), "m": to_usage(0.5, 5)})
+    assert list_moved_pods(decide_once(view, make_config({"resourceWeights": weights}))) == moved
+
+
+def test_pods_move_by_priority_then_qos_class_then_eviction_cost_then_usage_then_age() -> None:
+    nodes = [make_host("hot", cpu="10"), make_host("idle", cpu="64", memory="256Gi")]
+    cost = {"descheduler.koordinator.sh/eviction-cost": "5"}
+    pods = [
+        make_single_pod("g-young", created_s=NOW_S - 10),
+        make_single_pod("f-old", created_s=NOW_S - 1000),
+        make_single_pod("e-big", created_s=NOW_S - 2000),
+        make_single_pod("d-costly", annotations=cost),
+        make_single_pod("c-guaranteed", qos="Guaranteed"),
+        make_single_pod("b-best-effort", qos="BestEffort"),
+        make_single_pod("a-important", priority=5),
+    ]
+    pod_usage = {pod.key: to_usage(0.2, 0.1) for pod in pods} | {"default/e-big": to_usage(0.3, 0.1)}
+
+    view = make_snapshot(nodes, pods, {"hot": to_usage(9.9, 1), "idle": to_usage(0, 0)}, pod_usage)
+
+    order = ["b-best-effort", "e-big", "g-young", "f-old", "d-costly", "c-guaranteed", "a-important"]
+    assert list_moved_pods(decide_once(view, make_config())) == order
+
+
+def test_the_smallest_pod_whose_move_alone_suffices_moves_first() -> None:
+    """The node uses 2.5 of 4 cores, half a core more than the threshold."""
+    view = make_loaded_snapshot({"hot": 2.5, "idle": 0}, {"small": 0.4, "just-enough": 0.6, "huge": 1.4})
+    assert list_moved_pods(decide_once(view, make_config())) == ["just-enough"]
+
+
+@pytest.mark.parametrize("limit", ["perNode", "perNamespace", "perRound"])
+@pytest.mark.parametrize(
+    ("replacement", "moves"),
+    [
+        pytest.param({}, 1, id="two awaited replacements: 3 - 2 moves"),
+        pytest.param({"replacement_node": "idle", "replacement_bound_at_s": NOW_S - 250}, 3, id="bound"),
+    ],
+)
+def test_limits_count_earlier_moves_whose_replacements_are_not_bound_yet(
+    replacement: dict[str, Any], moves: int, limit: str
+) -> None:
+    view = make_loaded_snapshot({"hot": 39, "idle": 1}, {f"p{i}": 2 for i in range(4)}, size=40)
+    earlier_moves = tuple(
+        make_pending_move(
+            f"default/old{i}", f"old{i}", f"default/Deployment/o{i}", planned_at_s=NOW_S - 300, **replacement
+        )
+        for i in range(2)
+    )
+    decision = decide_once(view, make_config(limits={limit: 3}), history=History(pending_moves=earlier_moves))
+    assert len(list_moved_pods(decision)) == moves
