@@ -12,11 +12,11 @@ from netperf.plans import Peer
 from netperf.probers.failure import ProbeFailedError
 from netperf.probers.responder import DatagramResponder
 from tests.integration.netperf.peers import ADDRESS, PASSPHRASE, free_port, running_server
-from tests.unit.agent.probing import HERE, make_plan
+from tests.unit.agent.probing import ORIGIN, make_plan
 
 
 async def test_answers_of_earlier_rounds_do_not_hide_a_failure() -> None:
-    responder, plans = DatagramResponder(ADDRESS, 0, PASSPHRASE), PlanSource(HERE.node)
+    responder, plans = DatagramResponder(ADDRESS, 0, PASSPHRASE), PlanSource(ORIGIN.node)
     prober = BackgroundProber(plans)
     async with running_server(responder):
         settings = {"datagram_port": responder.port, "control_port": free_port()}

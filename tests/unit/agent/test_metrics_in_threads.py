@@ -16,7 +16,7 @@ from agent.probing.plan_source import PlanSource
 from agent.traffic.collector import TrafficCollector
 from agent.traffic.conntrack import Connection
 from agent.traffic.edges import ADDRESS_EXPIRY_S, WorkloadReference
-from tests.unit.agent.probing import THERE, make_outcome, make_plan
+from tests.unit.agent.probing import PEERS, make_outcome, make_plan
 
 Step = Callable[[int], None]
 
@@ -54,11 +54,11 @@ def change_probes(registry: CollectorRegistry) -> Step:
     plan_source.on_change = metrics.apply_plan
 
     def step(number: int) -> None:
-        plan_source.set_plan(make_plan(THERE[0]) if number % 2 else None)
+        plan_source.set_plan(make_plan(PEERS[0]) if number % 2 else None)
         for kind in range(400):
             result = f"outcome-{number}-{kind}"
             plan_source.refusal_counts[result] = 1
-            metrics.add_outcome(make_outcome(THERE[0], result=result))
+            metrics.add_outcome(make_outcome(PEERS[0], result=result))
 
     return step
 

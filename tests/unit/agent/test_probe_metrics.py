@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from agent.probing.metrics import BUCKETS_S, ProbeMetrics
 from agent.probing.plan_source import PlanSource
-from tests.unit.agent.probing import THERE, make_measurement, make_outcome, make_plan
+from tests.unit.agent.probing import PEERS, make_measurement, make_outcome, make_plan
 
 PAIR = {"origin_zone": "z1", "destination_zone": "z2", "origin_region": "r1", "destination_region": "r1"}
 PERCENTILES = {"p50_us": 400.0, "p90_us": 600.0, "p99_us": 900.0}
@@ -20,19 +20,19 @@ def make_metrics(plan_source: PlanSource | None = None) -> tuple[ProbeMetrics, C
     registry, plan_source = CollectorRegistry(), plan_source or PlanSource("n1")
     metrics = ProbeMetrics(plan_source, lambda: False, registry)
     plan_source.on_change = metrics.apply_plan
-    plan_source.set_plan(make_plan(*THERE[:2], epoch=1))
+    plan_source.set_plan(make_plan(*PEERS[:2], epoch=1))
     return metrics, registry
 
 
 def test_latency_comes_from_the_newest_run_and_failures_are_counted() -> None:
     metrics, registry = make_metrics()
     latency = "netaware_probe_latency_seconds"
-    metrics.add_outcome(make_outcome(THERE[0], make_measurement(**PERCENTILES, transactions=20)))
+    metrics.add_outcome(make_outcome(PEERS[0], make_measurement(**PERCENTILES, transactions=20)))
     assert registry.get_sample_value(latency, {**PAIR, "quantile": "0.99"}) is None, "too few for a p99"
-    metrics.add_outcome(make_outcome(THERE[0], make_measurement(**PERCENTILES)))
-    metrics.add_outcome(make_outcome(THERE[0], make_measurement(9e5), pair_index=1))  # an additional node pair
+    metrics.add_outcome(make_outcome(PEERS[0], make_measurement(**PERCENTILES)))
+    metrics.add_outcome(make_outcome(PEERS[0], make_measurement(9e5), pair_index=1))  # an additional node pair
     for _ in range(2):
-        metrics.add_outcome(make_outcome(THERE[0], result="timeout"))
+        metrics.add_outcome(make_outcome(PEERS[0], result="timeout"))
     for quantile, value in (("0.5", 400e-6), ("0.9", 600e-6), ("0.99", 900e-6)):
         assert registry.get_sample_value(latency, {**PAIR, "quantile": quantile}) == value
     assert registry.get_sample_value("netaware_probe_sample_timestamp_seconds", PAIR) == 1000
@@ -47,7 +47,7 @@ def test_the_histogram_doubles_from_50_microseconds_and_counts_medians() -> None
     assert BUCKETS_S[0] == 50e-6
     assert all(later == 2 * earlier for earlier, later in pairwise(BUCKETS_S))
     for p50_us in (50.0, 51.0, 3_000_000.0):
-        metrics.add_outcome(make_outcome(THERE[0], make_measurement(**PERCENTILES | {"p50_us": p50_us})))
+        metrics.add_outcome(make_outcome(PEERS[0], make_measurement(**PERCENTILES | {"p50_us": p50_us})))
     bucket = "netaware_probe_rtt_seconds_bucket"
     assert registry.get_sample_value(bucket, {**PAIR, "le": "5e-05"}) == 1
     assert registry.get_sample_value(bucket, {**PAIR, "le": "0.0001"}) == 2
@@ -58,10 +58,10 @@ def test_the_histogram_doubles_from_50_microseconds_and_counts_medians() -> None
 def test_series_disappear_with_their_pair_also_after_late_outcomes() -> None:
     plan_source = PlanSource("n1")
     metrics, registry = make_metrics(plan_source)
-    for peer in THERE[:2]:
+    for peer in PEERS[:2]:
         metrics.add_outcome(make_outcome(peer, make_measurement(**PERCENTILES)))
-    plan_source.set_plan(make_plan(THERE[1]))
-    metrics.add_outcome(make_outcome(THERE[0], make_measurement(**PERCENTILES)))
+    plan_source.set_plan(make_plan(PEERS[1]))
+    metrics.add_outcome(make_outcome(PEERS[0], make_measurement(**PERCENTILES)))
     text = generate_latest(registry).decode()
     assert 'destination_zone="z2"' not in text
     assert 'destination_zone="z3"' in text
@@ -76,7 +76,7 @@ def test_datagrams_give_jitter_loss_and_the_percentiles_that_they_support(
     throttled_us: float, p99_s: float | None
 ) -> None:
     metrics, registry = make_metrics()
-    outcome = make_outcome(THERE[0], make_measurement(**PERCENTILES, throttled_us=throttled_us))
+    outcome = make_outcome(PEERS[0], make_measurement(**PERCENTILES, throttled_us=throttled_us))
     values = {"p50_us": 410.0, "p90_us": 500.0, "p99_us": 510.0, "loss_ratio": 0.02, "jitter_us": 30.0}
     datagrams = make_measurement(prober="datagrams", test="UDP_RR", transactions=85, **values)
     assert outcome.sample is not None
@@ -96,7 +96,7 @@ def test_retransmissions_are_no_lost_datagrams() -> None:
         (make_measurement(**PERCENTILES, loss_ratio=0.2, prober="datagrams"), 0.2),
         (make_measurement(**PERCENTILES, loss_ratio=0.3, test="UDP_RR"), 0.3),
     ):
-        outcome = make_outcome(THERE[0], run)
+        outcome = make_outcome(PEERS[0], run)
         metrics.add_outcome(msgspec.structs.replace(outcome, test="TCP_RR"))
         assert registry.get_sample_value("netaware_probe_loss_ratio", PAIR) == run.loss_ratio
         assert registry.get_sample_value("netaware_probe_datagram_loss_ratio", PAIR) == expected

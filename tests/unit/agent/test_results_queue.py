@@ -9,7 +9,7 @@ import pytest
 from agent.probing.results_queue import is_equivalent
 from netperf.quality import QualityFlag
 from netperf.sample import Sample
-from tests.unit.agent.probing import HERE, THERE, make_measurement
+from tests.unit.agent.probing import ORIGIN, PEERS, make_measurement
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_samples_are_equivalent_up_to_noise(before: dict[str, Any], changes: dic
 
     def make_sample(quality_flags: tuple[QualityFlag, ...] = (), **fields: Any) -> Sample:
         measurement = make_measurement(**(usual | fields))
-        origin, destination = HERE.location, THERE[0].location
+        origin, destination = ORIGIN.location, PEERS[0].location
         return Sample(origin=origin, destination=destination, measurement=measurement, quality_flags=quality_flags)
 
     assert is_equivalent(make_sample(**changes), make_sample()) == expected

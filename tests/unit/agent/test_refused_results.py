@@ -1,0 +1,133 @@
+"""Results that the API server refuses, or for which the object is too large, are reported, and hinder no others."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from netperf.configmap_size import MAX_CONFIGMAP_BYTES, measure_size
+from tests.unit.agent.results_writing import (
+    DESTINATIONS,
+    SimulatedConfigMap,
+    encode_to_data,
+    make_key,
+    make_sample,
+    make_zone_plan,
+    running_writer,
+)
+
+pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
+
+
+async def test_a_refused_writer_is_a_problem_until_it_may_write() -> None:
+    store = SimulatedConfigMap()
+    async with running_writer(store) as agent:
+        store.is_reachable = False
+        agent.queue.add_sample(make_sample("n1"))
+        await asyncio.sleep(60)
+        assert agent.writer.problem == "", "an API server that is away refuses nothing"
+
+        store.is_reachable, store.is_forbidden = True, True
+        await asyncio.sleep(60)
+        assert "writes only results" in agent.writer.problem
+
+        store.is_forbidden = False
+        await asyncio.sleep(60)
+        assert agent.writer.problem == ""
+
+
+async def test_a_refused_writer_without_a_plan_is_a_problem_for_some_minutes_more() -> None:
+    store = SimulatedConfigMap()
+    store.is_forbidden = True
+    async with running_writer(store) as agent:
+        agent.queue.add_sample(make_sample("n1"))
+        await asyncio.sleep(60)
+        agent.plan_source.set_plan(None)
+        assert agent.writer.problem, "lest a node is in and out of the plan all the time"
+
+        await asyncio.sleep(600)
+        assert agent.writer.problem == ""
+
+
+async def test_a_refused_key_does_not_hinder_others_and_is_named() -> None:
+    store, refused_key = SimulatedConfigMap(), make_key("n2")
+    store.refused_keys = {refused_key}
+    async with running_writer(store) as agent:
+        for sequence in range(1, 6):
+            for destination in DESTINATIONS:
+                agent.queue.add_sample(make_sample(destination, sequence, p50_us=2000.0 + 1000 * sequence))
+            await asyncio.sleep(60)
+        assert store.read_sequences() == {"n1": 5, "n3": 5}
+        assert refused_key in agent.writer.warning
+        assert agent.writer.problem == "", "other keys are written, so the node stays in the plan"
+        # Two requests after each sample and two for its retry; the first pass also reads, and tries all and halves.
+        assert len(store.attempts_s) <= 5 * (2 + 2) + 4
+
+        store.refused_keys = set()
+        await asyncio.sleep(60)
+        assert store.read_sequences() == {"n1": 5, "n2": 5, "n3": 5}
+        assert agent.writer.warning == ""
+
+
+async def test_a_full_object_gets_new_values_but_no_new_keys() -> None:
+    store = SimulatedConfigMap()
+    async with running_writer(store) as agent:
+        agent.queue.add_sample(make_sample("n1", 1))
+        await asyncio.sleep(5)
+        store.data["foreign"] = "x" * MAX_CONFIGMAP_BYTES
+        for sequence, destinations in ((2, ["n1"]), (3, ["n1", "n2"])):
+            for destination in destinations:
+                agent.queue.add_sample(make_sample(destination, sequence, p50_us=1000.0 * sequence))
+            await asyncio.sleep(60)
+            assert store.read_sequences() == {"n1": sequence}
+        assert agent.count_writes("too-large") >= 1
+        assert "over" in agent.writer.warning
+        assert not agent.writer.problem
+
+        del store.data["foreign"]
+        await asyncio.sleep(60)
+        assert store.read_sequences() == {"n1": 3, "n2": 3}
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["new", "updated"])
+async def test_keys_of_upstream_are_left_out_if_only_ours_fit(*, is_new: bool) -> None:
+    our_data = encode_to_data(make_sample("n1", 1))
+    filler = "x" * (MAX_CONFIGMAP_BYTES - measure_size({**our_data, "foreign": ""}))
+    store = SimulatedConfigMap({"foreign": filler, **({} if is_new else our_data)})
+    async with running_writer(store, upstream_percentiles=("p90",)) as agent:
+        agent.queue.add_sample(make_sample("n1", 2))
+        await asyncio.sleep(5)
+
+    assert store.read_sequences() == {"n1": 2}
+    assert store.data.keys() == {"foreign", *our_data}
+
+
+async def test_refused_results_are_not_retried_more_often_the_longer_they_are_refused() -> None:
+    store = SimulatedConfigMap({"foreign": "x" * MAX_CONFIGMAP_BYTES})
+    async with running_writer(store) as agent:
+        for sequence in range(60):
+            agent.queue.add_sample(make_sample("n1", sequence))
+            await asyncio.sleep(60)
+    attempts_in_last_10_minutes = sum(attempt_s >= 50 * 60 for attempt_s in store.attempts_s)
+    assert attempts_in_last_10_minutes <= 2 * 10, "one after each sample, and one retry"
+
+
+async def test_pairs_that_left_the_plan_are_forgotten_with_their_refusals(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    store = SimulatedConfigMap()
+    store.refused_keys = {make_key("n1")}
+    async with running_writer(store) as agent:
+        agent.queue.add_sample(make_sample("n1"))
+        await asyncio.sleep(5)
+        assert agent.writer.warning
+
+        agent.queue.add_sample(make_sample("n1", 2))
+        agent.queue.add_sample(make_sample("n2"))
+        agent.plan_source.set_plan(make_zone_plan("n2"))
+        store.refused_keys = set()
+        await asyncio.sleep(60)
+        assert not agent.writer.warning
+
+    assert store.read_sequences() == {"n2": 1}
+    assert "no result is refused any more" in caplog.messages
