@@ -52,11 +52,11 @@ async def _run_manager(plane: ControlPlane) -> dict[str, float]:
     try:
 
         async def has_planned() -> bool:
-            return (await replica.metrics()).get("netaware_probe_plan_zone_pairs", 0) > 0
+            return (await replica.read_metrics()).get("netaware_probe_plan_zone_pairs", 0) > 0
 
         await poll_until(has_planned, every_s=0.2)
         await asyncio.sleep(2.0)
-        metrics = await replica.metrics()
+        metrics = await replica.read_metrics()
         assert metrics['netaware_informer_objects{kind="nodes"}'] == NODES
         return metrics
     finally:

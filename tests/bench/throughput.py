@@ -32,7 +32,7 @@ from lab.polling import poll_until
 from lab.scheduler_config import build_scheduler_config
 from netperf.contract import NETAWARE_NAMESPACE
 from tests.bench.control_plane import control_plane, create_ready_node, delete_pods_and_groups, gather_in_batches
-from tests.support.bodies import make_appgroup_body, make_random_weight
+from tests.support.bodies import make_appgroup_body, make_random_weight, make_topology_body
 from tests.support.controller_program import run_controller
 from tests.support.scheduling import running
 
@@ -71,9 +71,7 @@ async def start_cluster(nodes: int) -> AsyncIterator[tuple[ControlPlane, Client]
 
 async def create_network_topology(client: Client) -> None:
     weights = [make_random_weight([f"z{z:02d}" for z in range(ZONES)], [f"r{r}" for r in range(REGIONS)])]
-    spec = {"configmapName": "netperf-metrics", "weights": weights}
-    body = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": "nt-default"}, "spec": spec}
-    await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=NAMESPACE)
+    await client.create(NETWORK_TOPOLOGIES, make_topology_body(weights=weights), Object, namespace=NAMESPACE)
 
 
 async def create_group(client: Client, number: int, mode: Mode, planned_pods: PlannedPods) -> None:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from controller.cluster.crds import APPGROUPS
+from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES
 
 REGION, ZONE = "topology.kubernetes.io/region", "topology.kubernetes.io/zone"
 
@@ -40,6 +40,12 @@ def make_appgroup_spec(
 def make_appgroup_body(name: str, calls: Mapping[str, Mapping[str, Any]], **options: Any) -> dict[str, Any]:
     """An AppGroup; the other arguments are those of `make_appgroup_spec`."""
     return {**APPGROUPS.type_meta, "metadata": {"name": name}, "spec": make_appgroup_spec(calls, **options)}
+
+
+def make_topology_body(name: str = "nt-default", **spec: Any) -> dict[str, Any]:
+    """A NetworkTopology of the default results ConfigMap, with other fields of its ``spec``."""
+    spec = {"configmapName": "netperf-metrics", **spec}
+    return {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": name}, "spec": spec}
 
 
 def make_weight_body(

@@ -7,24 +7,47 @@ from pathlib import Path
 
 import pytest_asyncio
 
+from kubekit.client import Client
 from lab.controlplane import ControlPlane
-from tests.integration.controller.harness import Replica, StartReplica
+from tests.integration.conftest import MakeNode
+from tests.integration.controller.harness import Replica, StartReplica, announce_agent
+from tests.integration.controller.measured_topology import REGION_BY_ZONE, MeasuredTopology
 
 
 @pytest_asyncio.fixture
 async def start(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> AsyncIterator[StartReplica]:
-    """Function that starts a manager; keywords are sections of its configuration."""
-    started: list[Replica] = []
+    """``start(kubeconfig, **sections)`` starts a manager, by default with all rights; sections are those of its configuration."""
+    replicas: list[Replica] = []
 
-    def run(kubeconfig: Path = control_plane.kubeconfig, **config: object) -> Replica:
-        replica = Replica(tmp_path, kubeconfig, namespace, config)
+    def start_replica(kubeconfig: Path = control_plane.kubeconfig, **sections: object) -> Replica:
+        replica = Replica(tmp_path, kubeconfig, namespace, sections)
         replica.start()
-        started.append(replica)
+        replicas.append(replica)
         return replica
 
-    yield run
-    for replica in started:
+    yield start_replica
+    for replica in replicas:
         await replica.stop()
-    for replica in started:
+    for replica in replicas:
         print(replica.log.read_text()[-4000:])
         assert "Traceback" not in replica.log.read_text()
+
+
+@pytest_asyncio.fixture
+async def topology(client: Client, namespace: str, crds: list[str], make_node: MakeNode) -> MeasuredTopology:
+    """A topology that is not created yet, with its nodes."""
+    measured_topology = MeasuredTopology(client, namespace)
+    for zone, region in REGION_BY_ZONE.items():
+        for node_name in (measured_topology.node_name(f"{zone}a"), measured_topology.node_name(f"{zone}b")):
+            await make_node(node_name, zone=zone, region=region)
+            await announce_agent(client, node_name)
+    return measured_topology
+
+
+@pytest_asyncio.fixture
+async def manager(topology: MeasuredTopology, start: StartReplica) -> Replica:
+    """A manager that has written the costs of ``topology``."""
+    await topology.create()
+    replica = start()
+    await topology.measure_until_priced()
+    return replica

@@ -35,6 +35,7 @@ from tests.support.samples import make_sample
 
 ROOT = Path(__file__).parents[3]
 FAST_PROBING = {"intervalS": 1, "slotS": 0.2, "durationS": 0.1}
+DEFAULT_LATENCY_MS = 10.0
 FAST_ELECTION = {"leaseDurationS": 4}
 
 
@@ -82,22 +83,17 @@ class Replica:
                 stderr=output,
             )
 
-    def send_signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        os.kill(self._process.pid, number)
-
     async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Stop the process by a signal; returns its exit code."""
         if self._process is None:
             return 0
-        self._process.send_signal(signal.SIGCONT)
         self._process.send_signal(number)
         code = await asyncio.to_thread(self._process.wait, 20)
         self._process = None
         assert code != -signal.SIGSEGV, f"{self.name} crashed: {self.log.read_text()[-2000:]}"
         return code
 
-    async def metrics(self) -> dict[str, float]:
+    async def read_metrics(self) -> dict[str, float]:
         """Values of samples by ``name{labels}``; empty if the manager does not respond."""
         try:
             text = await asyncio.to_thread(_fetch, f"http://{self.listen}/metrics")
@@ -106,8 +102,8 @@ class Replica:
         lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
         return {name: float(value) for name, _, value in lines}
 
-    async def leads(self) -> bool:
-        return (await self.metrics()).get("netaware_leader") == 1.0
+    async def is_leader(self) -> bool:
+        return (await self.read_metrics()).get("netaware_leader") == 1.0
 
 
 StartReplica = Callable[..., Replica]
@@ -118,16 +114,16 @@ def _fetch(url: str) -> str:
         return str(answer.read().decode())
 
 
-async def announce_agent(client: Client, node: str) -> None:
-    """Announce an agent on a node, and make the node ready."""
-    address = str(ipaddress.IPv4Address(0x0A000000 | zlib.crc32(node.encode()) & 0xFFFFFF))
-    note = json.dumps({"address": address, "port": 12865, "version": "0", "prober": "netperf"})
-    body = {"metadata": {"annotations": {"netaware.io/agent": note}}}
-    await client.patch(NODES, node, body, Node, patch_type=MERGE_PATCH)
+async def announce_agent(client: Client, node_name: str) -> None:
+    """Announce an agent on a node, and make the node ready; its address in 10.0.0.0/8 is a hash of its name."""
+    address = str(ipaddress.IPv4Address("10.0.0.0") + (zlib.crc32(node_name.encode()) & 0xFFFFFF))
+    announcement = json.dumps({"address": address, "port": 12865, "version": "0", "prober": "netperf"})
+    body = {"metadata": {"annotations": {"netaware.io/agent": announcement}}}
+    await client.patch(NODES, node_name, body, Node, patch_type=MERGE_PATCH)
     condition = {"type": "Ready", "status": "True", "reason": "Test", "message": "set by a test"}
     addresses = [{"type": "InternalIP", "address": address}]
     status = {"status": {"conditions": [condition], "addresses": addresses}}
-    await client.patch(NODES, node, status, Node, patch_type=STRATEGIC_PATCH, subresource="status")
+    await client.patch(NODES, node_name, status, Node, patch_type=STRATEGIC_PATCH, subresource="status")
 
 
 async def read_plans(client: Client, namespace: str) -> list[ZonePlan]:
@@ -139,29 +135,36 @@ async def read_plans(client: Client, namespace: str) -> list[ZonePlan]:
     return plans
 
 
+def make_measurement(latency_us: float) -> Measurement:
+    """A measurement of netperf whose p90 is the latency."""
+    p50_us, p99_us = latency_us * 0.9, latency_us * 1.1
+    return Measurement(
+        prober="netperf", test="TCP_RR", p50_us=p50_us, p90_us=latency_us, p99_us=p99_us, transactions=500
+    )
+
+
 class SimulatedAgents:
-    """Writes samples of all planned probes, with configured latencies."""
+    """Writes samples of all planned probes, whose p90 are the set latencies."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         self._client, self._namespace = client, namespace
-        self.latency_ms: dict[ZonePair, float] = {}
-        self.sequence = 0
+        self._latency_ms_by_pair: dict[ZonePair, float] = {}
+        self._sequence = 0
 
-    def set_latency(self, a: str, b: str, latency_ms: float) -> None:
-        self.latency_ms[a, b] = self.latency_ms[b, a] = latency_ms
+    def set_latency(self, zone: str, other_zone: str, latency_ms: float) -> None:
+        """Set the latency between two zones, in both directions."""
+        self._latency_ms_by_pair[zone, other_zone] = self._latency_ms_by_pair[other_zone, zone] = latency_ms
 
     async def measure(self) -> int:
         """Write samples of one round; returns their number."""
-        self.sequence += 1
+        self._sequence += 1
         count = 0
         for plan in await read_plans(self._client, self._namespace):
             samples = []
             for probe in plan.probes:
-                us = self.latency_ms.get((probe.origin.zone, probe.destination.zone), 10.0) * 1000
-                measurement = Measurement(
-                    prober="netperf", test="TCP_RR", p50_us=us * 0.9, p90_us=us, p99_us=us * 1.1, transactions=500
-                )
-                samples.append(make_sample(probe, measurement, self.sequence, time.time()))
+                pair = probe.origin.zone, probe.destination.zone
+                measurement = make_measurement(1000 * self._latency_ms_by_pair.get(pair, DEFAULT_LATENCY_MS))
+                samples.append(make_sample(probe, measurement, self._sequence, time.time()))
             count += len(samples)
             await self._publish(plan.results_name, {"data": encode_samples(samples)})
         return count

@@ -29,12 +29,13 @@ CHANGING_VERBS = ("patch", "scale", "label", "uncordon", "apply", "delete", "ann
 INSTRUCTION = re.compile(r"(?:open|look|correct|set|ask|add|raise|lower|let|use) ")
 """A fix in words, for a person."""
 KUBELET_ERROR = re.compile(
-    r"does not have a host assigned|no preferred addresses|dial tcp|timed out waiting for the condition|no rollout history|for .--to-revision. flag"
+    r"does not have a host assigned|no preferred addresses|dial tcp|timed out waiting for the condition"
+    r"|no rollout history|for .--to-revision. flag"
 )
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def build_pod_template(name: str) -> dict[str, Any]:
+def make_pod_template(name: str) -> dict[str, Any]:
     labels = {"app.kubernetes.io/name": name}
     spec = {"automountServiceAccountToken": False, "containers": [{"name": "main", "image": "none"}]}
     return {"metadata": {"labels": labels}, "spec": spec}
@@ -49,21 +50,21 @@ async def create_objects(client: Client, namespace: str, make_node: MakeNode) ->
 
     kinds = {CONTROLLER: DEPLOYMENTS, SCHEDULER: DEPLOYMENTS, "front": DEPLOYMENTS, AGENT: DAEMON_SETS}
     for name, resource in kinds.items():
-        pod_template = build_pod_template(name)
-        labels = pod_template["metadata"]["labels"]
+        template = make_pod_template(name)
+        labels = template["metadata"]["labels"]
         labels["owned"] = "true"  # else the DaemonSet adopts agent-n1, and replaces it
-        await create(resource, name, {"selector": {"matchLabels": labels}, "template": pod_template})
+        await create(resource, name, {"selector": {"matchLabels": labels}, "template": template})
     front = {"workload": {"kind": "Deployment", "name": "front", "selector": "front"}}
     await create(APPGROUPS, "shop", {"numMembers": 1, "topologySortingAlgorithm": "KahnSort", "workloads": [front]})
     await create(NETWORK_TOPOLOGIES, "nt-default", {"configmapName": "netperf-metrics"})
     for name in ("front-1", "controller-0", "scheduler-0", "extender-0"):
-        await create(PODS, name, build_pod_template(name)["spec"])
+        await create(PODS, name, make_pod_template(name)["spec"])
     for i in range(11):
-        await create(PODS, f"p{i}", build_pod_template("gated")["spec"] | {"schedulingGates": [{"name": GATE}]})
+        await create(PODS, f"p{i}", make_pod_template("gated")["spec"] | {"schedulingGates": [{"name": GATE}]})
     for i, name in enumerate(("n0", "n1", "n2", "n3", "n7")):
         await make_node(name, zone="" if name == "n7" else f"z{i % 2}")
     # The DaemonSet's pods stay pending without a scheduler, so n1 gets an agent here.
-    agent = build_pod_template(AGENT)
+    agent = make_pod_template(AGENT)
     await create(PODS, "agent-n1", {**agent["spec"], "nodeName": "n1"}, agent["metadata"]["labels"])
     term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["z1"]}]}
     volume = {
@@ -78,6 +79,9 @@ async def create_objects(client: Client, namespace: str, make_node: MakeNode) ->
 
 def adapt_command(line: str, namespace: str) -> str:
     """The command for this test's namespace, as a dry run if it changes something."""
+    if "dist/overlay" in line:
+        # The overlay's namespace is not the test's, so it is only rendered here; tests/e2e/test_as_shipped.py applies it.
+        return "kubectl kustomize manifests/overlays/default"
     line = re.sub(r"-n (?:web|netaware-system)\b", f"-n {namespace}", line)
     line = line.replace(" NODE ", " n1 ").replace("=SPEED", "=10G")
     line = line.replace("namespace other ", f"namespace {namespace} ")
@@ -86,6 +90,12 @@ def adapt_command(line: str, namespace: str) -> str:
         return f"{line.partition(' --timeout')[0]} --timeout=1s"
     verb = line.removeprefix("kubectl ").removeprefix(f"-n {namespace} ").split()[0]
     return f"{line} --dry-run=server" if verb in CHANGING_VERBS else line
+
+
+def is_kubelet_error(line: str, output: str) -> bool:
+    """Whether a command fails only because no kubelet runs; if grep filters logs, it hides the error."""
+    needs_kubelet = re.search(r" (?:logs|rollout status|rollout undo) ", line)
+    return bool(needs_kubelet and (KUBELET_ERROR.search(output) or "| grep" in line))
 
 
 async def run_in_shell(control_plane: ControlPlane, line: str) -> tuple[int, str]:
@@ -102,34 +112,27 @@ async def run_in_shell(control_plane: ControlPlane, line: str) -> tuple[int, str
 async def test_every_fix_command_runs_in_a_shell(
     client: Client, namespace: str, crds: list[str], control_plane: ControlPlane, make_node: MakeNode
 ) -> None:
-    assert crds
     situation_by_line: dict[str, str] = {}
     for situation in SITUATIONS:
         lines = [line for finding in diagnose(situation.facts) for line in finding.fix]
         assert lines, situation.name
         situation_by_line |= dict.fromkeys(lines, situation.name)
     commands = [line for line in situation_by_line if line.startswith("kubectl ")]
+    assert len(commands) > 40, "the situations have fixes, so the list is not empty by mistake"
     assert [line for line in situation_by_line if line not in commands and not INSTRUCTION.match(line)] == []
+
     await create_objects(client, namespace, make_node)
-    failed: list[tuple[str, ...]] = []
+    failures: list[tuple[object, ...]] = []
     limiter = asyncio.Semaphore(4)
 
-    async def run_command(line: str) -> None:
+    async def run_fix(line: str) -> None:
         async with limiter:
-            # The overlay's namespace is not the test's, so it is only rendered here; tests/e2e/test_as_shipped.py applies it.
-            is_overlay = "dist/overlay" in line
-            command = "kubectl kustomize manifests/overlays/default" if is_overlay else adapt_command(line, namespace)
-            code, output = await run_in_shell(control_plane, command)
-        # If grep filters the logs, it hides the error.
-        is_kubelet_error = re.search(r" (?:logs|rollout status|rollout undo) ", line) and (
-            KUBELET_ERROR.search(output) or "| grep" in line
-        )
-        if code != 0 and not is_kubelet_error:
-            failed.append((situation_by_line[line], line, str(code), output[-300:]))
+            code, output = await run_in_shell(control_plane, adapt_command(line, namespace))
+        if code != 0 and not is_kubelet_error(line, output):
+            failures.append((situation_by_line[line], line, code, output[-300:]))
 
     try:
-        await asyncio.gather(*map(run_command, commands))
+        await asyncio.gather(*map(run_fix, commands))
     finally:
         await client.delete(VOLUMES, f"volume-{namespace}")
-    assert failed == []
-    assert len(commands) > 40  # the situations have fixes, so the list is not empty by mistake
+    assert failures == []

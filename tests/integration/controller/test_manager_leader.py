@@ -14,17 +14,22 @@ from typing import NamedTuple
 
 import pytest_asyncio
 
-from controller.cluster.crds import NETWORK_TOPOLOGIES, NetworkTopology
+from controller.cluster.crds import NETPERF_COSTS, NETWORK_TOPOLOGIES, NetworkTopology
 from controller.topology.weights import zone_costs_of
 from kubekit.client import Client
 from kubekit.wire import Object
 from lab.controlplane import ControlPlane
 from lab.polling import poll_until
 from lab.programs import Program
+from netperf.latencies import ZonePair
 from tests.integration.conftest import MakeNode, read_audit_events
 from tests.integration.controller.harness import FAST_ELECTION, Replica, SimulatedAgents, announce_agent
+from tests.support.bodies import make_topology_body
 
+MIN_WRITES = 3
+"""Writes after which a test takes a replica for one that goes on writing."""
 LONG_ELECTION = {"leaseDurationS": 600.0}
+"""A lease that does not expire during a test, so that another replica leads only if it is handed over."""
 
 
 class Write(NamedTuple):
@@ -44,7 +49,7 @@ class ReplicaPair:
         self.namespace = namespace
         self.agents = SimulatedAgents(client, self.namespace)
         self.replicas: dict[str, Replica] = {}
-        self.quiet = False
+        self.has_constant_latencies = False
         self._folder = folder
         self._round = 0
 
@@ -57,24 +62,30 @@ class ReplicaPair:
         self.replicas[user] = replica
         return replica
 
-    async def keep_busy(self) -> None:
-        """Write results until cancelled; latencies change unless ``quiet``, so that the leader writes costs."""
+    async def keep_measuring(self) -> None:
+        """Write results until cancelled; latencies change every sixth round, unless ``has_constant_latencies``."""
         while True:
-            self._round += not self.quiet
-            self.agents.set_latency("z1", "z2", 10 + 10 * (self._round // 6 % 7))
-            self.agents.set_latency("z1", "z3", 20 + 10 * (self._round // 6 % 5))
+            self._round += not self.has_constant_latencies
+            change_count = self._round // 6
+            self.agents.set_latency("z1", "z2", 10 + 10 * (change_count % 7))
+            self.agents.set_latency("z1", "z3", 20 + 10 * (change_count % 5))
             try:
                 await self.agents.measure()
             except Exception as error:
                 print(f"agents: {error}")
             await asyncio.sleep(0.5)
 
-    async def leader(self) -> str:
-        leading = [user for user, replica in self.replicas.items() if await replica.leads()]
-        return leading[0] if len(leading) == 1 else ""
+    async def find_leader(self) -> str:
+        """User of the only leader, or an empty text."""
+        users = [user for user, replica in self.replicas.items() if await replica.is_leader()]
+        return users[0] if len(users) == 1 else ""
 
-    def writes(self) -> list[Write]:
-        """What replicas wrote to objects other than the lease, in the API server's order."""
+    async def read_costs(self) -> dict[ZonePair, int]:
+        topology = await self.client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=self.namespace)
+        return zone_costs_of(topology.weight(NETPERF_COSTS))
+
+    def read_writes(self) -> list[Write]:
+        """Writes of replicas to objects other than the lease, in the API server's order."""
         writes = []
         for event in read_audit_events(self.audit_log):
             user, target = event["user"]["username"], event["objectRef"]
@@ -100,78 +111,70 @@ async def replica_pair(
         for zone in ("z1", "z2", "z3"):
             await make_node(f"{namespace}-{zone}", zone=zone, region="r")
             await announce_agent(client, f"{namespace}-{zone}")
-        spec = {"configmapName": "netperf-metrics"}
-        body = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": "nt-default"}, "spec": spec}
-        await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=namespace)
-        busy = asyncio.create_task(replica_pair.keep_busy())
+        await client.create(NETWORK_TOPOLOGIES, make_topology_body(), Object, namespace=namespace)
+        measuring = asyncio.create_task(replica_pair.keep_measuring())
         try:
             yield replica_pair
         finally:
-            busy.cancel()
-            await asyncio.gather(busy, return_exceptions=True)
+            measuring.cancel()
+            await asyncio.gather(measuring, return_exceptions=True)
             for user, replica in replica_pair.replicas.items():
                 print(user, replica.log.read_text()[-3000:])
                 await replica.stop(signal.SIGKILL)
 
 
 @asynccontextmanager
-async def two_replicas(
+async def run_two_replicas(
     replica_pair: ReplicaPair, election: dict[str, float] | None = None
 ) -> AsyncIterator[tuple[str, str]]:
-    """Start two replicas, and wait until one leads and writes; yields leader and follower."""
-    replica_pair.start("manager-a", election)
-    replica_pair.start("manager-b", election)
-    leader = await poll_until(replica_pair.leader)
-    await poll_until(lambda: _has_written(replica_pair, leader))
+    """Start two replicas, and wait until one leads and writes; yields the users of leader and follower."""
+    for user in ("manager-a", "manager-b"):
+        replica_pair.start(user, election)
+    leader = await poll_until(replica_pair.find_leader)
+    await poll_until(lambda: has_written(replica_pair, leader))
     yield leader, ({"manager-a", "manager-b"} - {leader}).pop()
 
 
-def _has_written(replica_pair: ReplicaPair, user: str) -> bool:
-    return sum(write.user == user for write in replica_pair.writes()) >= 3
+def has_written(replica_pair: ReplicaPair, user: str) -> bool:
+    return sum(write.user == user for write in replica_pair.read_writes()) >= MIN_WRITES
 
 
-def _is_quiet(replica_pair: ReplicaPair, for_s: float = 1.0) -> bool:
-    return max((write.at_s for write in replica_pair.writes()), default=time.time()) < time.time() - for_s
+def wrote_nothing(replica_pair: ReplicaPair, for_s: float = 1.0) -> bool:
+    """Whether the last write is this long ago."""
+    return max((write.at_s for write in replica_pair.read_writes()), default=time.time()) < time.time() - for_s
 
 
 async def test_the_follower_leads_after_the_leader_is_killed_and_did_not_write_before(
     replica_pair: ReplicaPair,
 ) -> None:
-    async with two_replicas(replica_pair) as (leader, follower):
+    async with run_two_replicas(replica_pair) as (leader, follower):
         await asyncio.sleep(2.0)
-        assert {write.user for write in replica_pair.writes()} == {leader}
+        assert {write.user for write in replica_pair.read_writes()} == {leader}
         await replica_pair.replicas[leader].stop(signal.SIGKILL)
-        await poll_until(lambda: _has_written(replica_pair, follower))
-        assert [user for user, _ in groupby(write.user for write in replica_pair.writes())] == [leader, follower]
+        await poll_until(lambda: has_written(replica_pair, follower))
+        assert [user for user, _ in groupby(write.user for write in replica_pair.read_writes())] == [leader, follower]
 
 
 async def test_a_leader_that_is_stopped_hands_over_at_once(replica_pair: ReplicaPair) -> None:
-    # A lease so long that within this test it is handed over, or not obtained at all.
-    async with two_replicas(replica_pair, LONG_ELECTION) as (leader, follower):
-        # In the middle of a write it would leave its lease to run out.
-        await poll_until(lambda: _is_quiet(replica_pair))
+    async with run_two_replicas(replica_pair, LONG_ELECTION) as (leader, follower):
+        # A leader that is stopped during a write does not release its lease.
+        await poll_until(lambda: wrote_nothing(replica_pair))
         assert await replica_pair.replicas[leader].stop() == 0
-        await poll_until(lambda: _has_written(replica_pair, follower))
+        await poll_until(lambda: has_written(replica_pair, follower))
 
 
 async def test_restarted_replicas_write_nothing_if_nothing_changed(replica_pair: ReplicaPair) -> None:
-    async with two_replicas(replica_pair):
-        await poll_until(lambda: _costs(replica_pair))
-    replica_pair.quiet = True
-    await poll_until(lambda: _is_quiet(replica_pair, for_s=3.0))
+    async with run_two_replicas(replica_pair):
+        await poll_until(replica_pair.read_costs)
+    replica_pair.has_constant_latencies = True
+    await poll_until(lambda: wrote_nothing(replica_pair, for_s=3.0))
     for replica in replica_pair.replicas.values():
         await replica.stop(signal.SIGKILL)
     replica_pair.replicas.clear()
-    written, killed_at = await _costs(replica_pair), time.time()
+    costs, killed_at_s = await replica_pair.read_costs(), time.time()
     for user in ("manager-c", "manager-d"):
         replica_pair.start(user)
-    await poll_until(replica_pair.leader)
+    await poll_until(replica_pair.find_leader)
     await asyncio.sleep(3.0)
-    assert await _costs(replica_pair) == written
-    assert [write for write in replica_pair.writes() if write.at_s > killed_at] == []
-
-
-async def _costs(replica_pair: ReplicaPair) -> dict[tuple[str, str], int]:
-    client, namespace = replica_pair.client, replica_pair.namespace
-    topology = await client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=namespace)
-    return zone_costs_of(topology.weight("NetperfCosts"))
+    assert await replica_pair.read_costs() == costs
+    assert [write for write in replica_pair.read_writes() if write.at_s > killed_at_s] == []

@@ -270,4 +270,4 @@ async def wait_for_rounds(replica: Replica, count: int) -> None:
 
 
 async def _sum_metric(replica: Replica, prefix: str) -> float:
-    return sum(value for name, value in (await replica.metrics()).items() if name.startswith(prefix))
+    return sum(value for name, value in (await replica.read_metrics()).items() if name.startswith(prefix))

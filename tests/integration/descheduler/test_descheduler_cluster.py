@@ -82,7 +82,7 @@ async def test_pods_that_fit_nowhere_else_stay_and_an_event_on_the_node_says_why
     assert note == "Node is overutilized, but no further pod can be moved: 6 node-fit"
     await wait_for_rounds(replica, 10)
     assert await count_eviction_attempts(replica) == 0
-    assert (await replica.metrics())["netaware_descheduler_stuck_nodes"] == 1
+    assert (await replica.read_metrics())["netaware_descheduler_stuck_nodes"] == 1
 
 
 @pytest.mark.timeout(240)
@@ -98,7 +98,7 @@ async def test_a_budget_with_zero_disruptions_keeps_its_pods_and_the_dry_run_say
     replica = harness.start_manager()
     await wait_for_rounds(replica, 15)
     assert await count_eviction_attempts(replica) == 0
-    assert (await replica.metrics())['netaware_descheduler_skipped_pods{condition="disruption-budget"}'] == 6
+    assert (await replica.read_metrics())['netaware_descheduler_skipped_pods{condition="disruption-budget"}'] == 6
     plan = (await run_dry_run(harness))["plan"]
     assert plan["moves"] == []
     reason = f"PodDisruptionBudget {harness.namespace}/never allows no disruption now"
@@ -124,7 +124,7 @@ async def test_a_dry_run_evicts_no_pod_and_shows_the_moves_of_the_live_loop(
         return await count_eviction_attempts(dry_run) > 0
 
     await poll_until(has_planned)
-    metrics = await dry_run.metrics()
+    metrics = await dry_run.read_metrics()
     assert {name for name, count in metrics.items() if "evictions_total" in name and count} == {
         'netaware_descheduler_evictions_total{result="dry-run",strategy="LowNodeLoad"}'
     }

@@ -43,8 +43,8 @@ from kubekit.config import ClusterConfig
 from kubekit.errors import ApiError, ConfigError
 from kubekit.responses import RawPage
 from kubekit.wire import Condition, NodeStatus
+from tests.support.field_spellings import PROPOSAL_GROUP
 from tests.unit.controller.healthy_cluster import HOME, make_cluster_snapshot, make_pod
-from tests.unit.controller.test_convert_field_spellings import PROPOSAL_GROUP
 from tests.unit.controller.test_views_of_a_cluster import read_pod_info, read_samples, replace_samples
 from tests.unit.kubekit.simulated_api import connected
 

@@ -1,0 +1,106 @@
+"""The CustomResourceDefinitions refuse invalid objects, and accept those that ``convert`` makes of the field's spellings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES
+from controller.convert.spellings import convert_documents
+from kubekit.client import Client
+from kubekit.errors import ApiError
+from kubekit.wire import Object
+from tests.integration.controller.appgroups import create_group, make_group
+from tests.support.bodies import make_weight_body
+from tests.support.field_spellings import PROPOSAL_GROUP, PROPOSAL_TOPOLOGY, SLIDES_GROUP
+
+DEPLOYMENT_A = {"kind": "Deployment", "name": "a"}
+SELECTORS = {f"w{i}" for i in range(72)}
+ALL_CALL_ALL = make_group({caller: " ".join(SELECTORS - {caller}) for caller in SELECTORS})["spec"]["workloads"]
+"""72 * 71 = 5112 dependencies; the definition's limit is 5000."""
+EMPTY_WEIGHT = {"name": "a", "topologyList": []}
+
+
+def make_group_with(path: str, value: object) -> dict[str, Any]:
+    """An AppGroup in which a depends on b, with another value at a dotted path of its spec."""
+    body = make_group({"a": "b", "b": ""})
+    parent: Any = body["spec"]
+    *parents, last = path.split(".")
+    for part in parents:
+        parent = parent[int(part)] if part.isdigit() else parent[part]
+    parent[last] = value
+    return body
+
+
+async def create_strictly(client: Client, namespace: str, body: dict[str, Any]) -> None:
+    """Create an object as kubectl does, so that unknown fields are errors."""
+    resource = APPGROUPS if body["kind"] == "AppGroup" else NETWORK_TOPOLOGIES
+    body["metadata"].pop("namespace", None)
+    await client.request("POST", resource.path(namespace), params={"fieldValidation": "Strict"}, body=body)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("topologySortingAlgorithm", "Quick", "Unsupported value"),
+        ("numMembers", 0, "should be greater than or equal to 1"),
+        ("workloads.0.dependencies.0.maxNetworkCost", 10_001, "less than or equal to 10000"),
+        ("workloads.0.dependencies.0.maxNetworkCost", -1, "greater than or equal to 0"),
+        ("workloads.0.dependencies.0.minBandwidth", "much", "minBandwidth"),
+        ("workloads.0.dependencies.0.workload.selector", "a", "cannot depend on itself"),
+        ("workloads.0.dependencies.0.workload", DEPLOYMENT_A, "cannot depend on itself"),
+        ("workloads.1.workload.selector", "a", "selector of its own"),
+        ("workloads.0.workload", DEPLOYMENT_A, "Required value"),
+        ("workloads.0.workload.selector", "not a label", "selector"),
+        pytest.param("workloads", ALL_CALL_ALL, "5000 dependencies at most", id="too-many-dependencies"),
+    ],
+)
+async def test_an_invalid_appgroup_is_refused(
+    client: Client, namespace: str, crds: list[str], path: str, value: object, message: str
+) -> None:
+    with pytest.raises(ApiError, match=message) as refusal:
+        await create_group(client, namespace, make_group_with(path, value))
+    assert refusal.value.status == 422
+
+
+@pytest.mark.parametrize("rate", ["100Mi", "1e3", 5, "0.5G"])
+async def test_bandwidths_may_be_texts_or_numbers(
+    client: Client, namespace: str, crds: list[str], rate: str | int
+) -> None:
+    await create_group(client, namespace, make_group_with("workloads.0.dependencies.0.minBandwidth", rate))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"configmapName": "netperfMetrics"}, "configmapName"),
+        ({}, "configmapName"),
+        ({"configmapName": "c", "weights": [EMPTY_WEIGHT, EMPTY_WEIGHT]}, "Duplicate value"),
+        ({"configmapName": "c", "weights": [make_weight_body({("x", "y"): -1})]}, "networkCost"),
+        ({"configmapName": "c", "costPolicy": {"percentile": "p42"}}, "Unsupported value"),
+        ({"configmapName": "c", "costPolicy": {"staleAfterS": 10, "expireAfterS": 5}}, "not be less than staleAfterS"),
+    ],
+    ids=["upper-case-name", "no-name", "duplicate-weight", "negative-cost", "percentile", "expires-before-stale"],
+)
+async def test_an_invalid_network_topology_is_refused(
+    client: Client, namespace: str, crds: list[str], spec: dict[str, Any], message: str
+) -> None:
+    body = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": "n"}, "spec": spec}
+    with pytest.raises(ApiError, match=message):
+        await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=namespace)
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [PROPOSAL_GROUP, SLIDES_GROUP, PROPOSAL_TOPOLOGY],
+    ids=["proposal-group", "slides-group", "proposal-topology"],
+)
+async def test_field_spellings_are_accepted_only_after_conversion(
+    client: Client, namespace: str, crds: list[str], manifest: str
+) -> None:
+    with pytest.raises(ApiError):
+        await create_strictly(client, namespace, yaml.safe_load(manifest))
+    (converted,), _ = convert_documents([yaml.safe_load(manifest)])
+    await create_strictly(client, namespace, converted)

@@ -1,0 +1,242 @@
+"""The manager writes costs from measurements, and nothing else, into NetworkTopologies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+import yaml
+
+from controller.cluster.crds import APPGROUPS, NETPERF_COSTS, NETWORK_TOPOLOGIES
+from kubekit.client import MERGE_PATCH, Client
+from kubekit.wire import CONFIGMAPS, PODS, Object, Resource
+from lab.controlplane import ControlPlane
+from lab.polling import poll_until
+from lab.programs import Program
+from tests.integration.conftest import CRDS, MakeNode
+from tests.integration.controller.appgroups import create_pod, make_group
+from tests.integration.controller.harness import Replica, StartReplica, read_plans
+from tests.integration.controller.measured_topology import ALL_COSTS, REGION_BY_ZONE, USER_WEIGHT, MeasuredTopology
+
+RUN_INTERVAL_S = 4.0
+"""Longer than the manager takes to read a round of results; it reads two rounds within this time as one."""
+
+
+async def grant_shipped_rights(client: Client, namespace: str, user: str) -> None:
+    """Grant a user of the test the rights of manifests/base/controller/rbac.yaml in the test's namespace."""
+    subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}
+    for body in yaml.safe_load_all((CRDS.parent / "base" / "controller" / "rbac.yaml").read_text()):
+        is_cluster_wide = body["kind"].startswith("Cluster")
+        body["metadata"]["name"] = user
+        if "roleRef" in body:
+            body["roleRef"]["name"] = user
+            body["subjects"] = [subject]
+        plural = body["kind"].lower() + "s"
+        resource = Resource("rbac.authorization.k8s.io", "v1", plural, body["kind"], is_namespaced=not is_cluster_wide)
+        await client.create(resource, body, Object, namespace=namespace)
+
+
+async def test_every_pair_of_zones_is_planned_and_gets_its_measured_costs(
+    topology: MeasuredTopology, manager: Replica
+) -> None:
+    plans = await read_plans(topology.client, topology.namespace)
+    assert {plan.zone for plan in plans} == set(REGION_BY_ZONE)
+    pair_indexes = [probe.pair_index for plan in plans for probe in plan.probes]
+    assert pair_indexes.count(0) == 3, "one pair of nodes of each pair of zones runs netperf"
+    assert len(pair_indexes) > 3
+
+    assert await topology.read_costs() == ALL_COSTS
+    await topology.wait_for_condition("Measured", "True", "AllPairsMeasured")
+    status = (await topology.read()).status
+    assert status.node_count >= 6
+    assert status.weight_calculation_time is not None
+
+
+async def test_costs_are_written_beside_the_users_weight_under_our_field_manager(
+    topology: MeasuredTopology, start: StartReplica
+) -> None:
+    await topology.create()
+    created = await topology.read_raw()
+    start()
+    await topology.measure_until_priced()
+
+    body = await topology.read_raw()
+    assert [weight["name"] for weight in body["spec"]["weights"]] == ["UserDefined", NETPERF_COSTS]
+    assert json.dumps(body["spec"]["weights"][0]) == json.dumps(created["spec"]["weights"][0]), "byte for byte"
+    our_entries = [e for e in body["metadata"]["managedFields"] if e["manager"] == "netaware-controller"]
+    (spec_fields,) = (e["fieldsV1"]["f:spec"] for e in our_entries if "f:spec" in e["fieldsV1"])
+    assert list(spec_fields["f:weights"]) == ['k:{"name":"NetperfCosts"}'], "and nothing of the user's"
+    (status_entry,) = (entry for entry in our_entries if entry.get("subresource") == "status")
+    assert status_entry["operation"] == "Apply"
+
+
+async def test_costs_are_written_again_after_a_client_side_apply_of_the_users_weights(
+    topology: MeasuredTopology, manager: Replica
+) -> None:
+    changed_weight = json.loads(json.dumps(USER_WEIGHT))
+    changed_weight["topologyList"][1]["originList"][0]["costList"][0]["networkCost"] = 7
+    second_weight = {**changed_weight, "name": "Second"}
+
+    # A client-side `kubectl apply` of the user's file sends the whole list, without ours.
+    patch = {"spec": {"weights": [changed_weight, second_weight]}}
+    await topology.client.patch(
+        NETWORK_TOPOLOGIES, "nt-default", patch, Object, patch_type=MERGE_PATCH, namespace=topology.namespace
+    )
+    await topology.wait_for_costs(ALL_COSTS)
+
+    weight_by_name = {weight["name"]: weight for weight in (await topology.read_raw())["spec"]["weights"]}
+    assert weight_by_name["UserDefined"] == changed_weight
+    assert weight_by_name["Second"] == second_weight
+
+
+async def test_a_changed_latency_of_two_rounds_changes_the_costs_of_its_pair_only(
+    topology: MeasuredTopology, manager: Replica
+) -> None:
+    topology.agents.set_latency("z1", "z3", 41)
+    for _ in range(2):
+        await topology.agents.measure()
+        await asyncio.sleep(RUN_INTERVAL_S)
+    await topology.wait_for_costs({**ALL_COSTS, ("z1", "z3"): 41, ("z3", "z1"): 41})
+
+
+async def test_costs_without_new_results_become_stale_and_are_then_removed_but_never_zero(
+    topology: MeasuredTopology, start: StartReplica
+) -> None:
+    await topology.create(costPolicy={"staleAfterS": 2, "expireAfterS": 8, "unitUs": 100, "percentile": "p50"})
+    start()
+    await topology.measure_until_priced()
+    costs = await topology.read_costs()
+    assert costs["z1", "z3"] == 180, "p50 of 18 ms in units of 100 us"
+
+    await topology.wait_for_condition("Measured", "False", "MeasurementsOld")
+    assert await topology.read_costs() == costs
+    await topology.wait_for_costs({})
+    await topology.wait_for_condition("Measured", "False", "PairsAbsent")
+    await topology.measure_until_priced()
+
+    assert await topology.read_costs() == costs
+    reasons = [event["reason"] for event in await topology.list_events()]
+    assert "PairsAbsent" in reasons
+    assert reasons.count("MeasurementsOld") == 1, "only transitions have events"
+
+
+async def test_a_malformed_result_is_reported_with_its_node_and_removed(
+    topology: MeasuredTopology, manager: Replica
+) -> None:
+    key = next(key for key in await topology.read_results() if key.startswith("netaware.v1."))
+    origin = key.removeprefix("netaware.v1.").split("_")[0]
+
+    async def is_reported() -> bool:
+        await topology.patch_results({key: "{half"})
+        return any(f"bad-json of {origin}" in event.get("note", "") for event in await topology.list_events())
+
+    async def is_removed() -> bool:
+        return key not in await topology.read_results()
+
+    await poll_until(is_reported)
+    await poll_until(is_removed)
+    assert await topology.read_costs() == ALL_COSTS
+
+
+async def test_refused_keys_too_large_and_deleted_results_set_the_condition_and_change_no_cost(
+    topology: MeasuredTopology, manager: Replica
+) -> None:
+    await topology.patch_results({"x": "y" * 100_000, "netperf.p90.latency.milliseconds.origin.a": "0"})
+    refused_keys = f'netaware_results_refused_keys{{reason="bad-key",topology="{topology.namespace}/nt-default"}}'
+
+    async def is_reported() -> bool:
+        status, _ = await topology.read_condition("InputValid")
+        return status == "False" and (await manager.read_metrics()).get(refused_keys) == 1
+
+    await poll_until(is_reported)
+    assert await topology.read_costs() == ALL_COSTS
+
+    # The API server stores a mebibyte; with the other keys beside it no more than this fits.
+    await topology.patch_results({f"foreign-{i}": "x" * 100_000 for i in range(9)})
+    await topology.wait_for_condition("InputValid", "False", "ResultsTooLarge")
+    assert await topology.read_costs() == ALL_COSTS
+
+    await topology.client.delete(CONFIGMAPS, "netperf-metrics", namespace=topology.namespace)
+    # The manager creates the ConfigMap into which agents write.
+    await topology.wait_for_condition("InputValid", "True", "AllRead")
+    await topology.agents.measure()
+    assert await topology.read_costs() == ALL_COSTS
+
+
+@pytest.mark.slow
+async def test_a_recreated_topology_gets_its_costs_again(topology: MeasuredTopology, manager: Replica) -> None:
+    await topology.client.delete(NETWORK_TOPOLOGIES, "nt-default", namespace=topology.namespace)
+    await topology.create()
+    await topology.measure_until_priced()
+    assert await manager.is_leader()
+
+
+@pytest.mark.slow
+async def test_results_of_another_program_give_costs_without_agents(
+    topology: MeasuredTopology, start: StartReplica, make_node: MakeNode
+) -> None:
+    name, node_p, node_q = f"foreign-{topology.namespace}", topology.node_name("p"), topology.node_name("q")
+    await make_node(node_p, zone="z7", region="west")
+    await make_node(node_q, zone="z8", region="west")
+    data = {
+        f"netperf.p90.latency.milliseconds.origin.{node_p}.destination.{node_q}": "33",
+        f"netperf_p90_latency_microseconds.origin.{node_q}.destination.{node_p}": "31500",
+    }
+    body = {"metadata": {"name": name}, "data": data}
+    await topology.client.create(CONFIGMAPS, body, Object, namespace="default")
+    await topology.create(name, "default", configmapName=name)
+    start(topology={"namespaces": ["default"]})
+
+    async def are_priced() -> bool:
+        costs = await topology.read_costs(name, "default")
+        return {("z7", "z8"): 33, ("z8", "z7"): 32}.items() <= costs.items()
+
+    try:
+        await poll_until(are_priced)
+    finally:
+        await topology.client.delete(NETWORK_TOPOLOGIES, name, namespace="default")
+
+
+async def test_bandwidth_of_placed_pods_is_allocated_and_released(
+    topology: MeasuredTopology, manager: Replica, kwok: Program
+) -> None:
+    group = make_group({"a": "b", "b": ""})
+    await topology.client.create(APPGROUPS, group, Object, namespace=topology.namespace)
+    assert await topology.read_allocations() == {}
+
+    async def is_allocated() -> bool:
+        # The dependency's 10M between the zones of its pods, and between their regions.
+        return await topology.read_allocations() == {("z1", "z3"): "10000000", ("west", "east"): "10000000"}
+
+    async def is_released() -> bool:
+        return await topology.read_allocations() == {}
+
+    await create_pod(topology.client, topology.namespace, "a", topology.node_name("z1a"))
+    await create_pod(topology.client, topology.namespace, "b", topology.node_name("z3a"))
+    await poll_until(is_allocated)
+    await topology.client.delete(PODS, "b", namespace=topology.namespace, grace_period_s=0)
+    await poll_until(is_released)
+
+
+async def test_topologies_of_other_namespaces_get_costs_under_the_shipped_rights(
+    topology: MeasuredTopology, start: StartReplica, control_plane: ControlPlane
+) -> None:
+    """The role allows to read ConfigMaps of netaware's namespace only."""
+    user, name = f"restricted-{topology.namespace}", f"nt-{topology.namespace}"
+    await grant_shipped_rights(topology.client, topology.namespace, user)
+    kubeconfig = control_plane.write_kubeconfig(user, user)
+    await topology.create(name, "default", configmapName="mine")
+    replica = start(kubeconfig, topology={"namespaces": ["default"]})
+
+    async def are_priced() -> bool:
+        await topology.agents.measure()
+        has_conditions = bool((await topology.read(name, "default")).status.conditions)
+        return has_conditions and len(await topology.read_costs(name, "default")) == len(ALL_COSTS)
+
+    try:
+        await poll_until(are_priced)
+    finally:
+        await topology.client.delete(NETWORK_TOPOLOGIES, name, namespace="default")
+    forbidden = [line for line in replica.log.read_text().splitlines() if "forbidden" in line]
+    assert all("configmaps" in line and "default" in line for line in forbidden), forbidden
