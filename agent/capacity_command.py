@@ -6,7 +6,7 @@ import msgspec
 
 from agent.capacity.instances import find_firmware_instance_type
 from agent.capacity.link_reader import LinkReader
-from agent.capacity.node_bandwidth import choose_bandwidth
+from agent.capacity.node_capacity import choose_capacity
 from agent.capacity.rules import find_capacity
 from agent.config import AgentConfig
 from agent.node import OwnNode
@@ -27,14 +27,14 @@ async def show_capacity(config: AgentConfig) -> None:
     """
     node, problem = await _read_node(config)
     snapshot = await LinkReader(config.sys, config.proc).read()
-    node_bandwidth = choose_bandwidth(
+    node_capacity = choose_capacity(
         node, config, find_capacity(snapshot), None, find_firmware_instance_type(snapshot.machine)
     )
     document = {
         "node": node.metadata.name if node is not None else None,
         "node_problem": problem,
         "published": (node.status.capacity or {}).get(BANDWIDTH_RESOURCE) if node is not None else None,
-        **msgspec.structs.asdict(node_bandwidth),
+        **msgspec.structs.asdict(node_capacity),
         "links": snapshot.links,
     }
     print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())

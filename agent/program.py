@@ -106,7 +106,7 @@ class _AgentParts:
             registry=self.registry,
         )
         self._kernel_events.link_listeners.append(publisher.on_link_change)
-        CapacityMetrics(config.node_name, NetDirectory(config.sys), lambda: publisher.node_bandwidth, self.registry)
+        CapacityMetrics(config.node_name, NetDirectory(config.sys), lambda: publisher.node_capacity, self.registry)
         self.tasks["capacity"] = publisher.run()
         return publisher.on_throughput
 

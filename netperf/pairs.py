@@ -109,14 +109,14 @@ class ProbePlan(msgspec.Struct, frozen=True, kw_only=True):
         plan_by_zone: plan by origin zone; without probes if no probe starts in the zone.
         refusals: nodes and zones that are not measured. Reasons of a node are ``long-name``, ``no-zone``, ``not-ready``, ``unschedulable``,
             ``no-agent``, ``bad-address``, ``foreign-address`` and ``shared-address``; that of a zone is ``zone-without-probers``.
-        link_count: number of unordered zone pairs that are measured.
+        zone_pair_count: number of unordered pairs of zones that are measured.
         interval_s: length of a round.
         slot_count: number of slots in a round.
     """
 
     plan_by_zone: dict[str, ZonePlan]
     refusals: tuple[Refusal, ...]
-    link_count: int
+    zone_pair_count: int
     interval_s: float
     slot_count: int
 
@@ -181,7 +181,7 @@ def plan_probes(
     return ProbePlan(
         plan_by_zone={plan.zone: _with_epoch(plan, previous_plans.get(plan.zone), now_s) for plan in plans},
         refusals=refusals,
-        link_count=sum(key.pair_index == 0 for key in keys),
+        zone_pair_count=sum(key.pair_index == 0 for key in keys),
         interval_s=interval_s,
         slot_count=slot_count,
     )

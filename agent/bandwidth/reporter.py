@@ -21,7 +21,7 @@ log = logs.get("agent.bandwidth")
 NEW_POD_AGE_S = 120.0
 """Pods older than this get no events when an agent starts, because the previous agent may have sent them."""
 MAX_UNLOCATED_LOGGED = 5
-"""Number of pods in a log line about pods whose device is unknown."""
+"""Number of pods in a log line about pods that cannot be located."""
 
 
 class LimitReporter:
@@ -45,31 +45,33 @@ class LimitReporter:
             self._report_change(status, self._status_by_key.get(status.key))
         # A pod that temporarily cannot be located keeps its reported status.
         uids = {pod.uid for pod in pods}
-        before = {key: status for key, status in self._status_by_key.items() if status.pod.uid in uids}
-        self._status_by_key = before | {status.key: status for status in statuses}
+        previous = {key: status for key, status in self._status_by_key.items() if status.pod.uid in uids}
+        self._status_by_key = previous | {status.key: status for status in statuses}
         self._report_mismatches(pods)
         self._has_reported = True
 
     def log_unlocated(self, reason_by_pod: Mapping[str, str]) -> None:
-        """Log the pods without a verdict, once per change."""
+        """Log the pods that cannot be located, and so have no verdict, when they or their reasons change."""
         listed = join_first([f"{pod}: {reason}" for pod, reason in sorted(reason_by_pod.items())], MAX_UNLOCATED_LOGGED)
-        log.log_change("unlocated", listed, "pods without verdict", level="info", pods=listed)
+        log.log_change("unlocated", listed, "pods cannot be located", level="info", pods=listed)
 
     def _report_mismatches(self, pods: Sequence[PodBandwidthSpec]) -> None:
-        """Report pods whose reservation and limit differ, once per change."""
-        before = self._mismatch_by_uid
+        """Report pods whose reservation and limit differ, when the difference changes."""
+        previous = self._mismatch_by_uid
         self._mismatch_by_uid = {pod.uid: pod.mismatch for pod in pods if pod.mismatch}
         for pod in pods:
-            if pod.mismatch and pod.mismatch != before.get(pod.uid):
+            if pod.mismatch and pod.mismatch != previous.get(pod.uid):
                 log.warning("reservation and limit differ", pod=pod.key, why=pod.mismatch)
-                self._send_event(pod, "BandwidthMismatch", pod.mismatch, "Compare", is_first=pod.uid not in before)
+                self._send_event(
+                    pod, "BandwidthMismatch", pod.mismatch, "CheckBandwidth", is_first=pod.uid not in previous
+                )
 
-    def _report_change(self, status: LimitStatus, before: LimitStatus | None) -> None:
+    def _report_change(self, status: LimitStatus, previous: LimitStatus | None) -> None:
         """Log a status whose verdict or rate changed; send an event about a changed verdict, and about a first one unless enforced."""
-        if before is not None and (before.verdict, before.wanted_bps) == (status.verdict, status.wanted_bps):
+        if previous is not None and (previous.verdict, previous.wanted_bps) == (status.verdict, status.wanted_bps):
             return
         is_normal = status.verdict == "enforced"
-        has_verdict_changed = status.verdict != (before.verdict if before is not None else "enforced")
+        has_verdict_changed = status.verdict != (previous.verdict if previous is not None else "enforced")
         write_log: Callable[..., None] = log.warning if has_verdict_changed and not is_normal else log.info
         write_log(
             "limit",
@@ -82,7 +84,7 @@ class LimitReporter:
         )
         if has_verdict_changed:
             reason = "Bandwidth" + "".join(part.capitalize() for part in status.verdict.split("-"))
-            note, is_first = _format_event_note(status), before is None
+            note, is_first = _format_event_note(status), previous is None
             self._send_event(status.pod, reason, note, "CheckBandwidth", is_first=is_first, is_normal=is_normal)
 
     def _send_event(

@@ -274,7 +274,7 @@ class BandwidthPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         statuses: one per annotated direction that has a verdict.
-        unlocated_reason_by_pod: why an annotated pod has a direction without a verdict, by ``namespace/name``.
+        unlocated_reason_by_pod: why an annotated pod cannot be located, so that a direction has no verdict; by ``namespace/name``.
         actions: repairs and removals; empty unless enforcing.
     """
 

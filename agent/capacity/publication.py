@@ -10,7 +10,7 @@ import re
 
 import msgspec
 
-from agent.capacity.node_bandwidth import NodeBandwidth
+from agent.capacity.node_capacity import NodeCapacity
 from agent.node import OwnNode
 from kubekit import conditions, patches, quantity
 from kubekit.patches import Operation, pointer
@@ -63,7 +63,7 @@ def find_foreign_capacity(node: OwnNode, our_bps: int | None) -> str:
     return "" if published == "0" or is_ours else published
 
 
-def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, dispute: str = "") -> Writes:
+def plan_writes(node: OwnNode, node_capacity: NodeCapacity, now_s: float, *, dispute: str = "") -> Writes:
     """Plan the writes that publish a capacity; only the condition if it is published already, or another writer's value stays.
 
     A published capacity that is no longer known stays, because its removal would keep new pods away; the 0 that a kubelet
@@ -71,30 +71,30 @@ def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, d
 
     Args:
         node: as the API server has it.
-        node_bandwidth: the chosen capacity.
+        node_capacity: the chosen capacity.
         now_s: seconds since the epoch, for the condition.
         dispute: description of another writer's repeated writes; empty if there are none.
     """
-    blocking_condition = _make_blocking_condition(node, node_bandwidth, dispute)
-    condition = _make_condition_patch(node, blocking_condition or _make_capacity_condition(node_bandwidth), now_s)
+    blocking_condition = _make_blocking_condition(node, node_capacity, dispute)
+    condition = _make_condition_patch(node, blocking_condition or _make_capacity_condition(node_capacity), now_s)
     if blocking_condition is not None:
         return Writes(condition=condition)
     fields = ("capacity",) if _has_kubelet(node) else ("capacity", "allocatable")
-    if node_bandwidth.rate_bps is None:
+    if node_capacity.rate_bps is None:
         removals = tuple(
             patches.remove(pointer("status", field, BANDWIDTH_RESOURCE))
             for field in fields
             if bandwidth_owner_of(node) and _read_bandwidth(node, field) == "0"
         )
         return Writes(status=removals, condition=condition)
-    value = str(node_bandwidth.rate_bps)
+    value = str(node_capacity.rate_bps)
     operations: list[Operation] = []
     for field in fields:
         if getattr(node.status, field) is None:
             operations.append(patches.add(pointer("status", field), {BANDWIDTH_RESOURCE: value}))
-        elif quantity.parse_int_or_none(_read_bandwidth(node, field)) != node_bandwidth.rate_bps:
+        elif quantity.parse_int_or_none(_read_bandwidth(node, field)) != node_capacity.rate_bps:
             operations.append(patches.add(pointer("status", field, BANDWIDTH_RESOURCE), value))
-    source = cut_bytes(f"{node_bandwidth.source}: {node_bandwidth.explanation}", MAX_ANNOTATION_BYTES)
+    source = cut_bytes(f"{node_capacity.source}: {node_capacity.explanation}", MAX_ANNOTATION_BYTES)
     annotations = {BANDWIDTH_OWNER_ANNOTATION: AGENT, BANDWIDTH_SOURCE_ANNOTATION: source}
     has_changed = any(node.metadata.annotation(name) != text for name, text in annotations.items())
     metadata: dict[str, object] | None = {"metadata": {"annotations": annotations}} if has_changed else None
@@ -131,9 +131,9 @@ def _read_bandwidth(node: OwnNode, field: str) -> str | None:
     return amounts.get(BANDWIDTH_RESOURCE)
 
 
-def _make_blocking_condition(node: OwnNode, node_bandwidth: NodeBandwidth, dispute: str) -> Condition | None:
+def _make_blocking_condition(node: OwnNode, node_capacity: NodeCapacity, dispute: str) -> Condition | None:
     """The condition that says why another writer's value stays; None if ours may be written."""
-    owner, foreign_capacity = bandwidth_owner_of(node), find_foreign_capacity(node, node_bandwidth.rate_bps)
+    owner, foreign_capacity = bandwidth_owner_of(node), find_foreign_capacity(node, node_capacity.rate_bps)
     if owner not in {"", AGENT}:
         message = f"annotation {BANDWIDTH_OWNER_ANNOTATION} names {owner}; remove the annotation to let {AGENT} publish"
         return _make_false_condition("OwnedByOther", message)
@@ -144,13 +144,13 @@ def _make_blocking_condition(node: OwnNode, node_bandwidth: NodeBandwidth, dispu
     return _make_false_condition("Disputed", dispute) if dispute else None
 
 
-def _make_capacity_condition(node_bandwidth: NodeBandwidth) -> Condition:
-    if node_bandwidth.warnings:
-        return _make_false_condition("Misconfigured", "; ".join(node_bandwidth.warnings))
-    if node_bandwidth.rate_bps is None:
-        return _make_false_condition("CapacityUnknown", node_bandwidth.explanation)
-    reason = "".join(part.capitalize() for part in node_bandwidth.source.split("-"))
-    return conditions.make_condition(CONDITION, holds=True, reason=reason, message=node_bandwidth.explanation)
+def _make_capacity_condition(node_capacity: NodeCapacity) -> Condition:
+    if node_capacity.warnings:
+        return _make_false_condition("Misconfigured", "; ".join(node_capacity.warnings))
+    if node_capacity.rate_bps is None:
+        return _make_false_condition("CapacityUnknown", node_capacity.explanation)
+    reason = "".join(part.capitalize() for part in node_capacity.source.split("-"))
+    return conditions.make_condition(CONDITION, holds=True, reason=reason, message=node_capacity.explanation)
 
 
 def _make_false_condition(reason: str, message: str) -> Condition:

@@ -6,13 +6,14 @@ A kubelet that restarts may set foreign resources to 0. The watch of the node sh
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 
 from prometheus_client import CollectorRegistry, Counter
 
 from agent.capacity.links import LinkSnapshot
-from agent.capacity.node_bandwidth import HardwareCapacity, NodeBandwidth, choose_bandwidth, raise_peak_bps
+from agent.capacity.node_capacity import HardwareCapacity, NodeCapacity, choose_capacity, update_peak_bps
 from agent.capacity.publication import Writes, bandwidth_owner_of, find_foreign_capacity, plan_writes
 from agent.capacity.rules import find_capacity
 from agent.config import AgentConfig
@@ -52,15 +53,12 @@ class DisputeDetector:
         self._replaced_at_s: list[float] = []
         self._wait_until_s = 0.0
 
-    def find_dispute(self, node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float) -> str:
-        """Describe the dispute because of which nothing may be written now; empty if there is none.
-
-        Counts a replacement that this state of the node shows.
-        """
+    def check_dispute(self, node: OwnNode, node_capacity: NodeCapacity, now_s: float) -> str:
+        """Count a replacement that this state of the node shows; describe the dispute if nothing may be written now, else return ""."""
         if now_s < self._wait_until_s:
             return self._description
         self._replaced_at_s = [at_s for at_s in self._replaced_at_s if now_s - at_s < DISPUTE_WINDOW_S]
-        is_ours = bandwidth_owner_of(node) == AGENT and self.written_bps == node_bandwidth.rate_bps
+        is_ours = bandwidth_owner_of(node) == AGENT and self.written_bps == node_capacity.rate_bps
         if not is_ours or not find_foreign_capacity(node, self.written_bps):
             return ""
         self.written_bps = None  # Count each replacement once.
@@ -85,7 +83,7 @@ class Publisher:
         instance_type: from the firmware, for nodes without the label.
 
     Attributes:
-        node_bandwidth: the chosen bandwidth; None before the first choice.
+        node_capacity: the chosen capacity; None before the first choice.
     """
 
     def __init__(
@@ -98,22 +96,24 @@ class Publisher:
         instance_type: str = "",
         registry: CollectorRegistry | None = None,
     ) -> None:
+        self.node_capacity: NodeCapacity | None = None
         self._client, self._node_watch, self._config = client, node_watch, config
         self._read_links, self._instance_type = read_links, instance_type
-        self._backoff = Backoff(base_s=0.2, cap_s=30.0)
-        self._wake = asyncio.Event()
+        self._hardware = HardwareCapacity(None, "links were not read yet")
         self._have_links_changed = True
+        self._read_at_s = -math.inf
         self._peak_bps: int | None = None
         self._planned_version = ""
-        self.node_bandwidth: NodeBandwidth | None = None
+        self._disputes = DisputeDetector()
+        self._backoff = Backoff(base_s=0.2, cap_s=30.0)
+        self._wake = asyncio.Event()
+        node_watch.subscribe(self._wake.set)
         self._writes = Counter(
             "netaware_node_bandwidth_writes",
             "Writes to the agent's node, by outcome: ok, failed.",
             ["outcome"],
             registry=registry,
         )
-        self._disputes = DisputeDetector()
-        node_watch.subscribe(self._wake.set)
 
     def on_link_change(self) -> None:
         """Read links again soon, because one changed."""
@@ -123,40 +123,43 @@ class Publisher:
     def on_throughput(self, throughput_bps: float) -> None:
         """Record the throughput of a stream probe, if ``--measured-capacity`` is on."""
         if self._config.uses_measured_capacity:
-            self._peak_bps = raise_peak_bps(self._peak_bps, throughput_bps)
+            self._peak_bps = update_peak_bps(self._peak_bps, throughput_bps)
             self._wake.set()
 
     async def run(self) -> None:
         """Publish until cancelled. The value stays on the node, because pods must still fit while the agent restarts."""
         loop = asyncio.get_running_loop()
-        hardware, read_at_s = HardwareCapacity(None, "links were not read yet"), -POLL_S
         while True:
             self._wake.clear()
-            read_interval_s = MIN_READ_PAUSE_S if self._have_links_changed else POLL_S
-            if loop.time() - read_at_s >= read_interval_s:
-                self._have_links_changed, read_interval_s = False, POLL_S
-                hardware, read_at_s = await self._read_hardware(hardware), loop.time()
-            node, pause_s = self._node_watch.node, DEBOUNCE_S
-            self.node_bandwidth = choose_bandwidth(node, self._config, hardware, self._peak_bps, self._instance_type)
-            if node is not None:
-                pause_s = await self._publish(node, self.node_bandwidth)
+            if loop.time() - self._read_at_s >= self._read_interval_s:
+                await self._read_hardware()
+            node = self._node_watch.node
+            self.node_capacity = choose_capacity(
+                node, self._config, self._hardware, self._peak_bps, self._instance_type
+            )
+            pause_s = DEBOUNCE_S if node is None else await self._publish(node, self.node_capacity)
             await asyncio.sleep(pause_s)
-            await wait_until_set(self._wake, max(0.0, read_at_s + read_interval_s - loop.time()))
+            await wait_until_set(self._wake, max(0.0, self._read_at_s + self._read_interval_s - loop.time()))
 
-    async def _read_hardware(self, before: HardwareCapacity) -> HardwareCapacity:
-        """Read the links' capacity; ``before`` if they cannot be read."""
+    @property
+    def _read_interval_s(self) -> float:
+        """Time from the last read of the links to the next one."""
+        return MIN_READ_PAUSE_S if self._have_links_changed else POLL_S
+
+    async def _read_hardware(self) -> None:
+        """Read the capacity of the links; if that fails, keep the last result."""
+        self._have_links_changed = False
         try:
-            capacity = find_capacity(await self._read_links())
+            self._hardware = find_capacity(await self._read_links())
+            log.log_change("links", "", "links can be read again")
         except KernelError as error:
             log.log_change("links", str(error), "cannot read links, using the last result", error=error)
-            return before
-        log.log_change("links", "", "links can be read again")
-        return capacity
+        self._read_at_s = asyncio.get_running_loop().time()
 
-    async def _publish(self, node: OwnNode, node_bandwidth: NodeBandwidth) -> float:
+    async def _publish(self, node: OwnNode, node_capacity: NodeCapacity) -> float:
         """Write to the node if it differs; returns the shortest time until the next round, in seconds."""
         try:
-            has_written = await self._write_differences(node, node_bandwidth)
+            has_written = await self._write_differences(node, node_capacity)
         except KubekitError as error:
             self._writes.labels("failed").inc()
             log.log_change("publish", type(error).__name__, "cannot publish the capacity", error=error)
@@ -168,31 +171,35 @@ class Publisher:
             asyncio.get_running_loop().call_later(WATCH_LAG_S, self._wake.set)
         return MIN_WRITE_PAUSE_S if has_written else DEBOUNCE_S
 
-    async def _write_differences(self, node: OwnNode, node_bandwidth: NodeBandwidth) -> bool:
+    async def _write_differences(self, node: OwnNode, node_capacity: NodeCapacity) -> bool:
         """Write what differs on the node; returns whether anything was written."""
-        self._log_bandwidth(node_bandwidth)
+        self._log_capacity(node_capacity)
         if node.metadata.resource_version == self._planned_version:
             self._planned_version = ""  # The watch lags behind our write; if it still does next time, write again.
             return False
-        dispute = self._disputes.find_dispute(node, node_bandwidth, asyncio.get_running_loop().time())
-        writes = plan_writes(node, node_bandwidth, time.time(), dispute=dispute)
+        dispute = self._disputes.check_dispute(node, node_capacity, asyncio.get_running_loop().time())
+        writes = plan_writes(node, node_capacity, time.time(), dispute=dispute)
         if not writes:
             return False
         await execute_writes(self._client, node.metadata.name, writes)
         self._writes.labels("ok").inc()
-        if writes.status and node_bandwidth.rate_bps is not None:
-            self._disputes.written_bps = node_bandwidth.rate_bps
+        if writes.status and node_capacity.rate_bps is not None:
+            self._disputes.written_bps = node_capacity.rate_bps
         self._planned_version = node.metadata.resource_version
         return True
 
-    def _log_bandwidth(self, node_bandwidth: NodeBandwidth) -> None:
-        for warning in node_bandwidth.warnings:
+    def _log_capacity(self, node_capacity: NodeCapacity) -> None:
+        for warning in node_capacity.warnings:
             log.log_change(f"warning/{warning[:60]}", warning, "capacity setting ignored", why=warning)
-        rate_bps, source, why = node_bandwidth.rate_bps, node_bandwidth.source, node_bandwidth.explanation
-        is_known = rate_bps is not None
-        message, level = ("capacity", "info") if is_known else ("capacity unknown, nothing is published", "warning")
+        is_known = node_capacity.rate_bps is not None
         log.log_change(
-            "node_bandwidth", f"{rate_bps} {source}", message, level=level, rate_bps=rate_bps, source=source, why=why
+            "node_capacity",
+            f"{node_capacity.rate_bps} {node_capacity.source}",
+            "capacity" if is_known else "capacity unknown, nothing is published",
+            level="info" if is_known else "warning",
+            rate_bps=node_capacity.rate_bps,
+            source=node_capacity.source,
+            why=node_capacity.explanation,
         )
 
 

@@ -17,7 +17,7 @@ from agent.capacity.links import (
     Link,
     LinkSnapshot,
 )
-from agent.capacity.node_bandwidth import HardwareCapacity
+from agent.capacity.node_capacity import HardwareCapacity
 
 _KINDS_ON_PARENT = frozenset({"vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"})
 _OUTWARD_KINDS = _KINDS_ON_PARENT | {"", "bond"}

@@ -64,7 +64,7 @@ def _make_pod_table(pods: Sequence[PodBandwidthView]) -> RenderableType:
     problem_lines: list[RenderableType] = []
     for pod in pods:
         name = f"{pod.namespace}/{pod.name}"
-        problems = [*(f"{direction} {verdict}" for direction, verdict in pod.unenforced_verdicts.items()), pod.problem]
+        problems = [*(f"{direction} {verdict}" for direction, verdict in pod.ineffective_verdicts.items()), pod.problem]
         problem_text = "; ".join(filter(None, problems))
         sign = Text("✓", style=GOOD) if pod.verdicts else Text("-", style=FAINT)
         if problem_text:

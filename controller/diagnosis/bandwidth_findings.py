@@ -18,13 +18,13 @@ def find_bandwidth_findings(network: NetworkView, bandwidth: BandwidthView) -> I
         fix = ("kubectl netaware bandwidth", "lower requests or minBandwidth, or move pods to other nodes")
         alert = "NetawareBandwidthOvercommitted"
         yield Finding("bandwidth-overcommitted", "warning", summary, affects=tuple(overcommitted), fix=fix, alert=alert)
-    unenforced = [pod for pod in bandwidth.pods if pod.unenforced_verdicts]
+    unenforced = [pod for pod in bandwidth.pods if pod.ineffective_verdicts]
     if unenforced:
         summary = f"bandwidth limits of {pluralize(len(unenforced), 'pod')} are not enforced"
         cause = tuple(
             f"{pod.namespace}/{pod.name}: {direction} {verdict}"
             for pod in unenforced[:MAX_CAUSES]
-            for direction, verdict in pod.unenforced_verdicts.items()
+            for direction, verdict in pod.ineffective_verdicts.items()
         )
         affects = tuple(f"{pod.namespace}/{pod.name}" for pod in unenforced)
         fix = ("kubectl netaware bandwidth pod", "correct what the agent's verdict names: docs/bandwidth.md")

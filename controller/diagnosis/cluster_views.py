@@ -9,7 +9,7 @@ import msgspec
 PairBasis = Literal["measured", "mirrored", "stale", "inferred", "unreachable", "given", "absent"]
 """Source of a cost: see `netperf.costs`; ``given`` if the user wrote the weight, ``absent`` if there is no cost."""
 AgentState = Literal["up", "down", "excluded"]
-ENFORCED_VERDICTS = frozenset({"enforced", "not-applicable", "other-enforcer"})
+HARMLESS_VERDICTS = frozenset({"enforced", "not-applicable", "other-enforcer"})
 """Verdicts of the agent on limits that work or are not its task; all others mean a limit without effect."""
 
 
@@ -159,9 +159,9 @@ class PodBandwidthView(View, frozen=True):
         return {direction: verdict for direction, verdict in verdicts.items() if verdict is not None}
 
     @property
-    def unenforced_verdicts(self) -> dict[str, str]:
+    def ineffective_verdicts(self) -> dict[str, str]:
         """Verdicts of limits without effect, by direction."""
-        return {direction: verdict for direction, verdict in self.verdicts.items() if verdict not in ENFORCED_VERDICTS}
+        return {direction: verdict for direction, verdict in self.verdicts.items() if verdict not in HARMLESS_VERDICTS}
 
 
 class NodeBandwidthView(View, frozen=True):

@@ -25,7 +25,7 @@ class ProgramPod(msgspec.Struct, frozen=True):
     """A pod of one of netaware's programs.
 
     Attributes:
-        program: the one of its containers that the other fields describe.
+        program: the program that the other fields describe; a pod of the Deployment netaware-scheduler runs two.
         name, node, phase: the pod's name, node and phase; ``node`` is empty before the pod has one.
         is_ready: whether the program's containers are ready, and the pod is not being deleted.
         reason: why a container does not run, such as ``ImagePullBackOff`` or ``Error``; the scheduler's message for a pod without a
@@ -66,8 +66,10 @@ class ControlPlaneStatus(msgspec.Struct, frozen=True):
         can_list_topologies: whether NetworkTopologies could be listed.
         pods: pods of the programs; None if they cannot be listed, or the programs do not run as pods.
         lease: the leader's Lease; None if there is none or it cannot be read.
-        is_lease_conclusive: whether ``lease``, also None, shows who leads; False if it could not be read, or if no replica needs it.
-        failed_checks: failed checks of the controller's /readyz, a line each; in its own diagnosis only the kinds not listed yet.
+        is_lease_conclusive: whether ``lease`` shows who leads, where None means that nobody does. False if it could not be read, or if
+            the controller that reads it runs without leader election.
+        failed_checks: failed checks of the controller's /readyz, a line each. If the controller diagnoses itself, only checks of kinds of
+            objects that it has not listed yet.
     """
 
     is_installed: bool = True
@@ -100,8 +102,8 @@ class ProgramPodObject(Object, frozen=True):
 
 
 async def read_control_plane(client: Client, netaware_namespace: str, status: ControlPlaneStatus) -> ControlPlaneStatus:
-    """``status`` with the Lease, whether it is conclusive, and the pods of the programs; what cannot be read is None."""
-    lease, pods = None, None
+    """Read the Lease and the pods of the programs, and add them to ``status``; each is None if it cannot be read."""
+    lease = None
     try:
         spec = (await client.get(LEASES, CONTROLLER, Lease, namespace=netaware_namespace)).spec
         duration_s = float(spec.lease_duration_seconds or LeaderElectionConfig.duration_s)
@@ -109,6 +111,7 @@ async def read_control_plane(client: Client, netaware_namespace: str, status: Co
         is_lease_conclusive = True
     except KubekitError as error:
         is_lease_conclusive = error.is_not_found
+    pods = None
     with contextlib.suppress(KubekitError):
         selector = f"{NAME_LABEL} in ({CONTROLLER}, {SCHEDULER})"
         objects = await client.list(PODS, ProgramPodObject, namespace=netaware_namespace, label_selector=selector)

@@ -16,7 +16,7 @@ class TopologyConfig(Section, frozen=True):
     Attributes:
         namespaces: namespaces whose NetworkTopologies are managed; empty for all.
         probing: the probe plan.
-        cost_policy: the cost policy (see below), whose fields a NetworkTopology may override.
+        cost_policy: fields of the default cost policy; a NetworkTopology may override each of them.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -24,7 +24,7 @@ class TopologyConfig(Section, frozen=True):
     cost_policy: dict[str, Any] = {}
 
     def check_rules(self, field: str) -> None:
-        """Raise ConfigError if a field of the cost policy is unknown or out of range."""
+        """Check the cost policy; raises as `resolve_cost_policy`."""
         self.resolve_cost_policy(field)
 
     def resolve_cost_policy(self, field: str = "topology") -> CostPolicy:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import collections
-from collections.abc import Callable, Collection, Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from controller.topology.status import MAX_NAMES_SHOWN
 from kubekit import logs
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
+from kubekit.fence import boot_clock
 from kubekit.wire import CONFIGMAPS, ConfigMap, Node, Object
 from kubekit.workqueue import WorkQueue
 from netperf.configmap_size import ConfigMapTooLargeError
@@ -44,7 +46,7 @@ DEBOUNCE_S = 1.0
 class _ComputedPlan(NamedTuple):
     """The stored plans by zone, the new plan, the keys of results of both, and the number of zones with nodes."""
 
-    stored_plans: dict[str, ZonePlan]
+    stored_plan_by_zone: dict[str, ZonePlan]
     plan: ProbePlan
     expected_keys: Collection[str]
     zone_count: int
@@ -63,106 +65,102 @@ class ProbePlanner:
         cache: ClusterCache,
         config: TopologyConfig,
         registry: CollectorRegistry,
-        *,
-        clock: Callable[[], float],
-        wall: Callable[[], float],
     ) -> None:
-        self._client, self._cache, self._config, self._namespace = client, cache, config, cache.netaware_namespace
-        self._clock, self._wall = clock, wall
         self.interval_s = config.probing.interval_s
-        self._queue = WorkQueue()
-        self._plans: dict[str, ZonePlan] = {}
         self.zone_count = 0
-        self._expected_until: dict[str, float] | None = None
+        self._client, self._cache, self._config, self._namespace = client, cache, config, cache.netaware_namespace
+        self._queue = WorkQueue()
+        self._plan_by_zone: dict[str, ZonePlan] = {}
+        self._expected_until_s_by_key: dict[str, float] | None = None
         gauge = partial(Gauge, registry=registry)
         self._zone_pairs_gauge = gauge("netaware_probe_plan_zone_pairs", "Pairs of zones that the probe plan measures.")
         self._interval_gauge = gauge("netaware_probe_plan_interval_seconds", "Length of a probing round.")
         left_out = "Nodes and zones that take no part in probing."
         self._left_out_gauge = gauge("netaware_probe_plan_left_out", left_out, ["reason"])
-        changes = "Changes: plan-written, plan-deleted, plan-too-large, results-created, results-keys-removed."
-        self._writes = Counter("netaware_probe_plan_writes", changes, ["result"], registry=registry)
+        help_text = "Changes: plan-written, plan-deleted, plan-too-large, results-created, results-keys-removed."
+        self._changes = Counter("netaware_probe_plan_writes", help_text, ["result"], registry=registry)
         cache.nodes.subscribe(call_unless(is_probe_node_unchanged, self._schedule_plan))
         cache.agent_pods.subscribe(self._schedule_plan)
         cache.plans.subscribe(self._schedule_plan)
 
     def list_results_names(self, *topologies: NetworkTopology) -> list[ObjectName]:
         """Names of the ConfigMaps with results: first those that agents write, then those that the NetworkTopologies name."""
-        return list_results_names(topologies, self._plans.values(), self._namespace, self.zone_count)
+        return list_results_names(topologies, self._plan_by_zone.values(), self._namespace, self.zone_count)
 
     def _schedule_plan(self, *_: object) -> None:
         self._queue.add_after(PLAN_KEY, DEBOUNCE_S)
 
     async def run(self) -> None:
         """Write plans until cancelled."""
-        self._expected_until = None
+        self._expected_until_s_by_key = None
         self._queue.add(PLAN_KEY)
         await self._queue.work(self._reconcile, name="planner")
 
     @property
     def expected_keys(self) -> Collection[str] | None:
         """Keys of results of the current plan and, for `EXPECTED_ROUNDS` more, of earlier plans; None before the first plan."""
-        return self._expected_until.keys() if self._expected_until is not None else None
+        return None if self._expected_until_s_by_key is None else self._expected_until_s_by_key.keys()
 
     async def _reconcile(self, _: str) -> float:
         plan_objects = {plan_object.metadata.name: plan_object for plan_object in self._cache.plans}
         nodes, pods = list(self._cache.nodes), list(self._cache.agent_pods)
         # In a thread: a plan of 100 zones takes long, and the leader must renew its lease.
-        computed = await asyncio.to_thread(self._compute_plan, plan_objects, nodes, pods, self._wall())
+        computed = await asyncio.to_thread(self._compute_plan, plan_objects, nodes, pods, time.time())
         plan, self.zone_count = computed.plan, computed.zone_count
         self._expect_keys(computed.expected_keys)
         for results_name in sorted({zone_plan.results_name for zone_plan in plan.plan_by_zone.values()}):
             await self._create_results(ObjectName(self._namespace, results_name))
         await self._write_changed_plans(plan_objects, computed)
-        self._plans, self.interval_s = plan.plan_by_zone, plan.interval_s
+        self._plan_by_zone, self.interval_s = plan.plan_by_zone, plan.interval_s
         self._report_plan(plan)
         await self._remove_obsolete_results()
         return min(REPLAN_INTERVAL_S, self.interval_s)
 
     async def _write_changed_plans(self, plan_objects: Mapping[str, ConfigMap], computed: _ComputedPlan) -> None:
-        plans = {plan_object_name(zone): zone_plan for zone, zone_plan in computed.plan.plan_by_zone.items()}
-        for name, zone_plan in plans.items():
-            if name in plan_objects and computed.stored_plans.get(zone_plan.zone) == zone_plan:
+        plan_by_name = {plan_object_name(zone): zone_plan for zone, zone_plan in computed.plan.plan_by_zone.items()}
+        for name, zone_plan in plan_by_name.items():
+            if name in plan_objects and computed.stored_plan_by_zone.get(zone_plan.zone) == zone_plan:
                 continue
             try:
                 await self._write_plan(name, zone_plan, plan_objects.get(name))
             except ConfigMapTooLargeError as error:  # Plans of other zones are still written.
-                self._writes.labels("plan-too-large").inc()
+                self._changes.labels("plan-too-large").inc()
                 log.log_change(f"size/{name}", "large", "plan not written", zone=zone_plan.zone, error=error)
-        for name in sorted(plan_objects.keys() - plans.keys()):
+        for name in sorted(plan_objects.keys() - plan_by_name.keys()):
             await self._client.delete(CONFIGMAPS, name, namespace=self._namespace)
-            self._writes.labels("plan-deleted").inc()
+            self._changes.labels("plan-deleted").inc()
 
-    async def _create_results(self, name: ObjectName) -> None:
+    async def _create_results(self, results_name: ObjectName) -> None:
         """Create a results ConfigMap if it does not exist, because agents may only update it."""
-        if self._cache.results.get(str(name)) is not None:
+        if self._cache.results.get(str(results_name)) is not None:
             return
-        body = {**CONFIGMAPS.type_meta, "metadata": {"name": name.name, "labels": PART_OF_LABELS}}
+        body = {**CONFIGMAPS.type_meta, "metadata": {"name": results_name.name, "labels": PART_OF_LABELS}}
         try:
-            await self._client.create(CONFIGMAPS, body, Object, namespace=name.namespace)
+            await self._client.create(CONFIGMAPS, body, Object, namespace=results_name.namespace)
         except ApiError as error:
             if not error.is_already_exists:
                 raise
             return
-        self._writes.labels("results-created").inc()
-        log.info("results ConfigMap created", object=name)
+        self._changes.labels("results-created").inc()
+        log.info("results ConfigMap created", object=results_name)
 
     def _compute_plan(
         self, plan_objects: Mapping[str, ConfigMap], nodes: Sequence[Node], pods: Sequence[PodInfo], wall_s: float
     ) -> _ComputedPlan:
-        stored_plans, agent_pods = _decode_plans(plan_objects), agent_pods_by_node(pods)
+        stored_plan_by_zone, agent_pods = _decode_plans(plan_objects), agent_pods_by_node(pods)
         probe_nodes = [to_probe_node(node, agent_pods) for node in nodes]
-        plan = plan_probes(probe_nodes, self._config.probing, stored_plans, wall_s)
+        plan = plan_probes(probe_nodes, self._config.probing, stored_plan_by_zone, wall_s)
         # Another leader may have written the stored plans, so their keys may not be expected yet.
-        keys = list_planned_keys((*stored_plans.values(), *plan.plan_by_zone.values()))
-        return _ComputedPlan(stored_plans, plan, keys, len({node.zone for node in probe_nodes} - {""}))
+        keys = list_planned_keys((*stored_plan_by_zone.values(), *plan.plan_by_zone.values()))
+        return _ComputedPlan(stored_plan_by_zone, plan, keys, len({node.zone for node in probe_nodes} - {""}))
 
     def _expect_keys(self, keys: Collection[str]) -> None:
         """Expect these keys until `EXPECTED_ROUNDS` after they are no longer planned."""
-        now_s = self._clock()
-        unexpired = {key: until for key, until in (self._expected_until or {}).items() if until > now_s}
-        self._expected_until = unexpired | dict.fromkeys(
-            keys, now_s + EXPECTED_ROUNDS * max(self.interval_s, REPLAN_INTERVAL_S)
-        )
+        now_s = boot_clock()
+        until_s = now_s + EXPECTED_ROUNDS * max(self.interval_s, REPLAN_INTERVAL_S)
+        old_until_s_by_key = self._expected_until_s_by_key or {}
+        unexpired = {key: old_until_s for key, old_until_s in old_until_s_by_key.items() if old_until_s > now_s}
+        self._expected_until_s_by_key = unexpired | dict.fromkeys(keys, until_s)
 
     async def _write_plan(self, name: str, plan: ZonePlan, stored: ConfigMap | None) -> None:
         metadata: dict[str, Any] = {"name": name, "namespace": self._namespace}
@@ -172,11 +170,11 @@ class ProbePlanner:
             metadata["resourceVersion"] = stored.metadata.resource_version
         body = {**CONFIGMAPS.type_meta, "metadata": metadata, "data": encode_plan(plan)}
         await self._client.apply(CONFIGMAPS, name, body, Object, field_manager=FIELD_MANAGER, namespace=self._namespace)
-        self._writes.labels("plan-written").inc()
+        self._changes.labels("plan-written").inc()
         log.info("plan written", zone=plan.zone, probes=len(plan.probes), epoch=plan.epoch, interval_s=plan.interval_s)
 
     def _report_plan(self, plan: ProbePlan) -> None:
-        self._zone_pairs_gauge.set(plan.link_count)
+        self._zone_pairs_gauge.set(plan.zone_pair_count)
         self._interval_gauge.set(plan.interval_s)
         self._left_out_gauge.clear()
         for reason, count in collections.Counter(refusal.reason for refusal in plan.refusals).items():
@@ -187,10 +185,10 @@ class ProbePlanner:
 
     async def _remove_obsolete_results(self) -> None:
         """Remove keys that are refused or not planned, so that objects do not grow without limit."""
-        plans = tuple(self._plans.values())
+        plans = tuple(self._plan_by_zone.values())
         planned_keys = await asyncio.to_thread(list_planned_keys, plans)
-        for name in self.list_results_names():
-            results = self._cache.results.get(str(name))
+        for results_name in self.list_results_names():
+            results = self._cache.results.get(str(results_name))
             if results is None:
                 continue
             obsolete_keys = await asyncio.to_thread(find_keys_to_remove, results.data or {}, planned_keys)
@@ -199,24 +197,24 @@ class ProbePlanner:
             try:
                 await self._client.patch(
                     CONFIGMAPS,
-                    name.name,
+                    results_name.name,
                     {"data": dict.fromkeys(sorted(obsolete_keys))},  # None removes a key
                     Object,
                     patch_type=MERGE_PATCH,
-                    namespace=name.namespace,
+                    namespace=results_name.namespace,
                     field_manager=FIELD_MANAGER,
                 )
             except ApiError as error:
                 if not error.is_not_found:
                     raise
                 continue
-            self._writes.labels("results-keys-removed").inc(len(obsolete_keys))
-            log.info("removed results that are unreadable or not planned", object=name, keys=len(obsolete_keys))
+            self._changes.labels("results-keys-removed").inc(len(obsolete_keys))
+            log.info("removed results that are unreadable or not planned", object=results_name, keys=len(obsolete_keys))
 
 
 def _decode_plans(plan_objects: Mapping[str, ConfigMap]) -> dict[str, ZonePlan]:
     """Readable plans by zone. An unreadable plan is omitted, and so it is written again."""
-    plans: dict[str, ZonePlan] = {}
+    plan_by_zone: dict[str, ZonePlan] = {}
     for name, plan_object in plan_objects.items():
         try:
             plan = decode_plan(plan_object.data).plan
@@ -225,5 +223,5 @@ def _decode_plans(plan_objects: Mapping[str, ConfigMap]) -> dict[str, ZonePlan]:
             log.log_change(name, error.reason, message, object=name, error=error)
             continue
         if plan_object_name(plan.zone) == name:
-            plans[plan.zone] = plan
-    return plans
+            plan_by_zone[plan.zone] = plan
+    return plan_by_zone

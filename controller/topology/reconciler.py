@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry
 
@@ -63,17 +63,14 @@ class TopologyController:
         registry: CollectorRegistry,
         *,
         membership: Membership,
-        clock: Callable[[], float] = boot_clock,
-        wall: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._cache, self._config = client, cache, config
-        self._clock, self._wall = clock, wall
         self._defaults = config.resolve_cost_policy()
         self._status_writer = StatusWriter(
             client, recorder, NETWORK_TOPOLOGIES, count_field="nodeCount", action="Measure", is_bad=status.is_bad
         )
         self._queue = WorkQueue()
-        self.planner = ProbePlanner(client, cache, config, registry, clock=clock, wall=wall)
+        self.planner = ProbePlanner(client, cache, config, registry)
         self._metrics = TopologyMetrics(registry)
         # By key of a NetworkTopology: the state of its costs, that of an earlier leadership, and when its status was written.
         self._states: dict[str, CostState] = {}
@@ -136,7 +133,7 @@ class TopologyController:
             return PLAN_RETRY_S
         snapshot = await self._read_snapshot(topology)
         # In a thread: a decision for 100 zones takes long, and the leader must renew its lease.
-        decision, operations = await asyncio.to_thread(self._decide, key, snapshot, self._clock(), self._wall())
+        decision, operations = await asyncio.to_thread(self._decide, key, snapshot, boot_clock(), time.time())
         self._states[key] = decision.state
         try:
             await self._write_decision(key, snapshot.topology, decision, operations)
@@ -237,12 +234,12 @@ class TopologyController:
             node_count=len(self._cache.nodes),
             generation=topology.metadata.generation,
             is_weight_new=key in self._keys_with_new_weight,
-            now=self._wall(),
+            now=time.time(),
         )
-        since_last_write_s = self._clock() - self._status_written_at.get(key, float("-inf"))
+        since_last_write_s = boot_clock() - self._status_written_at.get(key, float("-inf"))
         needs_write = status.needs_write(topology.status, desired, since_last_write_s=since_last_write_s)
         if needs_write and await self._status_writer.write(topology, desired):
-            self._status_written_at[key] = self._clock()
+            self._status_written_at[key] = boot_clock()
             self._metrics.writes.labels("status").inc()
         self._keys_with_new_weight.discard(key)
 

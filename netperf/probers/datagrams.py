@@ -75,22 +75,23 @@ class DatagramWindow:
         self._last_us = rtt_us
         self.rtt_histogram.record(rtt_us)
 
-    def to_measurement(self, now_s: float, rounds: Sequence[Histogram] = ()) -> Measurement | None:
+    def to_measurement(self, now_s: float, recent_rtts: Sequence[Histogram] = ()) -> Measurement | None:
         """The measurement of the window; None if it has fewer than two usable answers.
 
         Args:
             now_s: monotonic time.
-            rounds: round trips of this window and of earlier ones, newest last. If this window has too few for a p99, the p99 and
-                ``transactions`` are of as many of the newest windows as a p99 needs, if there are enough.
+            recent_rtts: round trips of this window and of earlier ones, newest last. If this window has too few for a p99, earlier ones
+                are added, newest first, until there are enough: ``p99_us`` and ``transactions`` are then of all these windows.
         """
         rtts = self.rtt_histogram
         if rtts.count < 2:
             return None
         p99_us, transactions = rtts.percentile_us(99), rtts.count
         merged = Histogram()
-        for window_rtts in reversed(rounds):
+        for window_rtts in reversed(recent_rtts):
             merged.merge(window_rtts)
             if merged.count >= REQUIRED_TRANSACTIONS["p99"] > rtts.count:
+                # Earlier windows may be faster, but readers refuse a p99 below the p90.
                 p99_us = max(merged.percentile_us(99) or 0.0, rtts.percentile_us(90) or 0.0)
                 transactions = merged.count
                 break

@@ -9,13 +9,16 @@ from typing import Any, Literal
 
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _DATASOURCE_VARIABLE = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
-_METRIC = re.compile(r"\b((?:netaware|instance)[_:][a-zA-Z0-9_:]+|up|process_\w+|ALERTS)\b(?!-)(\{)?")
+_METRIC = re.compile(r"\b((?:netaware|instance)[_:][a-zA-Z0-9_:]+|up|process_\w+|ALERTS)\b(\{)?")
+"""A metric's name, and the brace if a selector follows."""
 _QUOTED = re.compile(r'("(?:[^"\\]|\\.)*")')
 CLUSTER_SELECTOR = 'cluster=~"$cluster"'
 BLUES = "continuous-blues"
 ORANGE, GREEN, BLUE, GREY = "#d55e00", "#009e73", "#0072b2", "#8a8f98"
 DASHBOARD_WIDTH = 24
 """Number of columns of Grafana's grid."""
+MAX_GAP_MS = 180_000
+"""Longest gap that a line bridges, such as the restart of a program."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +110,8 @@ def variable(name: str, label: str, query: str, regex: str = "") -> dict[str, An
         "query": {"query": query, "refId": name},
         "definition": query,
         "regex": regex,
-        "refresh": 2,
-        "sort": 7,
+        "refresh": 2,  # when the time range changes
+        "sort": 7,  # natural order, ascending
         "multi": True,
         "includeAll": True,
         "allValue": ".*",
@@ -120,7 +123,7 @@ def timeseries(title: str, unit: str, description: str, *queries: Query, **field
     """Lines over time."""
     defaults = {
         "color": {"mode": "palette-classic-by-name"},
-        "custom": {"lineWidth": 1, "fillOpacity": 4, "showPoints": "never", "spanNulls": 180_000},
+        "custom": {"lineWidth": 1, "fillOpacity": 4, "showPoints": "never", "spanNulls": MAX_GAP_MS},
         **fields.pop("defaults", {}),
     }
     options = {
@@ -221,7 +224,7 @@ def encode(dashboard: Dashboard) -> dict[str, Any]:
         "schemaVersion": 39,
         "version": 1,
         "editable": True,
-        "graphTooltip": 1,
+        "graphTooltip": 1,  # the crosshair is shared by all panels
         "refresh": "30s",
         "time": {"from": "now-3h", "to": "now"},
         "timezone": "",
@@ -242,9 +245,9 @@ def encode(dashboard: Dashboard) -> dict[str, Any]:
 
 
 def _select_clusters_of(variable: Mapping[str, Any]) -> dict[str, Any]:
-    """The variable, for the selected clusters only."""
-    metric, _, label = variable["definition"].removeprefix("label_values(").rpartition(", ")
-    query = f"label_values({select_clusters(metric)}, {label}"
+    """The variable, for the selected clusters only. Its query is ``label_values(metric, label)``."""
+    metric, _, label_and_bracket = variable["definition"].removeprefix("label_values(").rpartition(", ")
+    query = f"label_values({select_clusters(metric)}, {label_and_bracket}"
     return {**variable, "query": {**variable["query"], "query": query}, "definition": query}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent.capacity.node_bandwidth import NodeBandwidth
+from agent.capacity.node_capacity import NodeCapacity
 from agent.capacity.publication import plan_withdrawal, plan_writes
 from agent.node import NodeInfo, OwnNode, OwnNodeStatus
 from kubekit.wire import Condition, ObjectMeta
@@ -13,8 +13,8 @@ from netperf.contract import BANDWIDTH_RESOURCE
 
 NOW = 1_800_000_000.0
 KEY = "network.aware.com~1bandwidth"
-KNOWN = NodeBandwidth(rate_bps=10**10, source="hardware", explanation="eno1 10G by sysfs")
-UNKNOWN = NodeBandwidth(rate_bps=None, source="unknown", explanation="eth0 is down")
+KNOWN = NodeCapacity(rate_bps=10**10, source="hardware", explanation="eno1 10G by sysfs")
+UNKNOWN = NodeCapacity(rate_bps=None, source="unknown", explanation="eth0 is down")
 MISCONFIGURED = msgspec.structs.replace(UNKNOWN, warnings=("--reserve: nothing is left of 1 bit/s",))
 KUBELET = NodeInfo(kubelet_version="v1.36.3")
 
@@ -78,7 +78,7 @@ ZEROED, OTHER = {"cpu": "8", BANDWIDTH_RESOURCE: "0"}, {BANDWIDTH_RESOURCE: "1G"
     ],
 )
 def test_capacity_and_condition_are_written_where_they_differ_and_are_ours(
-    before: OwnNode, bandwidth: NodeBandwidth, operations: list[object], reason: str | None
+    before: OwnNode, bandwidth: NodeCapacity, operations: list[object], reason: str | None
 ) -> None:
     writes = plan_writes(before, bandwidth, NOW)
     assert list(writes.status) == operations

@@ -169,8 +169,8 @@ async def test_the_last_value_stays_while_links_or_the_api_server_do_not_answer(
         running.links.is_broken = True
         running.publisher.on_link_change()
         await asyncio.sleep(120)
-        assert running.publisher.node_bandwidth is not None
-        assert running.publisher.node_bandwidth.rate_bps == 10 * G
+        assert running.publisher.node_capacity is not None
+        assert running.publisher.node_capacity.rate_bps == 10 * G
         running.links.is_broken, running.node.is_reachable, running.links.rate_bps = False, False, G
         running.publisher.on_link_change()
         await asyncio.sleep(4 * 3600)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any, cast
 
 import msgspec
@@ -135,7 +134,7 @@ async def test_keys_of_a_deleted_results_configmap_do_not_count_as_removed() -> 
     cache = ClusterCache(client, "home")
     metadata = ObjectMeta(name="netperf-metrics", namespace="home")
     fill_store(cache.results, [ConfigMap(metadata=metadata, data={"netaware.v1.malformed": "1"})])
-    planner = ProbePlanner(client, cache, TopologyConfig(), registry, clock=time.monotonic, wall=time.time)
+    planner = ProbePlanner(client, cache, TopologyConfig(), registry)
     await planner._remove_obsolete_results()
     removed = registry.get_sample_value("netaware_probe_plan_writes_total", {"result": "results-keys-removed"})
     assert not removed

@@ -238,13 +238,13 @@ def test_a_datagram_that_is_cut_or_has_any_bit_changed_is_ignored(bit: int) -> N
 
 
 def test_a_p99_uses_several_rounds_if_one_has_too_few_datagrams() -> None:
-    rounds: list[Histogram] = []
+    recent_rtts: list[Histogram] = []
     for number in range(3):
         window = DatagramWindow(0.0)
         for rtt_us in range(60):
             window.record(1000.0 + 1000 * number + rtt_us, 1.0)
-        rounds.append(window.rtt_histogram)
-        measurement = window.to_measurement(60.0, rounds)
+        recent_rtts.append(window.rtt_histogram)
+        measurement = window.to_measurement(60.0, recent_rtts)
         assert measurement is not None
         assert measurement.percentile_us("p50") == pytest.approx(1030 + 1000 * number, rel=0.01)
         assert (measurement.percentile_us("p99") is None) == (number == 0)

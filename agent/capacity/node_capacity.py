@@ -36,7 +36,7 @@ class HardwareCapacity(msgspec.Struct, frozen=True):
     counted_devices: tuple[str, ...] = ()
 
 
-class NodeBandwidth(msgspec.Struct, frozen=True, kw_only=True):
+class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
     """The capacity to publish, with its source.
 
     Attributes:
@@ -54,7 +54,7 @@ class NodeBandwidth(msgspec.Struct, frozen=True, kw_only=True):
     counted_devices: tuple[str, ...] = ()
 
 
-class _GrossBandwidth(NamedTuple):
+class _GrossCapacity(NamedTuple):
     """Bits per second before the reserve (None if unknown), their source, and how they were found."""
 
     rate_bps: int | None
@@ -62,13 +62,13 @@ class _GrossBandwidth(NamedTuple):
     explanation: str
 
 
-def choose_bandwidth(
+def choose_capacity(
     node: OwnNode | None,
     config: AgentConfig,
     hardware: HardwareCapacity,
     measured_bps: int | None,
     firmware_instance_type: str = "",
-) -> NodeBandwidth:
+) -> NodeCapacity:
     """Choose the capacity by precedence, and subtract the reserve.
 
     Args:
@@ -82,11 +82,11 @@ def choose_bandwidth(
     instance_type = (node.metadata.label(INSTANCE_TYPE_LABEL) if node is not None else "") or firmware_instance_type
     candidates = [
         *_iter_configured_capacities(node, config, instance_type, warnings),
-        _GrossBandwidth(hardware.rate_bps, "hardware", hardware.explanation),
-        _GrossBandwidth(measured_bps, "measured", f"highest throughput of stream probes; {hardware.explanation}"),
+        _GrossCapacity(hardware.rate_bps, "hardware", hardware.explanation),
+        _GrossCapacity(measured_bps, "measured", f"highest throughput of stream probes; {hardware.explanation}"),
     ]
     unlisted_type = f"instance type {instance_type} is not in the table; " if instance_type else ""
-    unknown = _GrossBandwidth(None, "unknown", unlisted_type + hardware.explanation)
+    unknown = _GrossCapacity(None, "unknown", unlisted_type + hardware.explanation)
     gross_bps, source, explanation = next((gross for gross in candidates if gross.rate_bps is not None), unknown)
     rate_bps = gross_bps
     if gross_bps is not None:
@@ -96,7 +96,7 @@ def choose_bandwidth(
             rate_bps = None
         elif rate_bps != gross_bps:
             explanation += f"; {gross_bps - rate_bps} bit/s of {gross_bps} are reserved"
-    return NodeBandwidth(
+    return NodeCapacity(
         rate_bps=rate_bps,
         source=source,
         explanation=explanation,
@@ -107,27 +107,27 @@ def choose_bandwidth(
 
 def _iter_configured_capacities(
     node: OwnNode | None, config: AgentConfig, instance_type: str, warnings: list[str]
-) -> Iterator[_GrossBandwidth]:
+) -> Iterator[_GrossCapacity]:
     """Yield the capacity by each configurable source, in order of precedence. An invalid annotation adds to ``warnings``."""
-    text = node.metadata.annotation(CAPACITY_ANNOTATION) if node is not None else ""
-    annotation = f"annotation {CAPACITY_ANNOTATION}"
+    annotation = node.metadata.annotation(CAPACITY_ANNOTATION) if node is not None else ""
+    explanation = f"annotation {CAPACITY_ANNOTATION}"
     try:
-        yield _GrossBandwidth(parse_rate(annotation, text) if text else None, "annotation", annotation)
+        yield _GrossCapacity(parse_rate(explanation, annotation) if annotation else None, "annotation", explanation)
     except ConfigError as error:
         warnings.append(str(error))
-    yield _GrossBandwidth(config.capacity_bps, "flag", "--capacity")
+    yield _GrossCapacity(config.capacity_bps, "flag", "--capacity")
     for rule in config.capacity_rules:
         if node is not None and rule.selector.matches(node.metadata.labels):
-            yield _GrossBandwidth(rule.rate_bps, "node-label", f"configured for nodes with {rule.selector_text}")
+            yield _GrossCapacity(rule.rate_bps, "node-label", f"configured for nodes with {rule.selector_text}")
     configured_bps = config.capacity_by_type.get(instance_type)
-    yield _GrossBandwidth(configured_bps, "instance-type", f"configured for {instance_type}")
+    yield _GrossCapacity(configured_bps, "instance-type", f"configured for {instance_type}")
     table_entry = find_instance_bandwidth(instance_type) if instance_type else None
     if table_entry is not None:
-        yield _GrossBandwidth(table_entry.rate_bps, "instance-type", table_entry.explanation)
+        yield _GrossCapacity(table_entry.rate_bps, "instance-type", table_entry.explanation)
 
 
-def raise_peak_bps(peak_bps: int | None, throughput_bps: float) -> int:
+def update_peak_bps(peak_bps: int | None, throughput_bps: float) -> int:
     """Return the highest throughput so far, rounded down to two significant digits, so that noise causes no writes to the node."""
-    value = max(1, int(throughput_bps))
-    unit = int(10 ** max(0, len(str(value)) - 2))
-    return max(peak_bps or 0, value // unit * unit)
+    whole_bps = max(1, int(throughput_bps))
+    unit_bps = int(10 ** max(0, len(str(whole_bps)) - 2))
+    return max(peak_bps or 0, whole_bps // unit_bps * unit_bps)

@@ -6,7 +6,7 @@ import pytest
 
 from agent.capacity.instances import find_firmware_instance_type
 from agent.capacity.links import Machine
-from agent.capacity.node_bandwidth import HardwareCapacity, choose_bandwidth, raise_peak_bps
+from agent.capacity.node_capacity import HardwareCapacity, choose_capacity, update_peak_bps
 from agent.config import AgentConfig, CapacityRule, Reserve
 from agent.node import OwnNode
 from kubekit.selectors import parse_selector
@@ -54,16 +54,16 @@ def test_the_first_source_by_precedence_counts(
     firmware: str,
     expected: tuple[int, str],
 ) -> None:
-    node_bandwidth = choose_bandwidth(node, make_config(**fields), hardware, 7 * G, firmware)
-    assert (node_bandwidth.rate_bps, node_bandwidth.source) == expected
+    node_capacity = choose_capacity(node, make_config(**fields), hardware, 7 * G, firmware)
+    assert (node_capacity.rate_bps, node_capacity.source) == expected
 
 
 @pytest.mark.parametrize("text", ["10m?", "ten", "-5G", "0", "1e30"])
 def test_an_invalid_annotation_is_reported_and_the_next_source_counts(text: str) -> None:
-    node_bandwidth = choose_bandwidth(make_node(text), make_config(), HARDWARE, None)
-    assert node_bandwidth.source == "hardware"
-    assert len(node_bandwidth.warnings) == 1
-    assert "netaware.io/bandwidth-capacity" in node_bandwidth.warnings[0]
+    node_capacity = choose_capacity(make_node(text), make_config(), HARDWARE, None)
+    assert node_capacity.source == "hardware"
+    assert len(node_capacity.warnings) == 1
+    assert "netaware.io/bandwidth-capacity" in node_capacity.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -76,16 +76,16 @@ def test_an_invalid_annotation_is_reported_and_the_next_source_counts(text: str)
     ],
 )
 def test_the_reserve_is_subtracted(reserve: Reserve, rate_bps: int | None, warnings: tuple[str, ...]) -> None:
-    node_bandwidth = choose_bandwidth(make_node(), make_config(reserve=reserve), HARDWARE, None)
-    assert (node_bandwidth.rate_bps, node_bandwidth.warnings) == (rate_bps, warnings)
-    assert ("are reserved" in node_bandwidth.explanation) == (rate_bps is not None)
+    node_capacity = choose_capacity(make_node(), make_config(reserve=reserve), HARDWARE, None)
+    assert (node_capacity.rate_bps, node_capacity.warnings) == (rate_bps, warnings)
+    assert ("are reserved" in node_capacity.explanation) == (rate_bps is not None)
 
 
 def test_noise_in_measured_throughput_does_not_change_the_capacity() -> None:
     peak = None
     for throughput in (9.412e9, 9.39e9, 9.499e9, 9.31e9):
-        peak = raise_peak_bps(peak, throughput)
-    assert (peak, raise_peak_bps(peak, 9.55e9)) == (9_400_000_000, 9_500_000_000)
+        peak = update_peak_bps(peak, throughput)
+    assert (peak, update_peak_bps(peak, 9.55e9)) == (9_400_000_000, 9_500_000_000)
 
 
 def node_of_type(type_: str) -> OwnNode:
@@ -108,17 +108,17 @@ def node_of_type(type_: str) -> OwnNode:
     ],
 )
 def test_a_type_in_the_table_has_a_capacity_with_date_and_source(type_: str, gigabits: float, source: str) -> None:
-    node_bandwidth = choose_bandwidth(node_of_type(type_), make_config(), UNKNOWN, None)
-    assert (node_bandwidth.rate_bps, node_bandwidth.source) == (gigabits * G, "instance-type")
-    assert source in node_bandwidth.explanation
+    node_capacity = choose_capacity(node_of_type(type_), make_config(), UNKNOWN, None)
+    assert (node_capacity.rate_bps, node_capacity.source) == (gigabits * G, "instance-type")
+    assert source in node_capacity.explanation
 
 
 @pytest.mark.parametrize("type_", ["n2-custom-8-32768", "n2-standard-7", "n2--8", "-*-8", "a-b-c-d-e", "k3s"])
 def test_an_unknown_type_has_no_capacity_and_is_named(type_: str) -> None:
     for node_, firmware in ((node_of_type(type_), ""), (make_node(), type_)):
-        node_bandwidth = choose_bandwidth(node_, make_config(), UNKNOWN, None, firmware)
-        assert node_bandwidth.source == "unknown"
-        assert f"{type_} is not in the table" in node_bandwidth.explanation
+        node_capacity = choose_capacity(node_, make_config(), UNKNOWN, None, firmware)
+        assert node_capacity.source == "unknown"
+        assert f"{type_} is not in the table" in node_capacity.explanation
 
 
 def test_firmware_names_the_instance_type_of_amazons_virtual_machines() -> None:
