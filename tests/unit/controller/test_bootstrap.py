@@ -27,7 +27,7 @@ async def test_no_topology_is_created_beside_another(is_decodable: bool, monkeyp
             await poll_until(topologies.synced.is_set)
             await asyncio.sleep(0.1)
             assert list(api.objects) == ["theirs"]
-            api.drop("theirs")
+            api.delete("theirs")
             await poll_until(lambda: list(api.objects) == ["ours"])
         finally:
             for task in tasks:

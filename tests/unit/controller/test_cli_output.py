@@ -46,7 +46,7 @@ from kubekit.wire import Condition, NodeStatus
 from tests.support.field_spellings import PROPOSAL_GROUP
 from tests.unit.controller.healthy_cluster import HOME, make_cluster_snapshot, make_pod
 from tests.unit.controller.test_views_of_a_cluster import read_pod_info, read_samples, replace_samples
-from tests.unit.kubekit.simulated_api import connected
+from tests.unit.kubekit.simulated_api import run_server_with_client
 
 
 class Terminal(io.StringIO):
@@ -300,7 +300,7 @@ async def test_controller_replicas_are_queried_concurrently_for_failed_checks() 
         names = make_response_by_pod if request.path == CONTROLLER_PODS else ()
         return web.json_response({"metadata": {}, "items": [{"metadata": {"name": name}} for name in names]})
 
-    async with connected(answer) as client:
+    async with run_server_with_client(answer) as client:
         session = Session(client, None, None, "netaware-system")
         status = (await session.read_snapshot(everything=True)).control_plane
     assert status is not None

@@ -1,7 +1,7 @@
 """A simulated API server: real HTTP, list and watch with versions, and objects with optimistic concurrency.
 
-It has faults that a real API server does not produce on demand: a version that is too old, a malformed object, a server that accepts
-requests and never responds.
+It has faults that a real API server does not produce on demand: a version that is too old, a malformed object, a server that
+accepts requests and never responds.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from kubekit.config import ClusterConfig
 from kubekit.wire import Resource
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-END = object()
-"""Put on a watch queue to end that watch."""
 
 
 @asynccontextmanager
-async def serving(answer: Handler) -> AsyncIterator[ClusterConfig]:
-    """Serve ``answer`` on a free port of the loopback."""
+async def run_server(handler: Handler) -> AsyncIterator[ClusterConfig]:
+    """Serve all requests by a handler, on a free port of the loopback."""
     app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
+    app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -38,9 +36,9 @@ async def serving(answer: Handler) -> AsyncIterator[ClusterConfig]:
 
 
 @asynccontextmanager
-async def connected(answer: Handler) -> AsyncIterator[Client]:
-    """A client of a server that `serving` starts."""
-    async with serving(answer) as config, Client(config) as client:
+async def run_server_with_client(handler: Handler) -> AsyncIterator[Client]:
+    """A client of a server that `run_server` starts."""
+    async with run_server(handler) as config, Client(config) as client:
         yield client
 
 
@@ -49,7 +47,7 @@ class SimulatedApi:
 
     Attributes:
         objects: by name, as plain data with metadata.resourceVersion.
-        requests: method and path with query of every request, oldest first; streamed lists only if they are served.
+        requests: method and path with query of every request, oldest first; without streamed lists that are refused.
         fail_lists, fail_watches, fail_writes: error statuses of the next requests, in this order.
         may_respond: while cleared, the server accepts requests without a response.
         unresponsive_to: user agents that get no response.
@@ -71,12 +69,12 @@ class SimulatedApi:
         self.page_size = 500
         self.streams_lists = False
         self.events_during_lists: list[dict[str, Any]] = []
-        self._watches: list[asyncio.Queue[Any]] = []
+        self._watches: list[asyncio.Queue[bytes | None]] = []
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[ClusterConfig]:
         """Serve on a free port of the loopback."""
-        async with serving(self._handle) as config:
+        async with run_server(self._handle) as config:
             try:
                 yield config
             finally:
@@ -92,7 +90,7 @@ class SimulatedApi:
             self.send_event(type_, self.objects[name])
         return self.objects[name]
 
-    def drop(self, name: str, *, event: bool = True) -> None:
+    def delete(self, name: str, *, event: bool = True) -> None:
         """Delete an object, and send an event to the watches."""
         self.version += 1
         deleted_object = self.objects.pop(name)
@@ -102,26 +100,31 @@ class SimulatedApi:
 
     def send_event(self, type_: str, object_: dict[str, Any]) -> None:
         """Send an event to every open watch."""
-        for queue in self._watches:
-            queue.put_nowait({"type": type_, "object": json.loads(json.dumps(object_))})
+        self.send_line(json.dumps({"type": type_, "object": object_}).encode() + b"\n")
 
-    def end_watches(self) -> None:
-        """End every open watch, as a server does after a while."""
+    def send_line(self, line: bytes) -> None:
+        """Send a line, which may be no event, to every open watch."""
         for queue in self._watches:
-            queue.put_nowait(END)
+            queue.put_nowait(line)
+
+    def end_watches(self, next_status: int = 0) -> None:
+        """End every open watch, as a server does after a while; the next watch fails with the status, if there is one."""
+        self.fail_watches += [next_status] if next_status else []
+        for queue in self._watches:
+            queue.put_nowait(None)
 
     @property
     def watch_count(self) -> int:
         """Number of open watches."""
         return len(self._watches)
 
-    def count(self, text: str) -> int:
-        """Number of requests that contain a text."""
+    def count_requests(self, text: str) -> int:
+        """Number of requests whose method and path contain a text."""
         return sum(text in request for request in self.requests)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         if request.query.get("sendInitialEvents") and not self.streams_lists:
-            return _status(422)
+            return _make_status(422)
         self.requests.append(f"{request.method} {request.path_qs}")
         await self.may_respond.wait()
         while request.headers.get("User-Agent") in self.unresponsive_to:
@@ -132,12 +135,12 @@ class SimulatedApi:
         if request.method == "GET" and not name:
             return self._list(request)
         if request.method == "GET":
-            return web.json_response(self.objects[name]) if name in self.objects else _status(404)
+            return web.json_response(self.objects[name]) if name in self.objects else _make_status(404)
         return await self._write(request, name)
 
     def _list(self, request: web.Request) -> web.Response:
         if self.fail_lists:
-            return _status(self.fail_lists.pop(0))
+            return _make_status(self.fail_lists.pop(0))
         names = sorted(self.objects)
         start = int(request.query.get("continue", "0"))
         page = names[start : start + self.page_size]
@@ -148,44 +151,42 @@ class SimulatedApi:
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         if self.fail_watches:
-            return _status(self.fail_watches.pop(0))
+            return _make_status(self.fail_watches.pop(0))
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
-        queue: asyncio.Queue[Any] = asyncio.Queue()
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._watches.append(queue)
         if request.query.get("sendInitialEvents"):
-            for name in sorted(self.objects):
-                queue.put_nowait({"type": "ADDED", "object": self.objects[name]})
-            for event in self.events_during_lists:
-                queue.put_nowait(event)
             end = {"resourceVersion": str(self.version), "annotations": {"k8s.io/initial-events-end": "true"}}
-            queue.put_nowait({"type": "BOOKMARK", "object": {"metadata": end}})
+            events = [{"type": "ADDED", "object": self.objects[name]} for name in sorted(self.objects)]
+            for event in (*events, *self.events_during_lists, {"type": "BOOKMARK", "object": {"metadata": end}}):
+                queue.put_nowait(json.dumps(event).encode() + b"\n")
         try:
-            while (event := await queue.get()) is not END:
-                data = event if isinstance(event, bytes) else json.dumps(event).encode() + b"\n"
-                await response.write(data)
+            while (line := await queue.get()) is not None:
+                await response.write(line)
         finally:
             self._watches.remove(queue)
         return response
 
     async def _write(self, request: web.Request, name: str) -> web.Response:
         if self.fail_writes:
-            return _status(self.fail_writes.pop(0))
+            return _make_status(self.fail_writes.pop(0))
         body = await request.json()
         expected_version = body.get("metadata", {}).get("resourceVersion", "")
         name = name or body["metadata"]["name"]
         stored = self.objects.get(name)
         if request.method == "POST" and stored is not None:
-            return _status(409, "AlreadyExists")
+            return _make_status(409, "AlreadyExists")
         if request.method in {"PUT", "PATCH"} and stored is None:
-            return _status(404)
+            return _make_status(404)
         if stored is not None and expected_version and expected_version != stored["metadata"]["resourceVersion"]:
-            return _status(409)
+            return _make_status(409)
         fields = {**(stored or {}), **body} if request.method == "PATCH" else body
         return web.json_response(self.put(name, **fields))
 
 
-def _status(code: int, reason: str = "") -> web.Response:
+def _make_status(code: int, reason: str = "") -> web.Response:
+    """A Status object, as an API server sends it with an error."""
     reason = reason or {404: "NotFound", 409: "Conflict", 410: "Expired", 422: "Invalid"}.get(code, "ServerError")
     body = {"kind": "Status", "code": code, "reason": reason, "message": "simulated"}
     return web.json_response(body, status=code)

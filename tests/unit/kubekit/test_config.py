@@ -1,4 +1,4 @@
-"""Server, authority and token are read from a directory; SSL contexts are Python's without the strict flag."""
+"""A client's server, authorities and token are read from a directory of credentials, and unusable files are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def directory(tmp_path: Path) -> Path:
 
 def test_a_credentials_directory_has_server_token_and_namespace(directory: Path) -> None:
     config = load_cluster_config(directory)
-    assert (config.server, config.namespace) == ("https://127.0.0.1:6443", "shop")
+    assert config.server == "https://127.0.0.1:6443"
+    assert config.namespace == "shop"
     assert config.token is not None
     assert config.token() == "abc"
     assert "abc" not in repr(config)
@@ -42,23 +43,32 @@ def test_the_service_account_directory_is_the_default(directory: Path, monkeypat
         load_cluster_config(environ={})
 
 
-def test_a_token_file_is_read_again_after_a_minute_and_survives_a_missing_file(tmp_path: Path) -> None:
-    file, now = tmp_path / "token", [0.0]
-    file.write_text("one\n")
-    token = TokenFile(file, clock=lambda: now[0])
-    assert token() == "one"
-    file.write_text("two\n")
-    assert token() == "one"
-    now[0] = 61
-    assert token() == "two"
-    file.unlink()
-    now[0] = 130
-    assert token() == "two"
-    file.write_bytes(b"\xff")
-    now[0] = 200
-    assert token() == "two"
-    with pytest.raises(ConfigError, match=f"^{re.escape(str(file))}: token cannot be read"):
-        TokenFile(file)()
+def test_a_token_file_is_read_again_after_a_minute(tmp_path: Path) -> None:
+    now_s = 0.0
+    token_file = tmp_path / "token"
+    token_file.write_text("first\n")
+    read_token = TokenFile(token_file, clock=lambda: now_s)
+    assert read_token() == "first"
+    token_file.write_text("second\n")
+    assert read_token() == "first"
+    now_s = 61
+    assert read_token() == "second"
+
+
+def test_a_token_file_that_cannot_be_read_keeps_the_last_token_and_is_an_error_without_one(tmp_path: Path) -> None:
+    now_s = 0.0
+    token_file = tmp_path / "token"
+    token_file.write_text("first\n")
+    read_token = TokenFile(token_file, clock=lambda: now_s)
+    assert read_token() == "first"
+    token_file.unlink()
+    now_s = 61
+    assert read_token() == "first"
+    token_file.write_bytes(b"\xff")
+    now_s = 122
+    assert read_token() == "first"
+    with pytest.raises(ConfigError, match=f"^{re.escape(str(token_file))}: token cannot be read"):
+        TokenFile(token_file)()
 
 
 @pytest.mark.parametrize(
@@ -72,26 +82,30 @@ def test_a_token_file_is_read_again_after_a_minute_and_survives_a_missing_file(t
         ("namespace", "\xff"),
     ],
 )
-def test_errors_name_the_file(directory: Path, name: str, text: str | None) -> None:
+def test_errors_of_a_credentials_directory_name_the_file(directory: Path, name: str, text: str | None) -> None:
     (directory / name).unlink(missing_ok=True)
     if text is not None:
         (directory / name).write_text(text, encoding="latin-1")
     with pytest.raises(ConfigError, match=re.escape(f"/{name}: ")):
         load_cluster_config(directory)
+
+
+def test_the_error_of_an_absent_credentials_directory_names_the_flag(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--credentials"):
-        load_cluster_config(directory / "absent")
+        load_cluster_config(tmp_path / "absent")
 
 
 def test_only_the_strict_flag_is_cleared() -> None:
-    ours, shipped = create_client_context(), ssl.create_default_context()
-    assert ours.check_hostname
-    assert ours.verify_mode is ssl.CERT_REQUIRED
-    assert ours.verify_flags == shipped.verify_flags & ~ssl.VERIFY_X509_STRICT
+    context, pythons_default = create_client_context(), ssl.create_default_context()
+    assert context.check_hostname
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.verify_flags == pythons_default.verify_flags & ~ssl.VERIFY_X509_STRICT
 
 
 def test_a_bundle_of_authorities_may_have_comments_in_any_language(tmp_path: Path) -> None:
-    parts = [CertificateAuthority(tmp_path / name, name).certificate.read_bytes() for name in ("a", "b")]
-    assert len(create_client_context("# Zürich, ключ\n".encode() + b"\n# next\n".join(parts)).get_ca_certs()) == 2
+    certificates = [CertificateAuthority(tmp_path / name, name).certificate.read_bytes() for name in ("a", "b")]
+    bundle = "# Zürich, ключ\n".encode() + b"\n# next\n".join(certificates)
+    assert len(create_client_context(bundle).get_ca_certs()) == 2
 
 
 @pytest.mark.parametrize("content", [b"", b"MIIB", b"-----BEGIN CERTIFICATE-----\n&&&\n-----END CERTIFICATE-----\n"])

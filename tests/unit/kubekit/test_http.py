@@ -1,8 +1,9 @@
-"""The server exports metrics in the requested format, and its health responses name each failing check."""
+"""A program's HTTP server exports metrics, names failing checks, and refuses requests for unknown public host names."""
 
 from __future__ import annotations
 
 import socket
+from typing import NamedTuple
 
 import aiohttp
 import pytest
@@ -12,23 +13,31 @@ from kubekit.errors import ConfigError
 from kubekit.http import HealthChecks, Server, parse_listen
 
 
-async def fetch(address: str, path: str, **headers: str) -> tuple[int, str, str]:
+class Response(NamedTuple):
+    """A response with its content."""
+
+    status: int
+    text: str
+    content_type: str
+
+
+async def fetch(address: str, path: str, **headers: str) -> Response:
     async with aiohttp.ClientSession() as session, session.get(f"http://{address}{path}", headers=headers) as response:
-        return response.status, await response.text(), response.headers["Content-Type"]
+        return Response(response.status, await response.text(), response.headers["Content-Type"])
 
 
 async def test_metrics_are_served_as_text_and_as_openmetrics() -> None:
     registry = CollectorRegistry()
     Gauge("netaware_test_seconds", "A gauge.", registry=registry).set(1.5)
     async with Server("127.0.0.1:0", registry=registry).running() as address:
-        status, text, content_type = await fetch(address, "/metrics")
-        assert status == 200
-        assert "netaware_test_seconds 1.5" in text
-        assert content_type.startswith("text/plain")
-        _, text, content_type = await fetch(address, "/metrics", Accept="application/openmetrics-text")
-        assert content_type.startswith("application/openmetrics-text")
-        assert text.endswith("# EOF\n")
-        assert (await fetch(address, "/metrics?name[]=other"))[1] == ""
+        response = await fetch(address, "/metrics")
+        assert response.status == 200
+        assert "netaware_test_seconds 1.5" in response.text
+        assert response.content_type.startswith("text/plain")
+        response = await fetch(address, "/metrics", Accept="application/openmetrics-text")
+        assert response.content_type.startswith("application/openmetrics-text")
+        assert response.text.endswith("# EOF\n")
+        assert (await fetch(address, "/metrics?name[]=other")).text == ""
 
 
 async def test_health_responses_name_each_failing_check() -> None:
@@ -51,21 +60,33 @@ async def test_an_address_in_use_is_a_configuration_error() -> None:
 
 
 async def test_without_a_host_all_ipv4_and_ipv6_addresses_are_served() -> None:
-    server = Server(":0", registry=CollectorRegistry())
-    async with server.running() as address, aiohttp.ClientSession() as session:
+    async with Server(":0", registry=CollectorRegistry()).running() as address:
         port = address.rpartition(":")[2]
-        hosts = ["127.0.0.1", *(["[::1]"] if socket.has_dualstack_ipv6() else [])]
-        for host in hosts:
-            async with session.get(f"http://{host}:{port}/healthz") as response:
-                assert response.status == 200
+        for host in ["127.0.0.1", *(["[::1]"] if socket.has_dualstack_ipv6() else [])]:
+            assert (await fetch(f"{host}:{port}", "/healthz")).status == 200
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [("127.0.0.1:80", ("127.0.0.1", 80)), ("[::1]:0", ("::1", 0)), (":9850", ("::", 9850))],
+    ("host", "status"),
+    [
+        *((host, 200) for host in ("127.0.0.1:8080", "[::1]:8080", "localhost", "Page.Example.com")),
+        ("netaware-controller.netaware-system.svc:9850", 200),
+        *((host, 421) for host in ("rebound.attacker.example", "127.0.0.1.attacker.example:9850")),
+    ],
 )
-def test_listen_addresses_have_a_host_and_a_port(text: str, expected: tuple[str, int]) -> None:
-    assert parse_listen(text) == expected
+async def test_requests_for_unknown_public_host_names_are_refused(host: str, status: int) -> None:
+    restricted = Server("127.0.0.1:0", registry=CollectorRegistry(), public_hosts=["page.example.com"])
+    async with restricted.running() as address:
+        assert (await fetch(address, "/healthz", Host=host)).status == status
+    async with Server("127.0.0.1:0", registry=CollectorRegistry()).running() as address:
+        assert (await fetch(address, "/healthz", Host=host)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"), [("127.0.0.1:80", "127.0.0.1", 80), ("[::1]:0", "::1", 0), (":9850", "::", 9850)]
+)
+def test_listen_addresses_have_a_host_and_a_port(text: str, host: str, port: int) -> None:
+    assert parse_listen(text) == (host, port)
 
 
 @pytest.mark.parametrize("text", ["", "9850", "host:9850", "127.0.0.1:http", "1.2.3.4:70000"])

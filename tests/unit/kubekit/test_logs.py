@@ -40,6 +40,7 @@ def test_the_level_also_limits_the_logs_of_libraries(stream: io.StringIO) -> Non
     logs.configure(level="error", stream=stream)
     logging.getLogger("asyncio").warning("slow callback")
     assert not stream.getvalue()
+    # At level debug, only warnings of libraries are logged.
     logs.configure(level="debug", stream=stream)
     logging.getLogger("asyncio").info("selector")
     assert not stream.getvalue()
@@ -48,10 +49,16 @@ def test_the_level_also_limits_the_logs_of_libraries(stream: io.StringIO) -> Non
 def test_a_state_is_logged_when_it_begins_changes_and_ends(stream: io.StringIO) -> None:
     logs.configure(stream=stream)
     log = logs.get("x")
-    is_logged = [log.log_change("plan", state, "m", n=i) for i, state in enumerate(["", "bad", "bad", "worse", "", ""])]
-    log.debug("detail")
+    states = ["", "bad", "bad", "worse", "", ""]
+    is_logged = [log.log_change("plan", state, "m", number=number) for number, state in enumerate(states)]
     assert is_logged == [False, True, False, True, True, False]
     assert [line.split(" ")[1] for line in stream.getvalue().splitlines()] == ["warning", "warning", "info"]
-    for i in range(10_050):
-        log.log_change(f"pod-{i}", "bad", "m")
-    assert [log.log_change(f"pod-{i}", "bad", "m") for i in (0, 10_049)] == [True, False], "the oldest are forgotten"
+
+
+def test_the_oldest_of_more_than_ten_thousand_states_are_forgotten(stream: io.StringIO) -> None:
+    logs.configure(stream=stream)
+    log = logs.get("x")
+    for number in range(10_050):
+        log.log_change(f"pod-{number}", "bad", "m")
+    assert log.log_change("pod-0", "bad", "m"), "logged again"
+    assert not log.log_change("pod-10049", "bad", "m")

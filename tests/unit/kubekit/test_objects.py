@@ -9,13 +9,15 @@ from kubekit.wire import ObjectMeta, OwnerReference
 
 def test_transition_times_change_only_with_the_status_and_other_conditions_stay() -> None:
     foreign = merge_conditions(None, [make_condition("Foreign", holds=None, reason="Theirs")], 0)
-    first = merge_conditions(foreign, [make_condition("A", holds=True, reason="R")], 0)
-    again = merge_conditions(first, [make_condition("A", holds=True, reason="R", message="new words")], 60)
-    changed = merge_conditions(again, [make_condition("A", holds=False, reason="Cycle")], 120)
-    assert [c.last_transition_time for c in (first[0], again[0])] == ["1970-01-01T00:00:00Z"] * 2
-    assert (again[0].message, changed[0].last_transition_time) == ("new words", "1970-01-01T00:02:00Z")
+    created = merge_conditions(foreign, [make_condition("A", holds=True, reason="R")], 0)
+    reworded = merge_conditions(created, [make_condition("A", holds=True, reason="R", message="new words")], 60)
+    changed = merge_conditions(reworded, [make_condition("A", holds=False, reason="Cycle")], 120)
+    assert created[0].last_transition_time == reworded[0].last_transition_time == "1970-01-01T00:00:00Z"
+    assert reworded[0].message == "new words"
+    assert changed[0].last_transition_time == "1970-01-01T00:02:00Z"
     assert merge_conditions(changed, [make_condition("A", holds=False, reason="Cycle")], 999) == changed
-    assert (changed[1], changed[1].status) == (foreign[0], "Unknown")
+    assert changed[1] == foreign[0]
+    assert changed[1].status == "Unknown"
     assert find_condition(changed, "Absent") is None
 
 

@@ -1,4 +1,4 @@
-"""Quantities are parsed as by apimachinery; invalid durations and times are refused."""
+"""Quantities are parsed as by apimachinery, durations with their units, and times with their offset."""
 
 from __future__ import annotations
 
@@ -51,10 +51,9 @@ def test_values_beyond_64_bits_are_refused(text: str) -> None:
 
 
 def test_durations_have_units_and_several_parts() -> None:
-    texts = ("90s", "5m", "1m30s", "1.5h", "2d", "2w", "14ms", "0.5s", "250us", ".5s", " 90s ")
-    assert [parse_duration(text, "f") for text in texts] == [
-        90, 300, 90, 5400, 172_800, 1_209_600, 0.014, 0.5, 0.00025, 0.5, 90,
-    ]  # fmt: skip
+    seconds_by_text = {"90s": 90, "5m": 300, "2d": 172_800, "2w": 1_209_600, "14ms": 0.014, "250us": 0.00025}
+    seconds_by_text |= {"1m30s": 90, "1.5h": 5400, "0.5s": 0.5, ".5s": 0.5, " 90s ": 90}
+    assert {text: parse_duration(text, "f") for text in seconds_by_text} == seconds_by_text
     assert parse_duration(2, "f") == 2
 
 

@@ -1,0 +1,97 @@
+"""A reflector recovers from faults of lists and watches, without a second list where the watch protocol allows it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kubekit.client import Client
+from kubekit.wire import CONFIGMAPS
+from lab.polling import poll_until
+from tests.unit.kubekit.reflectors import run_reflector, run_watch
+from tests.unit.kubekit.simulated_api import SimulatedApi
+
+
+@pytest.fixture
+def api() -> SimulatedApi:
+    return SimulatedApi(CONFIGMAPS)
+
+
+@pytest.mark.parametrize("is_in_watch", [False, True])
+async def test_an_expired_version_causes_a_relist_that_reports_deletions(api: SimulatedApi, is_in_watch: bool) -> None:
+    for name in ("kept", "changed", "deleted"):
+        api.put(name, data={"v": "1"})
+    async with run_watch(api) as running:
+        running.changes.clear()
+        api.delete("deleted", event=False)
+        api.put("changed", event=False, data={"v": "2"})
+        api.put("new", event=False, data={"v": "1"})
+        if is_in_watch:
+            api.send_event("ERROR", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"})
+        else:
+            api.end_watches(next_status=410)
+        await poll_until(lambda: "new" in running.values)
+        assert sorted(running.changes) == [("changed", True, True), ("deleted", True, False), ("new", False, True)]
+        assert running.values == {"kept": "1", "changed": "2", "new": "1"}
+
+
+async def test_a_broken_watch_continues_from_the_last_event(api: SimulatedApi) -> None:
+    async with run_watch(api) as running:
+        version = api.put("a", data={"v": "1"})["metadata"]["resourceVersion"]
+        await poll_until(lambda: running.values == {"a": "1"})
+        api.end_watches(next_status=500)
+        await poll_until(lambda: api.count_requests(f"resourceVersion={version}") >= 2)
+        assert api.count_requests("limit=") == 1, "no second list"
+
+
+async def test_a_silent_watch_is_opened_again(api: SimulatedApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(Client.watch.__wrapped__.__kwdefaults__, "max_silence_s", 0.1)  # type: ignore[attr-defined]
+    async with run_reflector(api) as running:
+        version = api.put("a", data={"v": "1"})["metadata"]["resourceVersion"]
+        await poll_until(lambda: running.values == {"a": "1"})
+        await poll_until(lambda: api.count_requests(f"watch=true&resourceVersion={version}") >= 2)
+        assert api.count_requests("limit=") == 1, "no second list"
+
+
+async def test_half_a_line_ends_the_watch_and_the_store_continues(api: SimulatedApi) -> None:
+    async with run_watch(api) as running:
+        api.send_line(b'{"type": "ADDED", "obj\n')
+        await poll_until(lambda: api.count_requests("watch=true") == 2 and api.watch_count == 2)
+        api.put("a", data={"v": "1"})
+        await poll_until(lambda: running.values == {"a": "1"})
+
+
+async def test_a_bookmark_moves_the_version_without_an_object(api: SimulatedApi) -> None:
+    async with run_watch(api) as running:
+        api.send_event("BOOKMARK", {"metadata": {"resourceVersion": "4711"}})
+        api.end_watches()
+        await poll_until(lambda: api.count_requests("resourceVersion=4711") == 1)
+        assert running.values == {}
+        assert running.changes == []
+
+
+async def test_a_malformed_bookmark_is_ignored(api: SimulatedApi) -> None:
+    async with run_watch(api) as running:
+        api.send_event("BOOKMARK", {"metadata": {"resourceVersion": 7}})
+        api.put("a", data={"v": "1"})
+        await poll_until(lambda: running.values == {"a": "1"})
+
+
+async def test_failed_lists_back_off(api: SimulatedApi) -> None:
+    api.fail_lists += [403] * 50
+    async with run_reflector(api) as running:
+        await poll_until(lambda: api.count_requests("GET") >= 1)
+        await asyncio.sleep(1.0)
+        assert not running.reflector.synced.is_set()
+        assert api.count_requests("GET") <= 4
+
+
+async def test_watches_that_end_at_once_back_off(api: SimulatedApi) -> None:
+    clock = asyncio.get_running_loop().time
+    async with run_reflector(api):
+        end = clock() + 1.0
+        while clock() < end:
+            api.end_watches()
+            await asyncio.sleep(0.01)
+        assert api.count_requests("watch=true") <= 5
