@@ -59,10 +59,10 @@ async def _measure() -> Figures:
     tasks = [asyncio.create_task(timer.run()), asyncio.create_task(cluster.plans.run())]
     start_s = time.monotonic()
     for group in (OVERSIZED_GROUP, GROUP):
-        cluster.plans.get_or_request(group, cluster.pods_of(group))
+        cluster.plans.get_or_request(group, cluster.list_pods(group))
     await poll_until(lambda: len(cluster.enqueued) == 2, every_s=0.005)
     duration_s = time.monotonic() - start_s
-    pods = cluster.pods_of(GROUP)
+    pods = cluster.list_pods(GROUP)
     await asyncio.sleep(0)  # The timer's turn ends here, so that the next one measures only this call.
     plan_state = cluster.plans.get_or_request(GROUP, pods)
     await asyncio.sleep(0)
@@ -106,7 +106,7 @@ async def _warm_up(process: PlanningProcess, cluster: PlanningCluster) -> None:
     """Make a small plan, so that the process knows all hosts before the measurement."""
     cluster.add_group("warm/up", 1)
     cluster.add_pod("warm/up", "w", "P1", 1)
-    snapshot = cluster.plans._build_snapshot("warm/up", cluster.pods_of("warm/up"))
+    snapshot = cluster.plans._build_snapshot("warm/up", cluster.list_pods("warm/up"))
     await process.plan(snapshot)
     cluster.pods.pop("warm/w")
 

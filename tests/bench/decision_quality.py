@@ -34,6 +34,7 @@ from kubekit.client import Client
 from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Node, Object
 from lab.controlplane import ControlPlane, object_exists
 from lab.nodes import is_usable
+from tests.bench.brute_force import find_optimum, price_placement
 from tests.bench.control_plane import control_plane, delete_pods_and_groups, gather_in_batches
 from tests.integration.conftest import node_body
 from tests.integration.scheduler.conftest import PROFILE, create_pod, set_costs
@@ -112,7 +113,7 @@ async def make_costs(client: Client, cases: list[groups.GroupCase]) -> None:
 
 
 async def make_group(client: Client, mode: Mode, number: int, case: groups.GroupCase) -> None:
-    group = msgspec.to_builtins(groups.make_group(case, mode.algorithm, f"g{number}", NAMESPACE))
+    group = msgspec.to_builtins(groups.make_group(case, f"g{number}", NAMESPACE, algorithm=mode.algorithm))
     body = {**APPGROUPS.type_meta, "metadata": {"name": f"g{number}"}, "spec": group["spec"]}
     await client.create(APPGROUPS, body, Object, namespace=NAMESPACE)
     scheduler, gates = ("default-scheduler", None) if mode.config is None else (PROFILE, [{"name": GATE}])
@@ -184,7 +185,7 @@ def compare_with_optimum(
         for workload in range(len(case.replicas)):
             replicas_by_node = Counter(p.spec.node_name for p in pods if p.workload == f"w{workload}")
             counts.append(tuple(replicas_by_node[f"c{number}-z{zone}"] for zone in range(len(case.slots))))
-        violations, cost = groups.price_placement(case, counts)
+        violations, cost = price_placement(case, counts)
         if optima[number][0] == 0:
             violated += violations > 0
             ratios.append(cost / max(optima[number][1], 1))
@@ -222,7 +223,7 @@ async def main() -> None:
         case = groups.draw_case(rng)
         plan = plan_group(groups.make_snapshot(case))
         cases.append(case)
-        optima.append(groups.find_optimum(case, (plan.violations, plan.cost)))
+        optima.append(find_optimum(case, (plan.violations, plan.cost)))
         print(f"\roptimum {number + 1} of {args.cases}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     outcomes: dict[str, Outcome] = {}

@@ -1,11 +1,10 @@
-"""Random groups, and their best placement by brute force, which plans are compared with."""
+"""Builds cases of groups in clusters with one node per zone, and plans them."""
 
 from __future__ import annotations
 
+import math
 import random
-from collections import Counter
 from collections.abc import Sequence
-from itertools import combinations_with_replacement
 from typing import Any
 
 import msgspec
@@ -27,7 +26,7 @@ from tests.unit.controller import scheduler_objects
 
 
 class GroupCase(msgspec.Struct, frozen=True):
-    """A random group in a random cluster with one node per zone.
+    """A group, and a cluster with one node per zone.
 
     Attributes:
         replicas: [workload] number of replicas.
@@ -42,107 +41,32 @@ class GroupCase(msgspec.Struct, frozen=True):
     slots: tuple[int, ...]
 
 
+def make_chain(replicas: tuple[int, ...] = (1, 1, 1), limit: int = 100) -> GroupCase:
+    """w0 calls w1, which calls w2; of three zones, neighbours have cost 5, the outer two cost 50."""
+    edges = tuple((i, i + 1, limit) for i in range(len(replicas) - 1))
+    return GroupCase(replicas, edges, ((0, 5, 50), (5, 0, 5), (50, 5, 0)), (9, 9, 9))
+
+
+def make_lone_workload(replicas: int, slots: tuple[int, ...] = (9, 9)) -> GroupCase:
+    """w0 calls no workload; zones have cost 5."""
+    zones = range(len(slots))
+    return GroupCase((replicas,), (), tuple(tuple(5 * (a != b) for b in zones) for a in zones), slots)
+
+
 def draw_case(rng: random.Random) -> GroupCase:
     """5 to 9 workloads of 1 to 3 replicas in 3 to 6 zones whose capacity binds."""
-    zones, workloads = rng.randint(3, 6), rng.randint(5, 9)
-    replicas = tuple(rng.choice((1, 1, 2, 3)) for _ in range(workloads))
-    points = [(rng.random(), rng.random()) for _ in range(zones)]
-    cost = tuple(
-        tuple(
-            0 if a == b else max(2, int(30 * ((ax - bx) ** 2 + (ay - by) ** 2) ** 0.5))
-            for b, (bx, by) in enumerate(points)
-        )
-        for a, (ax, ay) in enumerate(points)
-    )
-    pairs = [(i, j) for j in range(1, workloads) for i in range(j) if rng.random() < 0.35]
-    pairs += [(rng.randrange(j), j) for j in range(1, workloads) if not any(p[1] == j for p in pairs)]
-    highest = max(max(row) for row in cost)
-    edges = tuple((i, j, rng.randint(highest // 2, highest)) for i, j in pairs)
-    slots = [1] * zones
-    for _ in range(max(0, sum(replicas) + rng.randint(0, 3) - zones)):
-        slots[rng.randrange(zones)] += 1
+    zone_count, workload_count = rng.randint(3, 6), rng.randint(5, 9)
+    replicas = tuple(rng.choice((1, 1, 2, 3)) for _ in range(workload_count))
+    points = [(rng.random(), rng.random()) for _ in range(zone_count)]
+    cost = tuple(tuple(0 if a == b else max(2, int(30 * math.dist(a, b))) for b in points) for a in points)
+    pairs = [(i, j) for j in range(1, workload_count) for i in range(j) if rng.random() < 0.35]
+    pairs += [(rng.randrange(j), j) for j in range(1, workload_count) if not any(pair[1] == j for pair in pairs)]
+    max_cost = max(max(row) for row in cost)
+    edges = tuple((i, j, rng.randint(max_cost // 2, max_cost)) for i, j in pairs)
+    slots = [1] * zone_count
+    for _ in range(max(0, sum(replicas) + rng.randint(0, 3) - zone_count)):
+        slots[rng.randrange(zone_count)] += 1
     return GroupCase(replicas, edges, cost, tuple(slots))
-
-
-def price_placement(case: GroupCase, counts_by_workload: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """Violations and cost of a placement, given as pods per zone of each workload."""
-    violations = cost = 0
-    for caller, callee, limit in case.edges:
-        for caller_zone, caller_count in enumerate(counts_by_workload[caller]):
-            for callee_zone, callee_count in enumerate(counts_by_workload[callee]):
-                pair_count, pair_cost = caller_count * callee_count, case.cost[caller_zone][callee_zone]
-                cost += pair_count * pair_cost
-                violations += pair_count * (pair_cost > limit)
-    return violations, cost
-
-
-VIOLATION_COST = 10**6
-"""Cost of a violation in the search of the optimum, so that fewer violations are always cheaper."""
-
-
-def find_optimum(case: GroupCase, upper_bound: tuple[int, int]) -> tuple[int, int]:
-    """Fewest violations, then the lowest cost, over all placements that fit; ``upper_bound`` is that of one of them."""
-    zones = range(len(case.slots))
-    # By number of replicas: all ways to spread them, as pods per zone.
-    spreads = [
-        [tuple(Counter(chosen)[zone] for zone in zones) for chosen in combinations_with_replacement(zones, replicas)]
-        for replicas in range(4)
-    ]
-    order = _search_order(case)
-    neighbours_by_step = [_priced_neighbours(case, workload, order[:step]) for step, workload in enumerate(order)]
-    best = upper_bound[0] * VIOLATION_COST + upper_bound[1]
-    spread_by_workload: dict[int, tuple[int, ...]] = {}
-
-    def place_from(step: int, free_slots: tuple[int, ...], placed_cost: int) -> None:
-        """Try all spreads of the workloads from a step of the order on, the cheapest first."""
-        nonlocal best
-        if step == len(order):
-            best = min(best, placed_cost)
-            return
-        pod_costs = [
-            sum(
-                prices[zone][z] * n
-                for other, prices in neighbours_by_step[step]
-                for z, n in enumerate(spread_by_workload[other])
-            )
-            for zone in zones
-        ]
-        options = [
-            (placed_cost + sum(n * cost for n, cost in zip(spread, pod_costs, strict=True)), spread)
-            for spread in spreads[case.replicas[order[step]]]
-            if all(n <= free for n, free in zip(spread, free_slots, strict=True))
-        ]
-        for cost, spread in sorted(options):
-            if cost >= best:
-                break
-            spread_by_workload[order[step]] = spread
-            place_from(step + 1, tuple(free - n for free, n in zip(free_slots, spread, strict=True)), cost)
-
-    place_from(0, case.slots, 0)
-    return divmod(best, VIOLATION_COST)
-
-
-def _priced_neighbours(case: GroupCase, workload: int, placed: Sequence[int]) -> list[tuple[int, list[list[int]]]]:
-    """The placed workloads that share an edge with a workload, each with prices of the edge by its zone and theirs."""
-    neighbours = []
-    for caller, callee, limit in case.edges:
-        prices = [[cost + VIOLATION_COST * (cost > limit) for cost in row] for row in case.cost]
-        if caller == workload and callee in placed:
-            neighbours.append((callee, prices))
-        if callee == workload and caller in placed:
-            neighbours.append((caller, [list(column) for column in zip(*prices, strict=True)]))
-    return neighbours
-
-
-def _search_order(case: GroupCase) -> list[int]:
-    """Workloads, each with as many neighbours before it as possible, so that bounds are effective early."""
-    order: list[int] = []
-    for _ in case.replicas:
-        remaining = [w for w in range(len(case.replicas)) if w not in order]
-        # The first has no neighbour before it: it is the workload with the most edges.
-        edges = [edge for edge in case.edges if not order or edge[0] in order or edge[1] in order]
-        order.append(max(remaining, key=lambda w: (sum(w in edge[:2] for edge in edges), -w)))
-    return order
 
 
 def make_zone_node(name: str, zone: str, cpu: str = "8", *, labels: dict[str, str] | None = None, **spec: Any) -> Node:
@@ -152,25 +76,30 @@ def make_zone_node(name: str, zone: str, cpu: str = "8", *, labels: dict[str, st
     return msgspec.convert({**body, "status": {"allocatable": {"cpu": cpu, "memory": "64Gi", "pods": "110"}}}, Node)
 
 
+def make_nodes(**cpus: int) -> list[Node]:
+    """Nodes with this many cores: a and a2 in z0, b in z1, c in z2, d in z3."""
+    return [make_zone_node(name, f"z{'abcd'.index(name[0])}", str(cpu)) for name, cpu in cpus.items()]
+
+
 def make_service(workload: str, distribution: str = "", **spec: Any) -> Service:
     """A Service of a workload's pods; ``annotations`` are of the object, other keywords fields of the spec."""
-    meta = {"name": f"svc-{workload}", "namespace": "default", "annotations": spec.pop("annotations", {})}
-    body = {"selector": {WORKLOAD_LABEL: workload}, "trafficDistribution": distribution, **spec}
-    return msgspec.convert({"metadata": meta, "spec": body}, Service)
+    metadata = {"name": f"svc-{workload}", "namespace": "default", "annotations": spec.pop("annotations", {})}
+    spec = {"selector": {WORKLOAD_LABEL: workload}, "trafficDistribution": distribution, **spec}
+    return msgspec.convert({"metadata": metadata, "spec": spec}, Service)
 
 
 def make_group(
-    case: GroupCase, algorithm: str = "KahnSort", name: str = "g", namespace: str = "default", **annotations: str
+    case: GroupCase, name: str = "g", namespace: str = "default", *, algorithm: str = "KahnSort", **annotations: str
 ) -> AppGroup:
     """The AppGroup of a case, with workloads w0, w1, ...; ``spread=`` and so on are annotations."""
     calls = {
-        f"w{caller}": {f"w{j}": most for i, j, most in case.edges if i == caller}
+        f"w{caller}": {f"w{j}": max_cost for i, j, max_cost in case.edges if i == caller}
         for caller in range(len(case.replicas))
     }
-    spec = make_appgroup_spec(calls, members=sum(case.replicas), algorithm=algorithm)
     texts = {f"netaware.io/{key.replace('_', '-')}": text for key, text in annotations.items()}
-    meta = {"name": name, "namespace": namespace, "annotations": texts}
-    return msgspec.convert({"metadata": meta, "spec": spec}, AppGroup)
+    metadata = {"name": name, "namespace": namespace, "annotations": texts}
+    spec = make_appgroup_spec(calls, members=sum(case.replicas), algorithm=algorithm)
+    return msgspec.convert({"metadata": metadata, "spec": spec}, AppGroup)
 
 
 def make_weight(case: GroupCase, name: str = "UserDefined") -> WeightInfo:
@@ -179,24 +108,27 @@ def make_weight(case: GroupCase, name: str = "UserDefined") -> WeightInfo:
     return msgspec.convert(make_weight_body(costs, name=name), WeightInfo)
 
 
-def make_pods(case: GroupCase, **spec: Any) -> list[Pod]:
-    """Gated pods of a case, with a request of one cpu."""
-    return [
-        make_waiting_pod(f"w{i}-{k}", f"w{i}", **spec) for i, count in enumerate(case.replicas) for k in range(count)
-    ]
-
-
 def make_waiting_pod(name: str, workload: str, cpu: str = "1", **spec: Any) -> Pod:
-    """A gated pod."""
-    requested = [{"resources": {"requests": {"cpu": cpu}}}]
-    return scheduler_objects.make_gated_pod(workload, name=name, group="g", **{"containers": requested, **spec})
+    """A gated pod of group g."""
+    containers = [{"resources": {"requests": {"cpu": cpu}}}]
+    return scheduler_objects.make_gated_pod(workload, name=name, group="g", **{"containers": containers, **spec})
 
 
-def make_bound_pod(name: str, workload: str, host: str, cpu: str = "1") -> Pod:
-    """A running pod."""
+def make_bound_pod(name: str, workload: str, node_name: str, cpu: str = "1") -> Pod:
+    """A pod of group g on a node."""
     pod = make_waiting_pod(name, workload, cpu)
-    spec = msgspec.structs.replace(pod.spec, node_name=host, scheduling_gates=None)
-    return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, uid=name), spec=spec)
+    spec = msgspec.structs.replace(pod.spec, node_name=node_name, scheduling_gates=None)
+    return msgspec.structs.replace(with_metadata(pod, uid=name), spec=spec)
+
+
+def make_pods(case: GroupCase) -> list[Pod]:
+    """Gated pods of a case, with a request of one cpu."""
+    return [make_waiting_pod(f"w{i}-{k}", f"w{i}") for i, count in enumerate(case.replicas) for k in range(count)]
+
+
+def with_metadata(pod: Pod, **changes: Any) -> Pod:
+    """A copy of a pod with other metadata."""
+    return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, **changes))
 
 
 def make_snapshot(case: GroupCase, nodes: Sequence[Node] | None = None, **changes: Any) -> GroupSnapshot:
@@ -210,14 +142,14 @@ def make_snapshot(case: GroupCase, nodes: Sequence[Node] | None = None, **change
     metadata = msgspec.structs.replace(group.metadata, annotations=annotations | (group.metadata.annotations or {}))
     pods = changes.pop("pods", make_pods(case))
     state = State(SchedulerConfig(), "netaware-system")
-    for routed_service in changes.pop("services", ()):
-        state.on_service_change(routed_service.metadata.key, None, routed_service)
+    for service in changes.pop("services", ()):
+        state.on_service_change(service.metadata.key, None, service)
     if nodes is None:
         nodes = [make_zone_node(f"n{zone}", f"z{zone}", str(slots)) for zone, slots in enumerate(case.slots)]
     fields: dict[str, Any] = {
         "replicas": {},
         "costs": CostTable(make_weight(case)),
-        "hosts": {n.metadata.name: host_of(n) for n in nodes},
+        "hosts": {node.metadata.name: host_of(node) for node in nodes},
         "used": {},
         "assigned_nodes": {pod.metadata.key: pod.spec.node_name for pod in pods if pod.is_bound},
     }
@@ -231,5 +163,16 @@ def make_snapshot(case: GroupCase, nodes: Sequence[Node] | None = None, **change
 
 
 def plan_case(case: GroupCase, nodes: Sequence[Node] | None = None, **changes: Any) -> Plan:
-    """The plan of `snapshot`."""
+    """The plan of `make_snapshot`."""
     return plan_group(make_snapshot(case, nodes, **changes))
+
+
+def map_nodes_by_pod(plan: Plan) -> dict[str, str | None]:
+    """Node by pod, without the namespace default; None for an unplaced pod."""
+    nodes: dict[str, str | None] = {key: target.node for key, target in plan.targets.items()}
+    return {key.removeprefix("default/"): node for key, node in (nodes | dict.fromkeys(plan.unplaced)).items()}
+
+
+def map_zones_by_pod(plan: Plan) -> dict[str, str]:
+    """Zone by placed pod, without the namespace default."""
+    return {key.removeprefix("default/"): target.zone for key, target in plan.targets.items()}

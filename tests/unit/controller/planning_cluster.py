@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import msgspec
@@ -38,12 +38,19 @@ class FakeDeclaredReplicas:
 
 
 class PlanningCluster:
-    """Groups are planned in this process; ``searches`` has the namespace and search time of each plan."""
+    """Plans groups in this process.
+
+    Attributes:
+        cpu: cores of nodes that are added.
+        failure: raised instead of the next plans.
+        plan_duration_s: how long a plan takes on the cluster's clock, `now_s`.
+        searches: namespace and search time of each plan.
+    """
 
     def __init__(self, host_count: int, cpu: int) -> None:
         self.config = SchedulerConfig()
         self.state, self.node_cache, self.volumes = State(self.config, "netaware-system"), NodeCache(), Volumes()
-        self.cpu, self.now = cpu, 1000.0
+        self.cpu, self.now_s = cpu, 1000.0
         self.pods: dict[str, Pod] = {}
         self.declared, self.enqueued = FakeDeclaredReplicas(), list[str]()
         self.failure: PlanningError | None = None
@@ -53,13 +60,13 @@ class PlanningCluster:
             self.add_node(f"n{i:02d}", f"z{i % 3}")
         self.plans = GroupPlans(
             PlanInputs(self.state, self.node_cache, self.volumes, None, self.declared),  # type: ignore[arg-type]
-            self.pods_of,
+            self.list_pods,
             config=self.config.gates,
             metrics=GateMetrics(CollectorRegistry()),
             solve=self.solve,
             enqueue=self.enqueued.append,
             notify=lambda _: None,
-            clock=lambda: self.now,
+            clock=lambda: self.now_s,
         )
 
     def add_node(self, name: str, zone: str) -> None:
@@ -67,10 +74,11 @@ class PlanningCluster:
         self.state.on_node_change(name, None, node)
         self.node_cache.on_node_change(name, None, node)
 
-    def add_group(self, key: str, members: int, dense: int = 0) -> None:
-        """Add a group whose workload P1 calls P2, and ``dense`` workloads that all call each other."""
-        others = [f"w{i}" for i in range(dense)]
-        calls = {"P1": {"P2": 9}, "P2": {}} | {a: {b: 9 for b in others if b != a} for a in others}
+    def add_group(self, key: str, members: int, mutual_callers: int = 0) -> None:
+        """Add a group whose workload P1 calls P2, and further workloads that all call each other."""
+        others = [f"w{i}" for i in range(mutual_callers)]
+        calls = {"P1": {"P2": 9}, "P2": {}}
+        calls |= {caller: {callee: 9 for callee in others if callee != caller} for caller in others}
         self.put_group(key, calls, members)
 
     def put_group(self, key: str, calls: Mapping[str, Mapping[str, int]], members: int) -> None:
@@ -114,29 +122,36 @@ class PlanningCluster:
         self.count_on_node(key)
 
     def request_plan(self, group: str) -> PlanState:
-        return self.plans.get_or_request(group, self.pods_of(group))
+        return self.plans.get_or_request(group, self.list_pods(group))
 
-    async def planned_nodes(self, group: str) -> dict[str, str]:
+    async def plan_nodes(self, group: str) -> dict[str, str]:
         """Make the group's plan; returns node by pod."""
         await self.plans.make_plan(group)
-        return {key: target.node for key, target in self.plan_of(group).targets.items()}
+        return {key: target.node for key, target in self.last_plan(group).targets.items()}
 
     def delete_pod(self, key: str) -> None:
         del self.pods[key]
         self.node_cache.on_pod_change(key, None, None)
         self.plans.reservations.forget_pod(key)
 
-    def pods_of(self, group: str) -> list[Pod]:
+    def list_pods(self, group: str) -> list[Pod]:
         namespace, _, label = group.partition("/")
         return [p for p in self.pods.values() if p.metadata.namespace == namespace and p.group == label]
 
     async def solve(self, snapshot: GroupSnapshot, search_s: float) -> Plan:
         if self.failure is not None:
             raise self.failure
-        self.now += self.plan_duration_s
+        self.now_s += self.plan_duration_s
         self.planned_snapshots.append(snapshot)
         self.searches.append((snapshot.group.metadata.namespace, search_s))
         return plan_group(snapshot, time_limit_s=search_s)
+
+    def refuse(self, key: str, node: str) -> None:
+        """Record that the scheduler refused this node for a pod."""
+        self.plans.reservations.refused_nodes.add(self.pods[key], node)
+
+    def refused_nodes(self, key: str) -> Set[str]:
+        return self.plans.reservations.refused_nodes.nodes_by_pod([self.pods[key]]).get(key, frozenset())
 
     async def plan_all(self, *groups: str) -> None:
         """Request plans of these groups, and wait until they are made."""
@@ -147,7 +162,7 @@ class PlanningCluster:
             await asyncio.sleep(0)
         planner.cancel()
 
-    def plan_of(self, group: str) -> Plan:
+    def last_plan(self, group: str) -> Plan:
         """The last plan, even if it is not valid any more; an empty plan if there is none."""
         cached = self.plans._cached_plans.get(group)
         return cached.plan if cached is not None else Plan()
@@ -169,8 +184,8 @@ class PlanningCluster:
         millicores: Counter[str] = Counter()
         nodes_of_gated: set[str] = set()
         for group in self.state.groups:
-            targets = self.plan_of(group).targets
-            for pod in self.pods_of(group):
+            targets = self.last_plan(group).targets
+            for pod in self.list_pods(group):
                 target = targets.get(pod.metadata.key)
                 node = pod.spec.node_name or (target.node if target is not None and pod.is_waiting else "")
                 millicores[node] += self._requested_millicores(pod)
@@ -180,3 +195,11 @@ class PlanningCluster:
 
     def _requested_millicores(self, pod: Pod) -> int:
         return self.plans.reservations.requests_with_ports_of(pod)["cpu"]
+
+
+def make_cluster_with_one_pod(hosts: int = 3, cpu: int = 1) -> PlanningCluster:
+    """A cluster of nodes with 4 cores, and group d/g1 with one pod, d/a."""
+    cluster = PlanningCluster(hosts, 4)
+    cluster.add_group("d/g1", 1)
+    cluster.add_pod("d/g1", "a", "P1", cpu)
+    return cluster

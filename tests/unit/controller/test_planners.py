@@ -127,5 +127,5 @@ def test_a_foreign_pod_may_have_anti_affinity_to_one_pod_of_a_workload() -> None
     for index in ("0", "1"):
         pod = cluster.add_pod("d/g", f"p{index}", "P1", 1)
         cluster.update_pod(pod.metadata.key, metadata={"labels": {**(pod.metadata.labels or {}), index_label: index}})
-    (foreign,) = find_foreign_pods(cluster.node_cache, cluster.pods_of("d/g"))
+    (foreign,) = find_foreign_pods(cluster.node_cache, cluster.list_pods("d/g"))
     assert foreign.pods_by_node == {"n00": 1}

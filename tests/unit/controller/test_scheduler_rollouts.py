@@ -34,7 +34,7 @@ class Cluster(PlanningCluster):
     def roll(self, service: str) -> None:
         """Create or delete a pod of a service as the Deployment and ReplicaSet controllers would now."""
         group, new_hash = self.services[service], f"h{self.revision}"
-        pods = [pod for pod in self.pods_of(group) if pod.workload == service]
+        pods = [pod for pod in self.list_pods(group) if pod.workload == service]
         new = [pod for pod in pods if pod.metadata.label("pod-template-hash") == new_hash]
         old = [pod for pod in pods if pod not in new]
         if len(new) < REPLICAS and len(pods) < REPLICAS + bool(old):
@@ -43,7 +43,7 @@ class Cluster(PlanningCluster):
             created = self.add_pod(group, name, service, CPU)
             owner = {"kind": "ReplicaSet", "name": replica_set, "uid": replica_set, "controller": True}
             labels = {**(created.metadata.labels or {}), "pod-template-hash": new_hash}
-            times = {"creationTimestamp": format_time(self.now)}
+            times = {"creationTimestamp": format_time(self.now_s)}
             self.update_pod(created.metadata.key, metadata={"labels": labels, "ownerReferences": [owner], **times})
         elif all([self.is_ready(pod.metadata.key) for pod in pods]) and old and len(pods) > REPLICAS:  # noqa: C419
             nodes = [pod.spec.node_name for pod in pods]
@@ -51,20 +51,20 @@ class Cluster(PlanningCluster):
             self.delete_pod(deleted.metadata.key)
 
     def is_ready(self, key: str) -> bool:
-        if not self.pods[key].is_ready and self.now - self.bound_at.get(key, self.now) >= self.ready_s:
+        if not self.pods[key].is_ready and self.now_s - self.bound_at.get(key, self.now_s) >= self.ready_s:
             self.update_pod(key, status={"conditions": [{"type": "Ready", "status": "True"}]})
         return self.pods[key].is_ready
 
     async def lead(self, group: str) -> None:
         """Reconcile one group, as the leader does."""
-        pods = self.pods_of(group)
+        pods = self.list_pods(group)
         if not any(pod.is_waiting for pod in pods):
             self.plans.drop_plan(group, pods)
             return
         plan_state = self.plans.get_or_request(group, pods)
         positions = {selector: i for i, selector in enumerate(reversed(self.state.graph(group).selectors), 1)}
         inputs = plan_state.add_to(ReleaseInputs(pods, positions))
-        for release in decide_releases(inputs, self.now, self.config.gates).releases:
+        for release in decide_releases(inputs, self.now_s, self.config.gates).releases:
             self.plans.reservations.mark_released(release.pod.metadata.key)
             assert plan_state.plan is not None
             self.open_gate(release.pod.metadata.key, plan_state.plan.targets[release.pod.metadata.key])
@@ -79,7 +79,7 @@ class Cluster(PlanningCluster):
                 self.refused += self.choose_node(pod, self.rng) != target.node
                 self.bind(key, target.node)
                 self.count_on_node(key)
-                self.bound_at[key] = self.now
+                self.bound_at[key] = self.now_s
 
     async def step(self) -> None:
         for service in self.services:
@@ -87,7 +87,7 @@ class Cluster(PlanningCluster):
         for group in self.state.groups:
             await self.lead(group)
         self.schedule()
-        self.now += 1.0
+        self.now_s += 1.0
 
     @property
     def is_rolled_out(self) -> bool:

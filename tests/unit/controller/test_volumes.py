@@ -199,6 +199,6 @@ async def test_future_replicas_are_planned_where_their_claims_can_be_bound() -> 
     cluster.count_on_node("d/p1-0")
     cluster.add_pod("d/g", "p2-0", "P2", 1)
     await cluster.plans.make_plan("d/g")
-    plan = cluster.plans.get_or_request("d/g", cluster.pods_of("d/g")).plan
+    plan = cluster.plans.get_or_request("d/g", cluster.list_pods("d/g")).plan
     assert plan is not None
     assert plan.targets["d/p2-0"].zone == "z2"
