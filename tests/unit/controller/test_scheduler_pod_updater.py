@@ -23,7 +23,7 @@ from kubekit.errors import ApiError, KubekitError
 from kubekit.reflector import Reflector
 from kubekit.wire import PODS
 from tests.unit.controller.components import SilentEventRecorder, fill_store
-from tests.unit.controller.planning_cluster import PlanningCluster
+from tests.unit.controller.planning_cluster import PlanningCluster, make_cluster_with_one_pod
 
 
 class UnavailableClient:
@@ -39,43 +39,62 @@ class UnavailableClient:
         raise self._error
 
 
-@pytest.mark.parametrize("last_known", [True, False])
-async def test_the_permission_to_delete_pods_stays_while_the_api_server_is_away(*, last_known: bool) -> None:
-    assert await may_delete_pods(cast("Client", UnavailableClient(503)), last_known=last_known) == last_known
+class LargeObject:
+    """Stands for the objects that a reconciliation holds in local variables."""
 
 
-@pytest.mark.parametrize("status", [409, 500])
-async def test_a_pod_whose_gate_stays_closed_counts_as_gated(status: int) -> None:
-    world, client = PlanningCluster(1, 4), cast("Client", UnavailableClient(status))
-    world.add_group("d/g1", 1)
-    pod = world.add_pod("d/g1", "a", "P1", 1)
-    await world.plans.make_plan("d/g1")
+def make_updater(cluster: PlanningCluster, client: Client) -> PodUpdater:
+    """An updater of the cluster's pods that writes with this client."""
     store: Reflector[Pod] = Reflector(client, PODS, Pod)
-    fill_store(store, [pod])
-    reservations = world.plans.reservations
-    updater = PodUpdater(
+    fill_store(store, cluster.pods.values())
+    return PodUpdater(
         client,
-        GroupPods(store, world.state, lambda: world.now),
-        PlanInputs(world.state, world.node_cache, world.volumes, None, None),
+        GroupPods(store, cluster.state, lambda: cluster.now_s),
+        PlanInputs(cluster.state, cluster.node_cache, cluster.volumes, None, None),
         UnschedulablePods(SchedulerConfig()),
-        reservations,
+        cluster.plans.reservations,
         config=SchedulerConfig(),
         metrics=GateMetrics(CollectorRegistry()),
         recorder=SilentEventRecorder(),
     )
+
+
+async def fail_with_large_local() -> weakref.ref[LargeObject]:
+    """Make a failing write in a frame that holds a large object; returns a reference to the object."""
+
+    async def fail_write() -> None:
+        raise ValueError("no")
+
+    large = LargeObject()  # Lives until this frame is freed.
+    with pytest.raises(ValueError, match="no") as caught:
+        await gather_in_batches(fail_write() for _ in range(40))
+    del caught
+    return weakref.ref(large)
+
+
+@pytest.mark.parametrize("last_known", [True, False])
+async def test_the_permission_to_delete_pods_stays_while_the_api_server_is_away(*, last_known: bool) -> None:
+    client = cast("Client", UnavailableClient(503))
+    assert await may_delete_pods(client, last_known=last_known) == last_known
+
+
+@pytest.mark.parametrize("status", [409, 500])
+async def test_a_pod_whose_gate_stays_closed_counts_as_gated(status: int) -> None:
+    cluster, client = make_cluster_with_one_pod(hosts=1), cast("Client", UnavailableClient(status))
+    await cluster.plans.make_plan("d/g1")
+    release = Release(cluster.pods["d/a"], "turn")
     try:
-        await updater.open_gates("d/g1", [Release(pod, "turn")], world.plan_of("d/g1"))
+        await make_updater(cluster, client).open_gates("d/g1", [release], cluster.last_plan("d/g1"))
     except KubekitError:
         assert status == 500, "after a conflict the next reconciliation decides again"
-    world.request_plan("d/g1")
+
+    cluster.request_plan("d/g1")
+    reservations = cluster.plans.reservations
     assert reservations.reserved_by_others_on("d/g2", "n00")
     assert not reservations.reserved_by_others_on("d/g2", "n00", released_only=True)
 
 
-async def test_a_failed_write_stops_no_other_write_and_keeps_no_object_in_memory() -> None:
-    class Large:
-        """Stands for the objects that a reconciliation holds in local variables."""
-
+async def test_a_failed_write_stops_no_other_write() -> None:
     written = list[int]()
 
     async def write(number: int) -> None:
@@ -83,19 +102,17 @@ async def test_a_failed_write_stops_no_other_write_and_keeps_no_object_in_memory
             raise ValueError(number)
         written.append(number)
 
-    async def reconcile() -> weakref.ref[Large]:
-        large = Large()  # Lives until this frame is freed.
-        with pytest.raises(ValueError, match="0") as caught:
-            await gather_in_batches(write(number) for number in range(40))
-        del caught
-        return weakref.ref(large)
+    with pytest.raises(ValueError, match="0"):
+        await gather_in_batches(write(number) for number in range(40))
+    assert written == [number for number in range(40) if number % 3]
 
+
+async def test_the_error_of_a_failed_write_keeps_no_object_in_memory() -> None:
     # The collector would hide a leak: it frees the frame from a cycle of error and traceback.
     gc.disable()
     try:
-        reference = await reconcile()
+        reference = await fail_with_large_local()
         await asyncio.sleep(0)  # Callbacks of the ended tasks drop their references.
         assert reference() is None
     finally:
         gc.enable()
-    assert written == [number for number in range(40) if number % 3]
