@@ -10,7 +10,7 @@ from netperf.contract import NETAWARE_NAMESPACE
 from tests.bench.control_plane import control_plane
 from tests.bench.figures import Figures, figure
 from tests.integration.controller.harness import Replica
-from tests.scale.objects import node_body, running_pod
+from tests.scale.objects import make_node, make_running_pod
 from tests.support.etcd import write_objects
 
 ZONES, NODES, PODS = 40, 10_000, 30_000
@@ -26,11 +26,11 @@ def measure() -> Figures:
 async def _measure() -> Figures:
     async with control_plane(NETAWARE_NAMESPACE, components=()) as (plane, _):
         names = [f"node-{i:05}" for i in range(NODES)]
-        nodes = (node_body(name, zone=i % ZONES, number=i) for i, name in enumerate(names))
+        nodes = (make_node(name, zone=i % ZONES, number=i) for i, name in enumerate(names))
         await write_objects(plane, ((f"minions/{node['metadata']['name']}", node) for node in nodes))
         without_pods = await _run_manager(plane)
         labels = {f"example.com/label-{j}": f"value-{j}" for j in range(12)}
-        pods = (running_pod(NETAWARE_NAMESPACE, f"pod-{i:06}", names[i % NODES], labels, i) for i in range(PODS))
+        pods = (make_running_pod(NETAWARE_NAMESPACE, f"pod-{i:06}", names[i % NODES], labels, i) for i in range(PODS))
         await write_objects(plane, ((f"pods/{NETAWARE_NAMESPACE}/{pod['metadata']['name']}", pod) for pod in pods))
         with_pods = await _run_manager(plane)
     sync_s, pairs = without_pods["netaware_informer_sync_seconds"], without_pods["netaware_probe_plan_zone_pairs"]

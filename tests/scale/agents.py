@@ -1,7 +1,7 @@
 """Simulates the agents of whole zones, as the API server and the controller see them.
 
-Each object watches its zone's plan once, and writes the results of each agent in a request of its own when its probes are due. Latencies
-are derived from the names of the zones, with a noise of one per cent.
+Each `ZoneAgents` watches its zone's plan once. It writes the results of each agent in a separate request when the agent's
+probes are due. Latencies are derived from the names of the zones, with a noise of one per cent.
 """
 
 from __future__ import annotations
@@ -28,25 +28,26 @@ from netperf.results import encode_samples
 from netperf.sample import Sample
 from tests.support.samples import make_sample
 
-GATHER_S = 2.0
-_NEAR_US, _FAR_US = 300.0, 150_000.0
+MEAN_WRITE_INTERVAL_S = 2.0
+_MIN_LATENCY_US, _MAX_LATENCY_US = 300.0, 150_000.0
 
 
-def latency_us(zone: str, other: str) -> float:
-    """Latency between two zones, from 0.3 to 150 ms; symmetric."""
-    digest = hashlib.blake2b("\0".join(sorted((zone, other))).encode(), digest_size=4).digest()
-    return _NEAR_US + int.from_bytes(digest, "big") / 2**32 * (_FAR_US - _NEAR_US)
+def latency_between_us(zone_a: str, zone_b: str) -> float:
+    """Latency between two zones, the same in both directions."""
+    digest = hashlib.blake2b("\0".join(sorted((zone_a, zone_b))).encode(), digest_size=4).digest()
+    share = int.from_bytes(digest, "big") / 2**32
+    return _MIN_LATENCY_US + share * (_MAX_LATENCY_US - _MIN_LATENCY_US)
 
 
-def sample_of(probe: Probe, rng: random.Random, now_s: float) -> Sample:
+def simulate_sample(probe: Probe, rng: random.Random, now_s: float) -> Sample:
     """A sample as the probe's agent would have measured it."""
-    us = round(latency_us(probe.origin.zone, probe.destination.zone) * rng.gauss(1.0, 0.01), 1)
+    latency_us = round(latency_between_us(probe.origin.zone, probe.destination.zone) * rng.gauss(1.0, 0.01), 1)
     measurement = Measurement(
         prober="netperf" if probe.pair_index == 0 else "datagrams",
         test="TCP_RR",
-        p50_us=us,
-        p90_us=round(us * 1.05, 1),
-        p99_us=round(us * 1.2, 1),
+        p50_us=latency_us,
+        p90_us=round(latency_us * 1.05, 1),
+        p99_us=round(latency_us * 1.2, 1),
         transactions=500,
         duration_s=1.0,
         loss_ratio=0.0,
@@ -57,8 +58,9 @@ def sample_of(probe: Probe, rng: random.Random, now_s: float) -> Sample:
 class ZoneAgents:
     """All agents of a zone; ``plan_bytes`` is the size of the plans that they would have received together."""
 
-    def __init__(self, client: Client, zone: str, agents: int, is_unreachable: Callable[[str], bool]) -> None:
-        self._client, self.zone, self._agents, self._is_unreachable = client, zone, agents, is_unreachable
+    def __init__(self, client: Client, zone: str, agent_count: int, is_unreachable: Callable[[str], bool]) -> None:
+        self._client, self.zone = client, zone
+        self._agent_count, self._is_unreachable = agent_count, is_unreachable
         selector = f"metadata.name={plan_object_name(zone)}"
         self._store = Reflector(client, CONFIGMAPS, ConfigMap, namespace=NETAWARE_NAMESPACE, field_selector=selector)
         self._store.subscribe(self._on_plan)
@@ -71,7 +73,7 @@ class ZoneAgents:
         self.plan = None
         if new is None:
             return
-        self.plan_bytes += measure_size(new.data or {}) * self._agents
+        self.plan_bytes += measure_size(new.data or {}) * self._agent_count
         try:
             self.plan = decode_plan(new.data).plan
         except PlanRefusedError:
@@ -86,28 +88,29 @@ class ZoneAgents:
         """Write results of all planned probes at once, as a round before would have left them."""
         await self._planned.wait()
         if self.plan is not None:
-            await self._write(self.plan, list(self.plan.probes))
+            await self._write_results(self.plan, list(self.plan.probes))
 
     async def probe(self) -> None:
         """Write results of due probes until cancelled."""
-        last_turn_s = time.time()
+        last_write_s = time.time()
         while True:
-            await asyncio.sleep(GATHER_S * self._rng.uniform(0.5, 1.5))
+            await asyncio.sleep(MEAN_WRITE_INTERVAL_S * self._rng.uniform(0.5, 1.5))
             now_s, plan = time.time(), self.plan
             if plan is not None and not self._is_unreachable(self.zone):
-                by_agent: dict[str, list[Probe]] = defaultdict(list)
+                round_number = int(now_s // plan.interval_s)
+                due_probes_by_node: dict[str, list[Probe]] = defaultdict(list)
                 for probe in plan.probes:
-                    if last_turn_s < probe_start_s(plan, probe, int(now_s // plan.interval_s)) <= now_s:
-                        by_agent[probe.origin.node].append(probe)
-                for probes in by_agent.values():
-                    await self._write(plan, probes)
-            last_turn_s = now_s
+                    if last_write_s < probe_start_s(plan, probe, round_number) <= now_s:
+                        due_probes_by_node[probe.origin.node].append(probe)
+                for probes in due_probes_by_node.values():
+                    await self._write_results(plan, probes)
+            last_write_s = now_s
 
-    async def _write(self, plan: ZonePlan, probes: list[Probe]) -> None:
+    async def _write_results(self, plan: ZonePlan, probes: list[Probe]) -> None:
         now_s = time.time()
-        reachable = [probe for probe in probes if not self._is_unreachable(probe.destination.zone)]
-        samples = [sample_of(probe, self._rng, now_s) for probe in reachable]
-        # A busy API server may refuse; the next turn writes newer results.
+        reachable_probes = [probe for probe in probes if not self._is_unreachable(probe.destination.zone)]
+        samples = [simulate_sample(probe, self._rng, now_s) for probe in reachable_probes]
+        # A busy API server may refuse; the next round writes newer results.
         with suppress(KubekitError):
             patch = {"data": encode_samples(samples)}
             await self._client.patch(CONFIGMAPS, plan.results_name, patch, ConfigMap, namespace=NETAWARE_NAMESPACE)

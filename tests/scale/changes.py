@@ -13,7 +13,7 @@ from kubekit.errors import KubekitError
 from kubekit.wire import DEPLOYMENTS, NODES, Node, Object
 from tests.scale.objects import zone_name
 
-ROLLOUT_EVERY_S = 5.0
+ROLLOUT_INTERVAL_S = 5.0
 
 
 class ClusterChanges:
@@ -34,28 +34,28 @@ class ClusterChanges:
     async def roll_out(self) -> None:
         """Restart one Deployment after the other until cancelled."""
         for namespace, name in itertools.cycle(self.deployments):
-            await asyncio.sleep(ROLLOUT_EVERY_S)
-            stamp = {"kubectl.kubernetes.io/restartedAt": f"{time.time():.0f}"}
-            body = {"spec": {"template": {"metadata": {"annotations": stamp}}}}
+            await asyncio.sleep(ROLLOUT_INTERVAL_S)
+            annotations = {"kubectl.kubernetes.io/restartedAt": f"{time.time():.0f}"}
+            patch = {"spec": {"template": {"metadata": {"annotations": annotations}}}}
             with suppress(KubekitError):  # the API server is busy
                 await self._client.patch(
-                    DEPLOYMENTS, name, body, Object, patch_type=STRATEGIC_PATCH, namespace=namespace
+                    DEPLOYMENTS, name, patch, Object, patch_type=STRATEGIC_PATCH, namespace=namespace
                 )
                 self.counts["rollouts"] += 1
 
-    async def fail_zone(self, zone: int, begins_s: float, lasts_s: float) -> None:
-        """Let a zone fail for a while: its nodes are not Ready, and agents cannot reach it."""
-        await asyncio.sleep(begins_s)
+    async def fail_zone(self, zone: int, delay_s: float, duration_s: float) -> None:
+        """After a delay, let a zone fail for a time: its nodes are not Ready, and agents cannot reach it."""
+        await asyncio.sleep(delay_s)
         self.unreachable_zones.add(zone_name(zone))
         await self._set_ready(self._nodes_by_zone[zone], "Unknown")
         self.counts["zone_failures"] += 1
-        await asyncio.sleep(lasts_s)
+        await asyncio.sleep(duration_s)
         self.unreachable_zones.discard(zone_name(zone))
         await self._set_ready(self._nodes_by_zone[zone], "True")
 
-    async def _set_ready(self, nodes: Sequence[str], status: str) -> None:
+    async def _set_ready(self, node_names: Sequence[str], status: str) -> None:
         condition = {"type": "Ready", "status": status, "reason": "Scale", "message": "set by the scale run"}
-        body = {"status": {"conditions": [condition]}}
-        for node in nodes:
+        patch = {"status": {"conditions": [condition]}}
+        for name in node_names:
             with suppress(KubekitError):
-                await self._client.patch(NODES, node, body, Node, patch_type=STRATEGIC_PATCH, subresource="status")
+                await self._client.patch(NODES, name, patch, Node, patch_type=STRATEGIC_PATCH, subresource="status")

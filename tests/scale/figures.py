@@ -1,7 +1,8 @@
 """Computes the figures of a scale run from metrics before and after it.
 
-Objectives are those of the Kubernetes project (community repository, sig-scalability/slos/api_call_latency.md): p99 of mutating calls
-of each resource and verb at most 1 s; of reads at most 1 s for one object, 30 s for a namespace or the whole cluster.
+Objectives are those of the Kubernetes project (community repository, sig-scalability/slos/api_call_latency.md): p99 of
+mutating calls of each resource and verb at most 1 s; of reads at most 1 s for one object, 30 s for a namespace or the
+whole cluster.
 """
 
 from __future__ import annotations
@@ -15,25 +16,26 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.scale.populate import Sizes
 
-_CALLS, _REQUESTS = "apiserver_request_sli_duration_seconds", "apiserver_request_total"
-_PUTS, _PAIRS = "etcd_mvcc_put_total", "netaware_zone_pairs"
-_LOOP, _PLANS, _GATES = (
-    "netaware_loop_busy_seconds",
-    "netaware_placement_plan_duration_seconds",
-    "netaware_gate_wait_seconds",
-)
-FAMILIES = (_CALLS, _REQUESTS, _PUTS, _PAIRS, _LOOP, _PLANS, _GATES)
-_LONG_RUNNING = frozenset({"WATCH", "CONNECT", "WATCHLIST", "PROXY"})
+_CALL_SECONDS, _REQUESTS = "apiserver_request_sli_duration_seconds", "apiserver_request_total"
+_PUTS, _ZONE_PAIRS = "etcd_mvcc_put_total", "netaware_zone_pairs"
+_LOOP_SECONDS = "netaware_loop_busy_seconds"
+_PLAN_SECONDS = "netaware_placement_plan_duration_seconds"
+_GATE_SECONDS = "netaware_gate_wait_seconds"
+FAMILIES = (_CALL_SECONDS, _REQUESTS, _PUTS, _ZONE_PAIRS, _LOOP_SECONDS, _PLAN_SECONDS, _GATE_SECONDS)
+_LONG_RUNNING_VERBS = frozenset({"WATCH", "CONNECT", "WATCHLIST", "PROXY"})
+_OBJECT_OBJECTIVE_S, _LIST_OBJECTIVE_S = 1.0, 30.0
 
 Readings = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 """Samples by name and labels."""
+Buckets = Sequence[tuple[Mapping[str, str], float]]
+"""Labels and values of a histogram's buckets."""
 
 
 class ControllerUsage(msgspec.Struct, frozen=True):
-    """The controller's resident bytes, and its processor time with children in seconds."""
+    """At a moment, the controller's resident memory, and its processor time with children."""
 
     at_s: float
-    rss: int
+    rss_bytes: int
     cpu_s: float
 
 
@@ -42,9 +44,9 @@ class ScaleReport(msgspec.Struct, frozen=True):
 
     Attributes:
         sizes: of the cluster.
-        seconds: duration of the measurement.
-        calls: p99 in seconds of calls to the API server, by verb, and by scope for reads.
-        too_slow: keys of ``calls`` that miss their objective.
+        duration_s: of the measurement.
+        call_p99_s: p99 of the duration of calls to the API server, by verb, and by scope for reads.
+        slow_calls: keys of ``call_p99_s`` that miss their objective.
         requests_per_s: to the API server.
         etcd_puts_per_s: writes of etcd.
         loop_p99_s: p99 of the processor time of one turn of the controller's event loop.
@@ -59,9 +61,9 @@ class ScaleReport(msgspec.Struct, frozen=True):
     """
 
     sizes: Sizes
-    seconds: float
-    calls: dict[str, float]
-    too_slow: list[str]
+    duration_s: float
+    call_p99_s: dict[str, float]
+    slow_calls: list[str]
     requests_per_s: float
     etcd_puts_per_s: float
     loop_p99_s: float | None
@@ -104,63 +106,62 @@ def compute_report(
     changes: Mapping[str, int],
 ) -> ScaleReport:
     """Compute the figures of the time between two snapshots."""
-    first, last = usages[0], usages[-1]
-    seconds = last.at_s - first.at_s
+    duration_s = usages[-1].at_s - usages[0].at_s
     increases = {key: value - before.readings.get(key, 0.0) for key, value in after.readings.items()}
-    calls = {name: quantile(buckets, 0.99) or 0.0 for name, buckets in _group_calls(increases).items()}
-
-    def median_and_p99(family: str) -> tuple[float | None, float | None]:
-        buckets = [(labels, value) for labels, value in _samples_of(increases, f"{family}_bucket")]
-        return quantile(buckets, 0.5), quantile(buckets, 0.99)
-
+    call_p99_s = {call: compute_quantile(buckets, 0.99) or 0.0 for call, buckets in _group_calls(increases).items()}
     return ScaleReport(
         sizes=sizes,
-        seconds=round(seconds, 1),
-        calls=calls,
-        too_slow=[
-            name for name, p99 in calls.items() if p99 > (30.0 if "namespace" in name or "cluster" in name else 1)
-        ],
-        requests_per_s=round(sum(value for _, value in _samples_of(increases, _REQUESTS)) / seconds, 1),
-        etcd_puts_per_s=round(sum(value for _, value in _samples_of(increases, _PUTS)) / seconds, 1),
-        loop_p99_s=median_and_p99(_LOOP)[1],
+        duration_s=round(duration_s, 1),
+        call_p99_s=call_p99_s,
+        slow_calls=[call for call, p99_s in call_p99_s.items() if p99_s > _objective_s(call)],
+        requests_per_s=round(sum(value for _, value in _iter_samples(increases, _REQUESTS)) / duration_s, 1),
+        etcd_puts_per_s=round(sum(value for _, value in _iter_samples(increases, _PUTS)) / duration_s, 1),
+        loop_p99_s=_compute_median_and_p99(increases, _LOOP_SECONDS)[1],
         lease_transitions=after.lease_transitions - before.lease_transitions,
-        rss_mib=max(usage.rss for usage in usages) >> 20,
-        cores=round((last.cpu_s - first.cpu_s) / seconds, 3),
-        plans_s=median_and_p99(_PLANS),
-        gate_wait_s=median_and_p99(_GATES),
-        plan_bytes_per_minute=round(plan_bytes / seconds * 60),
-        zone_pairs={labels["basis"]: value for labels, value in _samples_of(after.readings, _PAIRS)},
+        rss_mib=max(usage.rss_bytes for usage in usages) >> 20,
+        cores=round((usages[-1].cpu_s - usages[0].cpu_s) / duration_s, 3),
+        plans_s=_compute_median_and_p99(increases, _PLAN_SECONDS),
+        gate_wait_s=_compute_median_and_p99(increases, _GATE_SECONDS),
+        plan_bytes_per_minute=round(plan_bytes / duration_s * 60),
+        zone_pairs={labels["basis"]: value for labels, value in _iter_samples(after.readings, _ZONE_PAIRS)},
         changes=dict(changes),
     )
 
 
-Buckets = Sequence[tuple[Mapping[str, str], float]]
+def _objective_s(call: str) -> float:
+    return _LIST_OBJECTIVE_S if "namespace" in call or "cluster" in call else _OBJECT_OBJECTIVE_S
 
 
-def _samples_of(readings: Readings, name: str) -> Iterator[tuple[dict[str, str], float]]:
+def _compute_median_and_p99(increases: Readings, family: str) -> tuple[float | None, float | None]:
+    buckets = list(_iter_samples(increases, f"{family}_bucket"))
+    return compute_quantile(buckets, 0.5), compute_quantile(buckets, 0.99)
+
+
+def _iter_samples(readings: Readings, name: str) -> Iterator[tuple[dict[str, str], float]]:
     return ((dict(labels), value) for (sample_name, labels), value in readings.items() if sample_name == name)
 
 
 def _group_calls(increases: Readings) -> dict[str, Buckets]:
     """Buckets of calls by verb, and by scope for reads."""
     buckets_by_call: dict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
-    for labels, value in _samples_of(increases, f"{_CALLS}_bucket"):
-        if labels["verb"] not in _LONG_RUNNING and value:
+    for labels, value in _iter_samples(increases, f"{_CALL_SECONDS}_bucket"):
+        if labels["verb"] not in _LONG_RUNNING_VERBS and value:
             is_read = labels["verb"] in {"GET", "LIST"}
             call = f"{labels['verb']} ({labels['scope']})" if is_read else labels["verb"]
             buckets_by_call[call].append((labels, value))
     return dict(sorted(buckets_by_call.items()))
 
 
-def quantile(buckets: Buckets, share: float) -> float | None:
+def compute_quantile(buckets: Buckets, share: float) -> float | None:
     """Quantile of a histogram's cumulative buckets, interpolated as Prometheus does; None without observations."""
-    sums: dict[float, float] = defaultdict(float)
+    count_by_upper_bound: dict[float, float] = defaultdict(float)
     for labels, value in buckets:
-        sums[float(labels["le"])] += value
-    rank, lower, below = share * max(sums.values(), default=0.0), 0.0, 0.0
-    for upper, count in sorted(sums.items()):
+        count_by_upper_bound[float(labels["le"])] += value
+    rank = share * max(count_by_upper_bound.values(), default=0.0)
+    lower, count_below = 0.0, 0.0
+    for upper, count in sorted(count_by_upper_bound.items()):
         if rank and count >= rank:
-            within = (rank - below) / (count - below) if count > below else 1.0
-            return round(lower if math.isinf(upper) else lower + (upper - lower) * within, 4)
-        lower, below = upper, count
+            share_of_bucket = (rank - count_below) / (count - count_below) if count > count_below else 1.0
+            return round(lower if math.isinf(upper) else lower + (upper - lower) * share_of_bucket, 4)
+        lower, count_below = upper, count
     return None

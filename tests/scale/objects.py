@@ -10,8 +10,9 @@ from netperf.contract import AGENT_ANNOTATION, BANDWIDTH_RESOURCE, REGION_LABEL,
 from netperf.plans import CONTROL_PORT
 
 ZONES_PER_REGION = 4
-CONDITIONS = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable", "Ready")
-_MOMENT = "2026-01-01T00:00:00Z"
+NODE_CONDITIONS = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable", "Ready")
+POD_CONDITIONS = ("PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready")
+_TIME = "2026-01-01T00:00:00Z"
 
 
 def zone_name(index: int) -> str:
@@ -19,8 +20,8 @@ def zone_name(index: int) -> str:
     return f"zone-{index:03}"
 
 
-def node_body(name: str, *, zone: int, number: int) -> dict[str, Any]:
-    """A ready node of about 5 kB, with labels, conditions, images and an announced agent; ``number`` determines its address."""
+def make_node(name: str, *, zone: int, number: int) -> dict[str, Any]:
+    """A ready node of about 5 kB with labels, conditions, images and an announced agent; ``number`` sets its address."""
     address = f"10.{number >> 14 & 255}.{number >> 7 & 127}.{number & 127}"
     labels = {
         "kubernetes.io/hostname": name,
@@ -31,7 +32,7 @@ def node_body(name: str, *, zone: int, number: int) -> dict[str, Any]:
         "node.kubernetes.io/instance-type": "n2-standard-8",
         ZONE_LABEL: zone_name(zone),
         REGION_LABEL: f"region-{zone // ZONES_PER_REGION:02}",
-        **{f"example.com/label-{j}": f"value-{j}" for j in range(6)},
+        **{f"example.com/label-{i}": f"value-{i}" for i in range(6)},
     }
     conditions = [
         {
@@ -39,17 +40,17 @@ def node_body(name: str, *, zone: int, number: int) -> dict[str, Any]:
             "status": str(type_ == "Ready"),
             "reason": "KubeletHasSufficient",
             "message": "kubelet is posting its status",
-            "lastHeartbeatTime": _MOMENT,
-            "lastTransitionTime": _MOMENT,
+            "lastHeartbeatTime": _TIME,
+            "lastTransitionTime": _TIME,
         }
-        for type_ in CONDITIONS
+        for type_ in NODE_CONDITIONS
     ]
     amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", "ephemeral-storage": "100Gi", BANDWIDTH_RESOURCE: "10G"}
-    note = json.dumps({"address": address, "port": CONTROL_PORT, "version": "0.1.0", "prober": "netperf"})
+    announcement = json.dumps({"address": address, "port": CONTROL_PORT, "version": "0.1.0", "prober": "netperf"})
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": name, "labels": labels, "annotations": {AGENT_ANNOTATION: note}},
+        "metadata": {"name": name, "labels": labels, "annotations": {AGENT_ANNOTATION: announcement}},
         "spec": {"podCIDR": "10.244.0.0/24"},
         "status": {
             "capacity": amounts,
@@ -58,19 +59,19 @@ def node_body(name: str, *, zone: int, number: int) -> dict[str, Any]:
             "phase": "Running",
             "addresses": [{"type": "InternalIP", "address": address}, {"type": "Hostname", "address": name}],
             "images": [
-                {"names": [f"registry.example.com/team/image-{j}@sha256:{j:064}"], "sizeBytes": 100_000_000}
-                for j in range(10)
+                {"names": [f"registry.example.com/team/image-{i}@sha256:{i:064}"], "sizeBytes": 100_000_000}
+                for i in range(10)
             ],
         },
     }
 
 
-def running_pod(namespace: str, name: str, node: str, labels: Mapping[str, str], number: int) -> dict[str, Any]:
-    """A running and ready pod; ``number`` determines its address."""
+def make_running_pod(namespace: str, name: str, node: str, labels: Mapping[str, str], number: int) -> dict[str, Any]:
+    """A running and ready pod; ``number`` sets its address."""
     container = {"name": "main", "image": "registry.example.com/team/service:1.0"}
-    kinds = ("PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready")
     address = f"10.{128 + (number >> 16)}.{number >> 8 & 255}.{number & 255}"
-    running = {"imageID": "", "ready": True, "started": True, "restartCount": 0}
+    state = {"running": {"startedAt": _TIME}}
+    container_status = {**container, "imageID": "", "ready": True, "started": True, "restartCount": 0, "state": state}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -84,10 +85,10 @@ def running_pod(namespace: str, name: str, node: str, labels: Mapping[str, str],
         },
         "status": {
             "phase": "Running",
-            "conditions": [{"type": kind, "status": "True", "lastTransitionTime": _MOMENT} for kind in kinds],
-            "startTime": _MOMENT,
+            "conditions": [{"type": type_, "status": "True", "lastTransitionTime": _TIME} for type_ in POD_CONDITIONS],
+            "startTime": _TIME,
             "podIP": address,
             "podIPs": [{"ip": address}],
-            "containerStatuses": [{**container, **running, "state": {"running": {"startedAt": _MOMENT}}}],
+            "containerStatuses": [container_status],
         },
     }

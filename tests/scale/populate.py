@@ -21,12 +21,14 @@ from lab.installation import OVERLAY
 from lab.polling import poll_until
 from lab.progress import ProgressPrinter
 from netperf.contract import AGENT, NAME_LABEL, NETAWARE_NAMESPACE, PART_OF_LABELS
-from tests.scale.objects import node_body, running_pod
+from tests.scale.objects import make_node, make_running_pod
 from tests.support.etcd import Item, write_objects
 
 ROLLED_OUT_SHARE = 0.1
 """Share of AppGroups whose Deployments are rolled out; pods of the others never change."""
-_NOT_APPLIED = frozenset({"DaemonSet", "Deployment", "PodDisruptionBudget", "NetworkPolicy", "Service"})
+_OMITTED_KINDS = frozenset({"DaemonSet", "Deployment", "PodDisruptionBudget", "NetworkPolicy", "Service"})
+OTHER_NAMESPACES = 10
+"""Number of namespaces of the pods that belong to no AppGroup."""
 _TIMEOUT_S = 120.0
 
 
@@ -55,58 +57,59 @@ async def install_rules(lab: Lab) -> None:
 
     The policies that restrict an agent to its own node are left out, because simulated agents share one token.
     """
-    text = await lab.control_plane.run_kubectl("kustomize", OVERLAY, timeout_s=_TIMEOUT_S)
-    documents = [d for d in yaml.safe_load_all(text) if d and d["kind"] not in _NOT_APPLIED]
-    applied = [
-        d
-        for d in documents
-        if not (d["kind"] == "ValidatingAdmissionPolicyBinding" and d["metadata"]["name"].startswith(AGENT))
+    overlay = await lab.control_plane.run_kubectl("kustomize", OVERLAY, timeout_s=_TIMEOUT_S)
+    objects = [body for body in yaml.safe_load_all(overlay) if body and body["kind"] not in _OMITTED_KINDS]
+    applied_objects = [
+        body
+        for body in objects
+        if not (body["kind"] == "ValidatingAdmissionPolicyBinding" and body["metadata"]["name"].startswith(AGENT))
     ]
     path = lab.paths.state_dir / "manifests.yaml"
-    path.write_text(yaml.safe_dump_all(applied, sort_keys=False))
+    path.write_text(yaml.safe_dump_all(applied_objects, sort_keys=False))
     await lab.control_plane.run_kubectl("apply", "--server-side", "-f", path, timeout_s=_TIMEOUT_S)
 
 
 async def put_nodes_and_pods(plane: ControlPlane, sizes: Sizes, print_progress: ProgressPrinter) -> list[list[str]]:
-    """Write nodes and pods of agents, of AppGroups that never change, and of others; returns names of nodes by index of their zone."""
-    names = [[f"node-{zone:03}-{i:03}" for i in range(sizes.nodes_per_zone)] for zone in range(sizes.zones)]
+    """Write nodes and pods of agents, of AppGroups that never change, and of others.
+
+    Returns:
+        Names of the nodes of each zone.
+    """
+    names_by_zone = [[f"node-{zone:03}-{i:03}" for i in range(sizes.nodes_per_zone)] for zone in range(sizes.zones)]
     keys = [(i, zone) for i in range(sizes.nodes_per_zone) for zone in range(sizes.zones)]
-    bodies = (node_body(names[zone][i], zone=zone, number=number) for number, (i, zone) in enumerate(keys))
+    bodies = (make_node(names_by_zone[zone][i], zone=zone, number=number) for number, (i, zone) in enumerate(keys))
     nodes = ((f"minions/{body['metadata']['name']}", body) for body in bodies)
     print_progress(f"{await write_objects(plane, nodes)} nodes")
-    print_progress(f"{await write_objects(plane, _pods(sizes, names))} pods")
-    return names
+    print_progress(f"{await write_objects(plane, _iter_pods(sizes, names_by_zone))} pods")
+    return names_by_zone
 
 
-def _pods(sizes: Sizes, names: list[list[str]]) -> Iterator[Item]:
-    node_names, group = [name for zone in names for name in zone], _application().group
-    workloads = [w["workload"]["selector"] for w in group["spec"]["workloads"]]
+def _iter_pods(sizes: Sizes, names_by_zone: list[list[str]]) -> Iterator[Item]:
+    node_names, appgroup = [name for names in names_by_zone for name in names], _load_application().group
+    workloads = [entry["workload"]["selector"] for entry in appgroup["spec"]["workloads"]]
     numbers = itertools.count()
 
-    def pod(namespace: str, name: str, node: str, labels: Mapping[str, str]) -> Item:
-        return f"pods/{namespace}/{name}", running_pod(namespace, name, node, labels, next(numbers))
+    def make_item(namespace: str, name: str, node: str, labels: Mapping[str, str]) -> Item:
+        return f"pods/{namespace}/{name}", make_running_pod(namespace, name, node, labels, next(numbers))
 
     for node in node_names:
-        yield pod(NETAWARE_NAMESPACE, f"agent-{node}", node, {NAME_LABEL: AGENT, **PART_OF_LABELS})
-    for g in range(sizes.rolled_out_groups, sizes.groups):
-        for w, workload in enumerate(workloads):
-            # A group's pods are close to each other, as in a plan.
-            zone = names[(g + (w % 3)) % len(names)]
-            labels = {APPGROUP_LABEL: group["metadata"]["name"], WORKLOAD_LABEL: workload}
-            yield pod(group_namespace(g), f"pod-{workload.lower()}", zone[(g * 7 + w) % len(zone)], labels)
-    others = sizes.pods - len(node_names) - sizes.groups * len(workloads)
-    for number in range(max(0, others)):
-        yield pod(
-            f"scale-{number % 10}",
-            f"pod-{number}",
-            node_names[number % len(node_names)],
-            {"app": f"app-{number % 500}"},
-        )
+        yield make_item(NETAWARE_NAMESPACE, f"agent-{node}", node, {NAME_LABEL: AGENT, **PART_OF_LABELS})
+    for group in range(sizes.rolled_out_groups, sizes.groups):
+        for position, workload in enumerate(workloads):
+            # A group's pods are in three neighbouring zones, as in a plan.
+            names = names_by_zone[(group + position % 3) % len(names_by_zone)]
+            node = names[(group * 7 + position) % len(names)]
+            labels = {APPGROUP_LABEL: appgroup["metadata"]["name"], WORKLOAD_LABEL: workload}
+            yield make_item(group_namespace(group), f"pod-{workload.lower()}", node, labels)
+    other_pods = max(0, sizes.pods - len(node_names) - sizes.groups * len(workloads))
+    for number in range(other_pods):
+        namespace, node = f"scale-{number % OTHER_NAMESPACES}", node_names[number % len(node_names)]
+        yield make_item(namespace, f"pod-{number}", node, {"app": f"app-{number % 500}"})
 
 
 async def create_namespaces(client: Client, sizes: Sizes) -> None:
     """Create the namespaces of groups and other pods; wait for their default service accounts."""
-    names = [*(group_namespace(g) for g in range(sizes.groups)), *(f"scale-{i}" for i in range(10))]
+    names = [*map(group_namespace, range(sizes.groups)), *(f"scale-{i}" for i in range(OTHER_NAMESPACES))]
     for name in names:
         await client.create(NAMESPACES, {"metadata": {"name": name}}, Object)
     for name in (*names, NETAWARE_NAMESPACE):
@@ -115,16 +118,20 @@ async def create_namespaces(client: Client, sizes: Sizes) -> None:
 
 
 async def create_groups(client: Client, sizes: Sizes) -> list[tuple[str, str]]:
-    """Create AppGroups of one name in namespaces of their own; returns namespace and name of the Deployments of some."""
-    application, deployment_keys = _application(), []
-    for g in range(sizes.groups):
-        await client.create(APPGROUPS, application.group, Object, namespace=group_namespace(g))
-        for body in application.deployments.values() if g < sizes.rolled_out_groups else ():
+    """Create all AppGroups, and the Deployments of those that are rolled out.
+
+    Returns:
+        Namespace and name of each Deployment.
+    """
+    application, deployment_keys = _load_application(), []
+    for group in range(sizes.groups):
+        await client.create(APPGROUPS, application.group, Object, namespace=group_namespace(group))
+        for body in application.deployments.values() if group < sizes.rolled_out_groups else ():
             # No kubelet terminates a pod or reports that it is ready.
             body["spec"]["strategy"] = {"type": "Recreate"}
             body["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 0
-            await client.create(DEPLOYMENTS, body, Object, namespace=group_namespace(g))
-            deployment_keys.append((group_namespace(g), str(body["metadata"]["name"])))
+            await client.create(DEPLOYMENTS, body, Object, namespace=group_namespace(group))
+            deployment_keys.append((group_namespace(group), str(body["metadata"]["name"])))
     return deployment_keys
 
 
@@ -133,5 +140,5 @@ def group_namespace(index: int) -> str:
     return f"scale-group-{index}"
 
 
-def _application() -> boutique.Application:
+def _load_application() -> boutique.Application:
     return boutique.load_application(scheduler=OUR_SCHEDULER, cpu="100m")

@@ -1,4 +1,4 @@
-"""Runs a scale measurement in a lab of its own: boots and fills it, starts our programs, changes the cluster, and reads the figures."""
+"""Runs a scale measurement in a new lab: fills it, starts our programs, changes the cluster, and reads the figures."""
 
 from __future__ import annotations
 
@@ -34,49 +34,54 @@ from tests.scale.populate import Sizes
 from tests.support.etcd import create_client_context
 from tests.support.scheduling import running
 
-# There are no kubelets that renew Leases, so the node controller must not notice; and the ttl controller would write to every node.
-_MANAGER = ("--node-monitor-grace-period=600m", "--node-monitor-period=10s", "--controllers=*,-ttl-controller")
+# No kubelet renews Leases, which the node controller must not notice. The ttl controller would write to every node.
+_CONTROLLER_MANAGER_FLAGS = (
+    "--node-monitor-grace-period=600m",
+    "--node-monitor-period=10s",
+    "--controllers=*,-ttl-controller",
+)
 _WARM_UP_S, _USAGE_INTERVAL_S = 30.0, 5.0
-_DEADLINE_S = 600.0
+_START_TIMEOUT_S = 600.0
 
 
 async def run_scale(sizes: Sizes, *, name: str, print_progress: ProgressPrinter) -> ScaleReport:
-    """Measure a cluster of these sizes, and remove it; raises LabError if the control plane or a program does not start."""
+    """Measure a cluster of these sizes, and remove it. Raises LabError if a program does not start."""
     started = time.monotonic()
     async with Lab.start(None, name=name, components=()) as lab, AsyncExitStack() as stack:
         plane = lab.control_plane
-        manager = await plane.start_controller_manager(_MANAGER)
+        manager = await plane.start_controller_manager(_CONTROLLER_MANAGER_FLAGS)
         print_progress("control plane is up")
         admin = await stack.enter_async_context(Client(lab.client_config, timeout_s=60.0))
         await populate.install_rules(lab)
         await populate.create_namespaces(admin, sizes)
         # The controller manager would write to every new node.
         await lab.programs.stop(manager)
-        nodes = await populate.put_nodes_and_pods(plane, sizes, print_progress)
-        await plane.start_controller_manager(_MANAGER)
+        names_by_zone = await populate.put_nodes_and_pods(plane, sizes, print_progress)
+        await plane.start_controller_manager(_CONTROLLER_MANAGER_FLAGS)
         controller_url = await _start_programs(lab)
         print_progress("controller and extender are ready")
-        changes = ClusterChanges(admin, nodes)
+        changes = ClusterChanges(admin, names_by_zone)
         changes.deployments = await populate.create_groups(admin, sizes)
-        zones = await _start_agents(lab, sizes, changes, stack)
+        agents = await _start_agents(lab, sizes, changes, stack)
         print_progress(
             f"the cluster is complete after {time.monotonic() - started:.0f} s, and every zone pair has a first sample"
         )
         # The costs of the start are not measured.
         await asyncio.sleep(_WARM_UP_S)
         before = await _take_metrics_snapshot(lab, admin, controller_url)
-        for zone in zones:
-            zone.plan_bytes = 0
-        await stack.enter_async_context(running({zone.zone: zone.probe() for zone in zones}))
+        for zone_agents in agents:
+            zone_agents.plan_bytes = 0
+        await stack.enter_async_context(running({zone_agents.zone: zone_agents.probe() for zone_agents in agents}))
         if changes.deployments:
             await stack.enter_async_context(running({"rollouts": changes.roll_out()}))
-        length_s = sizes.minutes * 60
+        duration_s = sizes.minutes * 60
         # The zone fails early enough to recover within the measurement.
-        failing = asyncio.create_task(changes.fail_zone(sizes.zones // 2, length_s / 3, min(length_s / 5, 300.0)))
-        usages = await _record_usage(lab, length_s)
-        await failing
+        failure = changes.fail_zone(sizes.zones // 2, delay_s=duration_s / 3, duration_s=min(duration_s / 5, 300.0))
+        zone_failure = asyncio.create_task(failure)
+        usages = await _record_usage(lab, duration_s)
+        await zone_failure
         after = await _take_metrics_snapshot(lab, admin, controller_url)
-        plan_bytes = sum(zone.plan_bytes for zone in zones)
+        plan_bytes = sum(zone_agents.plan_bytes for zone_agents in agents)
         return figures.compute_report(
             sizes, before, after, usages=usages, plan_bytes=plan_bytes, changes=changes.counts
         )
@@ -92,7 +97,7 @@ async def _start_programs(lab: Lab) -> str:
     for url in urls:
         is_ready, description = partial(answers_ok, f"{url}/readyz", 5), f"{url} to be ready"
         await poll_until(
-            is_ready, description, _DEADLINE_S, every_s=0.5, on_retry=lab.programs.check_running, error=BootError
+            is_ready, description, _START_TIMEOUT_S, every_s=0.5, on_retry=lab.programs.check_running, error=BootError
         )
     await lab.control_plane.start_scheduler(extender_url=urls[1])
     return urls[0]
@@ -103,18 +108,19 @@ async def _start_agents(lab: Lab, sizes: Sizes, changes: ClusterChanges, stack: 
     kubeconfig = await lab.control_plane.write_token_kubeconfig(NETAWARE_NAMESPACE, AGENT)
     client = await stack.enter_async_context(Client(load_cluster_config(credentials_dir(kubeconfig)), timeout_s=60.0))
     names = map(zone_name, range(sizes.zones))
-    zones = [ZoneAgents(client, name, sizes.nodes_per_zone, changes.unreachable_zones.__contains__) for name in names]
-    await stack.enter_async_context(running({zone.zone: zone.watch_plan() for zone in zones}))
-    async with asyncio.timeout(_DEADLINE_S):
-        await asyncio.gather(*(zone.write_first_results() for zone in zones))
-    return zones
+    is_unreachable = changes.unreachable_zones.__contains__
+    agents = [ZoneAgents(client, name, sizes.nodes_per_zone, is_unreachable) for name in names]
+    await stack.enter_async_context(running({zone_agents.zone: zone_agents.watch_plan() for zone_agents in agents}))
+    async with asyncio.timeout(_START_TIMEOUT_S):
+        await asyncio.gather(*(zone_agents.write_first_results() for zone_agents in agents))
+    return agents
 
 
-async def _record_usage(lab: Lab, length_s: float) -> list[ControllerUsage]:
-    """Read the controller's usage every few seconds for this time."""
+async def _record_usage(lab: Lab, duration_s: float) -> list[ControllerUsage]:
+    """Read the controller's usage every `_USAGE_INTERVAL_S` for this time."""
     started, usages = time.monotonic(), [_read_usage(lab)]
-    while (elapsed_s := time.monotonic() - started) < length_s:
-        await asyncio.sleep(min(_USAGE_INTERVAL_S, length_s - elapsed_s))
+    while (elapsed_s := time.monotonic() - started) < duration_s:
+        await asyncio.sleep(min(_USAGE_INTERVAL_S, duration_s - elapsed_s))
         lab.programs.check_running()
         usages.append(_read_usage(lab))
     return usages
@@ -122,19 +128,21 @@ async def _record_usage(lab: Lab, length_s: float) -> list[ControllerUsage]:
 
 def _read_usage(lab: Lab) -> ControllerUsage:
     controller = next(program for program in lab.programs if program.name == "controller")
-    rss, cpu_s = 0, 0.0
-    for number, process in enumerate(controller.find_process_tree()):
-        with suppress(psutil.Error):
-            rss = process.memory_info().rss if number == 0 else rss
-            cpu_s += sum(process.cpu_times()[:2])
-    return ControllerUsage(time.monotonic(), rss, cpu_s)
+    processes = controller.find_process_tree()  # the controller first
+    rss_bytes, cpu_s = processes[0].memory_info().rss, 0.0
+    for process in processes:
+        with suppress(psutil.Error):  # the process has ended
+            cpu_times = process.cpu_times()
+            cpu_s += cpu_times.user + cpu_times.system
+    return ControllerUsage(time.monotonic(), rss_bytes, cpu_s)
 
 
 async def _take_metrics_snapshot(lab: Lab, admin: Client, controller_url: str) -> MetricsSnapshot:
-    server = (await admin.request("GET", "/metrics", timeout_s=120.0)).decode()
+    api_server = (await admin.request("GET", "/metrics", timeout_s=120.0)).decode()
     lease = await admin.get(LEASES, CONTROLLER, Lease, namespace=NETAWARE_NAMESPACE)
     etcd = await _fetch(f"{lab.control_plane.etcd}/metrics", create_client_context(lab.control_plane))
-    readings = await asyncio.to_thread(figures.read_metrics, (server, etcd, await _fetch(f"{controller_url}/metrics")))
+    controller = await _fetch(f"{controller_url}/metrics")
+    readings = await asyncio.to_thread(figures.read_metrics, (api_server, etcd, controller))
     return MetricsSnapshot(readings, lease.spec.lease_transitions or 0)
 
 
