@@ -1,7 +1,7 @@
 """Monitors the health of a lab from outside while faults are injected, and measures how long recovery takes.
 
-A lab is healthy if the API server answers, all programs of ours are ready, and a controller renews the Lease. Recovery lasts from the
-last fault, or from its revert, to the first moment at which the lab is healthy.
+A lab is healthy if the API server answers, all programs of ours are ready, and a controller renews the Lease. Recovery
+lasts from the last fault, or from its revert, to the first moment at which the lab is healthy.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ STABLE_S = 10.0
 _POLL_S = 0.5
 _REQUEST_TIMEOUT_S = 2.0
 ALLOWED_OUTAGE_S = {
-    "kill": 14.0,
-    "pause": 14.0,
-    "deny": 14.0,
-    "etcd-full": 14.0,
+    "kill-program": 14.0,
+    "pause-program": 14.0,
+    "deny-writes": 14.0,
+    "fill-etcd": 14.0,
     "pause-control-plane": 14.0,
     "kill-control-plane": 30.0,
 }
-"""Seconds of outage that a fault may cause: a Lease's duration and two attempts to acquire it, or a restart of the control plane."""
+"""Outage that a fault may cause: a Lease's duration and two attempts to acquire it, or a start of the control plane."""
 
 log = logging.getLogger(__name__)
 
@@ -55,23 +55,23 @@ class HealthMonitor:
     """
 
     def __init__(self, client: Client, urls: dict[str, str], count_pending_reverts: Callable[[], int]) -> None:
-        self._client, self._urls, self._count_pending_reverts = client, urls, count_pending_reverts
-        self._fault_at: float | None = None
+        self._client, self._url_by_program, self._count_pending_reverts = client, urls, count_pending_reverts
+        self._last_fault_at_s: float | None = None
         self._allowed_outage_s = 0.0
-        self._healthy_since: float | None = None
+        self._healthy_since_s: float | None = None
         self.recoveries: list[tuple[float, float]] = []
         self.problems: list[str] = []
         self.outages: list[tuple[float, float]] = []
 
     def on_fault(self, fault: Fault) -> None:
         """Begin a new recovery."""
-        self._fault_at, self._healthy_since = time.monotonic(), None
+        self._last_fault_at_s, self._healthy_since_s = time.monotonic(), None
         self._allowed_outage_s = max(self._allowed_outage_s, ALLOWED_OUTAGE_S.get(fault.kind, 0.0))
 
     @property
     def healthy_s(self) -> float:
         """Seconds since which the lab has been healthy."""
-        return 0.0 if self._healthy_since is None else time.monotonic() - self._healthy_since
+        return 0.0 if self._healthy_since_s is None else time.monotonic() - self._healthy_since_s
 
     async def run(self) -> None:
         """Check until cancelled."""
@@ -79,36 +79,37 @@ class HealthMonitor:
             while True:
                 started = time.monotonic()
                 if self._count_pending_reverts():
-                    self._fault_at = started if self._fault_at is not None else None
+                    self._last_fault_at_s = started if self._last_fault_at_s is not None else None
                 self.problems = await self._find_problems(session)
                 # Gates are opened without agents and the extender.
                 if any(not problem.startswith(("agent-", "extender")) for problem in self.problems):
                     self.outages.append((time.time() - _POLL_S - (time.monotonic() - started), time.time()))
                 if self.problems:
-                    self._healthy_since = None
-                elif self._fault_at is None or self._fault_at <= started:
+                    self._healthy_since_s = None
+                elif self._last_fault_at_s is None or self._last_fault_at_s <= started:
                     self._on_healthy(started)
                 await asyncio.sleep(_POLL_S)
 
-    def _on_healthy(self, now: float) -> None:
-        self._healthy_since = self._healthy_since or now
-        if self._fault_at is not None and not self._count_pending_reverts():
-            duration_s = max(0.0, now - self._fault_at)
+    def _on_healthy(self, now_s: float) -> None:
+        self._healthy_since_s = self._healthy_since_s or now_s
+        if self._last_fault_at_s is not None and not self._count_pending_reverts():
+            duration_s = max(0.0, now_s - self._last_fault_at_s)
             self.recoveries.append((duration_s, self._allowed_outage_s))
             log.info("healthy %.1f s after the last fault", duration_s)
-            self._fault_at, self._allowed_outage_s = None, 0.0
+            self._last_fault_at_s, self._allowed_outage_s = None, 0.0
 
     async def _find_problems(self, session: aiohttp.ClientSession) -> list[str]:
         async def find_readiness_problem(name: str, url: str) -> str:
             try:
                 async with session.get(f"{url}/readyz") as response:
-                    text = await response.text()
-                    return "" if response.status == 200 else f"{name}: {response.status} {text[:200]}"
+                    body = await response.text()
+                    return "" if response.status == 200 else f"{name}: {response.status} {body[:200]}"
             except (aiohttp.ClientError, TimeoutError) as error:
                 return f"{name}: {type(error).__name__}"
 
         problems = await asyncio.gather(
-            self._find_lease_problem(), *map(find_readiness_problem, self._urls, self._urls.values())
+            self._find_lease_problem(),
+            *(find_readiness_problem(name, url) for name, url in self._url_by_program.items()),
         )
         return [problem for problem in problems if problem]
 

@@ -35,7 +35,7 @@ _RETRY_S, _POLL_S, _ETCD_TIMEOUT_S = 1.0, 0.25, 5.0
 LATE_WRITE_S = 65.0
 """How long an API server may still execute a request whose client gave up: its request timeout is a minute."""
 # A kubelet backs off from 10 s; programs are killed more often here.
-_RESTART_AFTER_S = 1.0
+_RESTART_DELAY_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -55,20 +55,20 @@ class FaultInjector:
         self._was_answered: dict[Fault, asyncio.Future[bool]] = {}
         self.crashes: list[str] = []
         self.restarts = 0
-        self._by_kind: dict[str, Callable[[Fault], Awaitable[None]]] = {
-            "kill": self._kill,
+        self._inject_by_kind: dict[str, Callable[[Fault], Awaitable[None]]] = {
+            "kill-program": self._kill,
             "kill-control-plane": self._kill,
-            "kill-helper": self._kill,
-            "pause": self._pause,
+            "kill-component": self._kill,
+            "pause-program": self._pause,
             "pause-control-plane": self._pause,
-            "cut": self._change_link,
-            "latency": self._change_link,
-            "results-delete": self._delete_results,
-            "results-corrupt": self._corrupt_results,
-            "plans-delete": self._delete_plans,
-            "relabel": self._relabel,
-            "deny": self._deny,
-            "etcd-full": self._fill_etcd,
+            "cut-link": self._change_link,
+            "slow-link": self._change_link,
+            "delete-results": self._delete_results,
+            "corrupt-results": self._corrupt_results,
+            "delete-plans": self._delete_plans,
+            "relabel-node": self._relabel_node,
+            "deny-writes": self._deny_writes,
+            "fill-etcd": self._fill_etcd,
         }
 
     @property
@@ -78,20 +78,20 @@ class FaultInjector:
 
     async def inject(self, fault: Fault) -> None:
         """Inject a fault; log why it cannot be injected."""
-        answered, error = False, ""
+        answered, reason = False, ""
         future = self._was_answered[fault] = asyncio.get_running_loop().create_future()
         try:
-            await self._by_kind[fault.kind](fault)
+            await self._inject_by_kind[fault.kind](fault)
             answered = True
-        except KubekitError as reason:
+        except KubekitError as error:
             # An earlier fault may have stopped what this one needs.
-            answered, error = isinstance(reason, ApiError) and reason.status < 500, str(reason)
+            answered, reason = isinstance(error, ApiError) and error.status < 500, str(error)
         finally:
             future.set_result(answered)
-        log.info("fault %s %s for %.1f s %s", fault.kind, fault.target, fault.duration_s, error)
+        log.info("fault %s %s for %.1f s %s", fault.kind, fault.target, fault.duration_s, reason)
 
     async def wait_for_reverts(self, timeout_s: float) -> list[str]:
-        """Wait until all faults are reverted; returns a violation for each that is not in time."""
+        """Wait until all faults are reverted; returns a violation for each that is not reverted in time."""
         if self._reverts:
             await asyncio.wait(set(self._reverts), timeout=timeout_s)
         return [f"a fault is not reverted: {fault}" for fault in self._reverts.values()]
@@ -113,7 +113,7 @@ class FaultInjector:
             for program in self._lab.programs:
                 if program.poll() is None:
                     ended_at.pop(program.name, None)
-                elif time.monotonic() - ended_at.setdefault(program.name, time.monotonic()) >= _RESTART_AFTER_S:
+                elif time.monotonic() - ended_at.setdefault(program.name, time.monotonic()) >= _RESTART_DELAY_S:
                     del ended_at[program.name]
                     if program.name not in (*CONTROL_PLANE, *CLUSTER_COMPONENTS) and program.poll() != -signal.SIGKILL:
                         self.crashes.append(f"crash: {program.name} ended by itself with code {program.poll()}")
@@ -137,7 +137,7 @@ class FaultInjector:
     async def _change_link(self, fault: Fault) -> None:
         zones = zone_pair(*fault.target.split("/"))
         original = self._links[zones]
-        change = {"loss": 1.0} if fault.kind == "cut" else {"rtt_us": original.rtt_us * _LATENCY_FACTOR}
+        change = {"loss": 1.0} if fault.kind == "cut-link" else {"rtt_us": original.rtt_us * _LATENCY_FACTOR}
         self._lab.wan.change_link(*zones, **change)
         self._revert_later(fault, partial(self._lab.wan.set_link, *zones, original))
 
@@ -149,29 +149,30 @@ class FaultInjector:
         for results in await list_result_configmaps(self._client, RESULTS_NAME):
             data, name = results.data or {}, results.metadata.name
             keys = sorted(data)[: round(len(data) * _CORRUPTED_SHARE)]
-            body = {"data": {key: data[key][: len(data[key]) // 2] for key in keys}}
-            await self._client.patch(CONFIGMAPS, name, body, ConfigMap, namespace=NETAWARE_NAMESPACE)
+            patch = {"data": {key: data[key][: len(data[key]) // 2] for key in keys}}
+            await self._client.patch(CONFIGMAPS, name, patch, ConfigMap, namespace=NETAWARE_NAMESPACE)
 
     async def _delete_plans(self, _: Fault) -> None:
         namespace = NETAWARE_NAMESPACE
         for plan in await self._client.list(CONFIGMAPS, ConfigMap, namespace=namespace, label_selector=PLAN_SELECTOR):
             await self._client.delete(CONFIGMAPS, plan.metadata.name, namespace=namespace)
 
-    async def _relabel(self, fault: Fault) -> None:
-        node = self._lab.network_of(fault.target).node
+    async def _relabel_node(self, fault: Fault) -> None:
+        zone = self._lab.network_of(fault.target).node.zone
+        zones = [network.node.zone for network in self._lab.networks]
 
-        async def label(zone: str) -> None:
-            body = {"metadata": {"labels": {ZONE_LABEL: zone}}}
-            await self._client.patch(NODES, fault.target, body, Node, patch_type=MERGE_PATCH)
+        async def set_zone(label: str) -> None:
+            patch = {"metadata": {"labels": {ZONE_LABEL: label}}}
+            await self._client.patch(NODES, fault.target, patch, Node, patch_type=MERGE_PATCH)
 
-        self._revert_later(fault, partial(label, node.zone))
-        await label(next(n.node.zone for n in self._lab.networks if n.node.zone not in {"", node.zone}))
+        self._revert_later(fault, partial(set_zone, zone))
+        await set_zone(next(other for other in zones if other not in {"", zone}))
 
-    async def _deny(self, fault: Fault) -> None:
+    async def _deny_writes(self, fault: Fault) -> None:
         """Forbid our programs to write a resource, by an admission policy."""
         name = f"{_POLICY_PREFIX}{fault.at_s:g}"
 
-        async def allow() -> None:
+        async def delete_policy() -> None:
             for resource in (POLICY_BINDINGS, POLICIES):
                 try:
                     await self._client.delete(resource, name)
@@ -179,10 +180,9 @@ class FaultInjector:
                     if not error.is_not_found:
                         raise
 
-        self._revert_later(fault, allow)
-        for resource, spec in zip(
-            (POLICIES, POLICY_BINDINGS), _build_policy_and_binding(name, fault.target), strict=True
-        ):
+        self._revert_later(fault, delete_policy)
+        specs = _build_policy_and_binding(name, fault.target)
+        for resource, spec in zip((POLICIES, POLICY_BINDINGS), specs, strict=True):
             await self._client.create(resource, {"metadata": {"name": name}, "spec": spec}, Object)
 
     async def _fill_etcd(self, fault: Fault) -> None:
@@ -190,7 +190,7 @@ class FaultInjector:
         await self._send_alarm("ACTIVATE")
 
     async def _send_alarm(self, action: str) -> None:
-        """Activate or deactivate the alarm that etcd raises when its quota is used up; until then it refuses requests that need space."""
+        """Activate or deactivate the alarm of an etcd whose quota is used up; while it is active, etcd refuses writes."""
         plane = self._lab.control_plane
         timeout = aiohttp.ClientTimeout(total=_ETCD_TIMEOUT_S)
         try:
@@ -215,7 +215,7 @@ class FaultInjector:
 
         async def wait_and_revert() -> None:
             await asyncio.sleep(fault.duration_s)
-            # A request that got no response may take effect until the API server gives it up, so it is reverted again then.
+            # A request without a response may take effect until the API server gives it up, so it is reverted again then.
             answered = await self._was_answered[fault]
             await self._retry_until_done(revert)
             if not answered:
@@ -246,7 +246,7 @@ def _build_policy_and_binding(name: str, resource: str) -> tuple[Mapping[str, An
     return policy, {"policyName": name, "validationActions": ["Deny"]}
 
 
-def _send_signal(pid: int, number: signal.Signals) -> None:
+def _send_signal(pid: int, signal_number: signal.Signals) -> None:
     """Send a signal, unless the process has ended."""
     with suppress(ProcessLookupError):
-        os.kill(pid, number)
+        os.kill(pid, signal_number)

@@ -1,4 +1,4 @@
-"""Runs chaos in a lab of its own: boots it, installs our programs, injects faults, waits for recovery, and checks invariants."""
+"""Runs chaos in a new lab: installs our programs, injects faults, waits for recovery, and checks invariants."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ from tests.support.scheduling import running
 SECOND_CONTROLLER = "controller-2"
 _POLICY = Path(__file__).parent / "audit-policy.yaml"
 _START_TIMEOUT_S, _RECOVERY_TIMEOUT_S, _REVERT_TIMEOUT_S = 180.0, 240.0, 240.0
-RECOVERY_LIMIT_S = 10.0
-# Short, so that costs expire and gates open by timeout within a run of minutes.
-GATE_S = 30.0
+_RECOVERY_LIMIT_S = 10.0
+# Short, so that gates open by timeout within a run of minutes.
+_MAX_GATE_S = 30.0
 # A gate may be opened this late, because a Lease is taken over or a request waits.
 _GATE_LEEWAY_S = 45.0
-CONFIG: dict[str, Any] = {
+_CONTROLLER_CONFIG: dict[str, Any] = {
+    # Costs expire within a run too.
     "topology": {"costPolicy": {"staleAfterS": 20, "expireAfterS": 60, "percentile": "p50"}},
-    "scheduler": {"gates": {"maxWaitS": GATE_S}},
+    "scheduler": {"gates": {"maxWaitS": _MAX_GATE_S}},
 }
-_UNREACHABLE = CostPolicy().unreachable_cost
+_UNREACHABLE_COST = CostPolicy().unreachable_cost
 
 log = logging.getLogger(__name__)
 
@@ -71,23 +72,28 @@ class ChaosReport(msgspec.Struct, frozen=True):
 class ChaosRun:
     """The fault injector, workload and health monitor of a lab."""
 
-    def __init__(self, client: Client, probe: Client, installation: Installation, second_url: str) -> None:
+    def __init__(
+        self, client: Client, health_client: Client, installation: Installation, second_controller_url: str
+    ) -> None:
         self.lab = installation.lab
         self.injector = FaultInjector(client, self.lab)
         self.workload = Workload(client)
-        urls = {"controller": installation.controller_url, SECOND_CONTROLLER: second_url}
-        urls |= {"extender": installation.extender_url}
-        urls |= {agent_program_name(node): url for node, url in installation.agent_urls.items()}
-        self.health = HealthMonitor(probe, urls, lambda: self.injector.pending_reverts)
+        urls = {
+            "controller": installation.controller_url,
+            SECOND_CONTROLLER: second_controller_url,
+            "extender": installation.extender_url,
+            **{agent_program_name(node): url for node, url in installation.agent_urls.items()},
+        }
+        self.health = HealthMonitor(health_client, urls, lambda: self.injector.pending_reverts)
         zones = tuple(self.lab.topology.zones) if self.lab.topology else ()
-        self.pairs = len(zones) * (len(zones) - 1)
+        self.pair_count = len(zones) * (len(zones) - 1)
         self.targets = FaultTargets(tuple(urls), zones, tuple(installation.agent_urls))
 
     async def wait_until_healthy(self, timeout_s: float) -> bool:
-        """Wait until the lab has been healthy for `STABLE_S` and every zone pair has a cost; returns whether it is in time."""
+        """Wait until the lab has been healthy for `STABLE_S` and all zone pairs have costs; False after the timeout."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            if self.health.healthy_s >= STABLE_S and await self.count_priced_pairs() == self.pairs:
+            if self.health.healthy_s >= STABLE_S and await self.count_priced_pairs() == self.pair_count:
                 return True
             await asyncio.sleep(0.5)
         return False
@@ -95,7 +101,7 @@ class ChaosRun:
     async def count_priced_pairs(self) -> int:
         """Number of zone pairs with a cost that is not that of an unreachable pair."""
         try:
-            return sum(0 < cost < _UNREACHABLE for cost in (await self.health.read_costs()).values())
+            return sum(0 < cost < _UNREACHABLE_COST for cost in (await self.health.read_costs()).values())
         except KubekitError:
             return 0
 
@@ -113,10 +119,10 @@ class ChaosRun:
         """Violations of invariants that hold after all faults are reverted."""
         violations = []
         if not await self.wait_until_healthy(_RECOVERY_TIMEOUT_S):
-            priced = f"only {await self.count_priced_pairs()} of {self.pairs} pairs have a cost"
-            violations.append(f"no recovery: {'; '.join(self.health.problems) or priced}")
+            missing_costs = f"only {await self.count_priced_pairs()} of {self.pair_count} pairs have a cost"
+            violations.append(f"no recovery: {'; '.join(self.health.problems) or missing_costs}")
         # The workload has stopped, so after this time every gate must be open.
-        await asyncio.sleep(GATE_S + STABLE_S)
+        await asyncio.sleep(_MAX_GATE_S + STABLE_S)
         try:
             for pod in await self.workload.list_unbound_pods():
                 gates = ", ".join(g.name for g in pod.spec.scheduling_gates or ())
@@ -126,7 +132,7 @@ class ChaosRun:
         violations += [
             f"recovery: {duration_s:.1f} s after an outage of at most {allowed_s:.0f} s"
             for duration_s, allowed_s in self.health.recoveries
-            if duration_s > allowed_s + RECOVERY_LIMIT_S
+            if duration_s > allowed_s + _RECOVERY_LIMIT_S
         ]
         return violations
 
@@ -134,22 +140,22 @@ class ChaosRun:
 async def run_chaos(topology: Topology, *, name: str, seed: int, minutes: float, logs_dir: Path) -> ChaosReport:
     """Inject faults into a lab, check invariants, and remove the lab.
 
-    If an invariant is broken, ``logs_dir`` gets the programs' logs, and the audit log is kept beside it. Raises LabError if the lab does
-    not start, or is not healthy before the first fault.
+    If an invariant is broken, ``logs_dir`` gets the programs' logs, and the audit log is kept beside it. Raises LabError if
+    the lab does not start, or is not healthy before the first fault.
     """
     audit_log = logs_dir.with_suffix(".audit")
     flags = (f"--audit-policy-file={_POLICY}", f"--audit-log-path={audit_log}", "--audit-log-maxsize=10000")
     audit_log.parent.mkdir(parents=True, exist_ok=True)
     audit_log.unlink(missing_ok=True)
     async with Lab.start(topology, name=name, components=COMPONENTS, api_server_flags=flags) as lab:
-        installation = await install(lab, controller_config=CONFIG)
+        installation = await install(lab, controller_config=_CONTROLLER_CONFIG)
         async with (
             Client(lab.client_config, timeout_s=10.0) as client,
-            Client(lab.client_config, timeout_s=3.0) as probe,
+            Client(lab.client_config, timeout_s=3.0) as health_client,
         ):
             url = f"http://{LOOPBACK}:{find_free_ports(1)[0]}"
             await _start_second_controller(client, installation, url)
-            run = ChaosRun(client, probe, installation, url)
+            run = ChaosRun(client, health_client, installation, url)
             try:
                 report = await _run_faults(run, seed, minutes, audit_log)
             finally:
@@ -162,7 +168,7 @@ async def run_chaos(topology: Topology, *, name: str, seed: int, minutes: float,
 
 
 async def _run_faults(run: ChaosRun, seed: int, minutes: float, audit_log: Path) -> ChaosReport:
-    faults = draw_faults(seed, minutes * 60, run.targets)
+    faults = draw_faults(seed, duration_s=minutes * 60, targets=run.targets)
     async with running({"health": run.health.run(), "restarts": run.injector.restart_ended_programs()}):
         if not await run.wait_until_healthy(_START_TIMEOUT_S):
             raise BootError(
@@ -170,7 +176,7 @@ async def _run_faults(run: ChaosRun, seed: int, minutes: float, audit_log: Path)
             )
         async with running({"workload": run.workload.run()}):
             await asyncio.sleep(STABLE_S)
-            before = usage.read_usage(run.lab)
+            usage_before = usage.read_usage(run.lab)
             log.info("%s faults of seed %s in %g minutes", len(faults), seed, minutes)
             await run.inject_all(faults)
         log.info("waits for recovery")
@@ -178,15 +184,15 @@ async def _run_faults(run: ChaosRun, seed: int, minutes: float, audit_log: Path)
             *await run.injector.wait_for_reverts(_REVERT_TIMEOUT_S),
             *await run.find_violations_after_faults(),
         ]
-        violations += [*usage.find_leaks(before, usage.read_usage(run.lab)), *run.injector.crashes]
+        violations += [*usage.find_leaks(usage_before, usage.read_usage(run.lab)), *run.injector.crashes]
     violations += await asyncio.to_thread(_check_audit_log, run, audit_log)
     recoveries_s = sorted(round(duration_s, 1) for duration_s, _ in run.health.recoveries) or [0.0]
-    count = len(recoveries_s)
+    p50_s, p99_s = recoveries_s[len(recoveries_s) // 2], recoveries_s[int(len(recoveries_s) * 0.99)]
     return ChaosReport(
         seed=seed,
         faults=dict(sorted(Counter(fault.kind for fault in faults).items())),
         violations=violations,
-        recovery_s={"p50": recoveries_s[count // 2], "p99": recoveries_s[int(count * 0.99)], "max": recoveries_s[-1]},
+        recovery_s={"p50": p50_s, "p99": p99_s, "max": recoveries_s[-1]},
         restarts=run.injector.restarts,
     )
 
@@ -194,7 +200,7 @@ async def _run_faults(run: ChaosRun, seed: int, minutes: float, audit_log: Path)
 def _check_audit_log(run: ChaosRun, audit_log: Path) -> list[str]:
     with audit_log.open("rb") as file:
         events = audit.read_events(file)
-    gated_pods = audit.find_pods_gated_too_long(events, GATE_S + _GATE_LEEWAY_S, run.health.outages)
+    gated_pods = audit.find_pods_gated_too_long(events, _MAX_GATE_S + _GATE_LEEWAY_S, run.health.outages)
     return [*audit.find_unfenced_writes(events), *gated_pods]
 
 

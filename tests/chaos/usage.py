@@ -39,19 +39,21 @@ def read_usage(lab: Lab) -> dict[str, Usage]:
 def find_leaks(before: Mapping[str, Usage], after: Mapping[str, Usage]) -> list[str]:
     """Violations by programs whose usage grew by more than an allowance.
 
-    Memory of the control plane is not compared: etcd and the API server's watch cache keep old versions until a compaction, which
-    the faults delay.
+    Memory of the control plane is not compared: etcd and the API server's watch cache keep old versions until a compaction,
+    which the faults delay.
     """
     violations = []
-    for name, old in before.items():
-        new = after.get(name)
-        if new is None:
+    for name, usage_before in before.items():
+        usage_after = after.get(name)
+        if usage_after is None:
             violations.append(f"not running: {name}")
             continue
-        if name not in CONTROL_PLANE and new.rss_bytes > old.rss_bytes * _RSS_FACTOR + _RSS_ALLOWANCE_BYTES:
-            violations.append(f"memory: {name} from {old.rss_bytes >> 20} to {new.rss_bytes >> 20} MiB")
-        if new.descriptors > old.descriptors + _DESCRIPTORS_ALLOWANCE:
-            violations.append(f"descriptors: {name} from {old.descriptors} to {new.descriptors}")
-        if new.processes > old.processes + _PROCESSES_ALLOWANCE:
-            violations.append(f"processes: {name} from {old.processes} to {new.processes}")
+        max_rss_bytes = usage_before.rss_bytes * _RSS_FACTOR + _RSS_ALLOWANCE_BYTES
+        if name not in CONTROL_PLANE and usage_after.rss_bytes > max_rss_bytes:
+            mib_before, mib_after = usage_before.rss_bytes >> 20, usage_after.rss_bytes >> 20
+            violations.append(f"memory: {name} from {mib_before} to {mib_after} MiB")
+        if usage_after.descriptors > usage_before.descriptors + _DESCRIPTORS_ALLOWANCE:
+            violations.append(f"descriptors: {name} from {usage_before.descriptors} to {usage_after.descriptors}")
+        if usage_after.processes > usage_before.processes + _PROCESSES_ALLOWANCE:
+            violations.append(f"processes: {name} from {usage_before.processes} to {usage_after.processes}")
     return violations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import Any
+from collections.abc import Awaitable
 
 from controller.cluster.crds import APPGROUPS
 from controller.cluster.pods import OUR_SCHEDULER
@@ -27,19 +27,22 @@ class Workload:
 
     async def run(self) -> None:
         """Deploy and delete until cancelled."""
-        deployed: list[str] = []
+        namespaces: list[str] = []
         for number in itertools.count(1):
             if await self._try(self._deploy(f"{PREFIX}{number}")):
-                deployed.append(f"{PREFIX}{number}")
-            if len(deployed) > _MAX_APPLICATIONS and await self._try(self._client.delete(NAMESPACES, deployed[0])):
-                deployed.pop(0)
+                namespaces.append(f"{PREFIX}{number}")
+            if len(namespaces) > _MAX_APPLICATIONS and await self._try(self._client.delete(NAMESPACES, namespaces[0])):
+                namespaces.pop(0)
             await asyncio.sleep(_DEPLOY_INTERVAL_S)
 
     async def list_unbound_pods(self) -> list[Pod]:
         """Pods of the applications that have no node."""
-        pods = await self._client.list(PODS, Pod)
-        ours = [p for p in pods if p.metadata.namespace.startswith(PREFIX) and not p.metadata.deletion_timestamp]
-        return [p for p in ours if not p.spec.node_name]
+        unbound_pods = [pod for pod in await self._client.list(PODS, Pod) if not pod.spec.node_name]
+        return [
+            pod
+            for pod in unbound_pods
+            if pod.metadata.namespace.startswith(PREFIX) and not pod.metadata.deletion_timestamp
+        ]
 
     async def _deploy(self, namespace: str) -> None:
         await self._client.create(NAMESPACES, {"metadata": {"name": namespace}}, Object)
@@ -47,9 +50,9 @@ class Workload:
         for deployment in self._application.deployments.values():
             await self._client.create(DEPLOYMENTS, deployment, Object, namespace=namespace)
 
-    async def _try(self, work: Any) -> bool:
+    async def _try(self, request: Awaitable[object]) -> bool:
         try:
-            await work
+            await request
         except KubekitError:
             return False  # Part of an application is load too.
         return True

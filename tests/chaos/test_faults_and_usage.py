@@ -1,0 +1,39 @@
+"""Faults follow from their seed, and programs that leak are found."""
+
+from __future__ import annotations
+
+import itertools
+
+from tests.chaos.faults import WEIGHT_BY_KIND, FaultTargets, draw_faults
+from tests.chaos.usage import Usage, find_leaks
+
+TARGETS = FaultTargets(programs=("controller", "extender", "agent-n1"), zones=("z1", "z2", "z3"), nodes=("n1", "n2"))
+MIB = 1 << 20
+
+
+def test_equal_seeds_draw_equal_faults_and_other_seeds_others() -> None:
+    faults = draw_faults(7, 600, TARGETS)
+    assert faults == draw_faults(7, 600, TARGETS)
+    assert faults != draw_faults(8, 600, TARGETS)
+    assert all(fault.at_s < next_fault.at_s < 600 for fault, next_fault in itertools.pairwise(faults))
+
+
+def test_a_long_run_has_faults_of_all_kinds() -> None:
+    assert {fault.kind for fault in draw_faults(7, 6000, TARGETS)} == set(WEIGHT_BY_KIND)
+
+
+def test_leaks_and_ended_programs_are_reported_and_expected_growth_is_not() -> None:
+    small = Usage(rss_bytes=100 * MIB, descriptors=20, processes=1)
+    usage_before = {"extender": small, "leaking": small, "ended": small, "etcd": small}
+    usage_after = {
+        "extender": Usage(rss_bytes=120 * MIB, descriptors=25, processes=2),
+        "leaking": Usage(rss_bytes=300 * MIB, descriptors=90, processes=9),
+        # etcd keeps old versions until a compaction.
+        "etcd": Usage(rss_bytes=300 * MIB, descriptors=20, processes=1),
+    }
+    assert find_leaks(usage_before, usage_after) == [
+        "memory: leaking from 100 to 300 MiB",
+        "descriptors: leaking from 20 to 90",
+        "processes: leaking from 1 to 9",
+        "not running: ended",
+    ]
