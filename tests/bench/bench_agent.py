@@ -1,7 +1,8 @@
 """Measures memory and CPU of an idle agent that enforces the limits of 110 pods.
 
-Pods are network namespaces with veth pairs and processes in cgroups, and the API server is real. CPU is a share of one core. The idle
-time is shorter than the interval of full checks, so the cost of a full check is measured separately and added. Needs root.
+Pods are network namespaces with veth pairs and processes in cgroups, and the API server is real. CPU is a share of one
+core. The idle time is shorter than the interval of full checks, so the cost of a full check is measured separately and
+added. Needs root.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from lab.netperf_install import find_netperf_if_available
 from lab.polling import poll_until
 from netperf.contract import NETAWARE_NAMESPACE
 from tests.bench.control_plane import control_plane
-from tests.bench.figures import Figures, figure
+from tests.bench.figures import Figures, make_figure
 from tests.integration.agent.agents import Agent, create_pod, report_pod_address, running_agent
 from tests.integration.agent.pods_on_node import NETWORK, NodePod, node_pod, run, run_bench
 
@@ -37,13 +38,14 @@ IMAGE_ENVIRONMENT = {
     "SSL_CERT_FILE": os.devnull,
 }
 """Environment variables of the image and the manifest."""
-IDLE_S = 60.0
-WARM_UP_S = 40.0
+IDLE_S, WARM_UP_S = 60.0, 40.0
+CHECK_S = 6.0
+"""Longer than the agent waits after a change of a link, and than the check takes."""
 NODE = "bench-node"
 
 
 def measure() -> Figures:
-    """The figures by name."""
+    """Figures of an idle agent."""
     return dict(run_bench(__file__))
 
 
@@ -61,17 +63,17 @@ async def _start_enforcing_agent(stack: AsyncExitStack) -> tuple[Agent, list[Nod
 async def _measure_idle() -> Figures:
     async with AsyncExitStack() as stack:
         agent, pods = await _start_enforcing_agent(stack)
-        check_s = await _full_check_cpu_s(agent, pods[0])
+        check_s = await _measure_full_check_s(agent, pods[0])
         await asyncio.sleep(5.0)
-        start_cpu_s, started = _cpu_s(agent), time.monotonic()
+        start_cpu_s, started = _read_cpu_s(agent), time.monotonic()
         await asyncio.sleep(IDLE_S)
-        idle_cores = (_cpu_s(agent) - start_cpu_s) / (time.monotonic() - started) + check_s / FULL_CHECK_INTERVAL_S
+        idle_cores = (_read_cpu_s(agent) - start_cpu_s) / (time.monotonic() - started) + check_s / FULL_CHECK_INTERVAL_S
         memory_mb = psutil.Process(agent.process.pid).memory_info().rss / 2**20
     scope = f"{PODS_ON_NODE} annotated pods, both directions enforced"
     details = f"{scope}; a full check takes {1000 * check_s:.0f} ms, every {FULL_CHECK_INTERVAL_S:.0f} s"
     return {
-        "agent: resident memory": figure(memory_mb, "MB", 45, scope),
-        "agent: CPU when idle": figure(100 * idle_cores, "% of a core", 0.2, details),
+        "agent: resident memory": make_figure(memory_mb, "MB", 45, scope),
+        "agent: CPU when idle": make_figure(100 * idle_cores, "% of a core", 0.2, details),
     }
 
 
@@ -112,15 +114,15 @@ async def _wait_until_enforced(agent: Agent) -> None:
     await poll_until(are_enforced, every_s=1.0)
 
 
-async def _full_check_cpu_s(agent: Agent, pod: NodePod) -> float:
+async def _measure_full_check_s(agent: Agent, pod: NodePod) -> float:
     """CPU seconds of a full check, after a change of a link that does not affect limits."""
-    start_cpu_s = _cpu_s(agent)
+    start_cpu_s = _read_cpu_s(agent)
     run(f"ip link set {pod.host_device} txqueuelen 999")
-    await asyncio.sleep(6.0)
-    return _cpu_s(agent) - start_cpu_s
+    await asyncio.sleep(CHECK_S)
+    return _read_cpu_s(agent) - start_cpu_s
 
 
-def _cpu_s(agent: Agent) -> float:
+def _read_cpu_s(agent: Agent) -> float:
     """CPU seconds of the agent without its children."""
     times = psutil.Process(agent.process.pid).cpu_times()
     return float(times.user + times.system)

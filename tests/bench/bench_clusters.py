@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 
-from tests.bench.figures import Figures, figure
+from tests.bench.figures import Figures, make_figure
 from tests.unit.controller.plan_comparison import Comparison, compare_with_best
 
 CLUSTER_COUNT = int(os.environ.get("NETAWARE_BENCH_CLUSTERS", "500"))
@@ -29,16 +29,16 @@ def measure() -> Figures:
     proven = sum(c.is_proven for c in comparisons)
     details = f"{sum(c.best_value.unplaced > 0 for c in comparisons)} clusters have pods that CP-SAT cannot place; {proven} proven"
     figures = {
-        "clusters_unplaced_more": figure(worse_placed, "clusters", 0, f"of {len(comparisons)}; {details}"),
-        "clusters_violations_more": figure(violating_percent, "%", 1),
+        "clusters_unplaced_more": make_figure(worse_placed, "clusters", 0, f"of {len(comparisons)}; {details}"),
+        "clusters_violations_more": make_figure(violating_percent, "%", 1),
     }
     for style in ("time", "parity"):
         ratios = np.array([c.cost_ratio for c in equally_placed if c.style == style and c.matches_on_limits])
         median, p95, worst = float(np.median(ratios)), float(np.percentile(ratios, 95)), float(ratios.max())
         figures |= {
-            f"clusters_{style}_median": figure(round(median, 3), "x", 1),
-            f"clusters_{style}_p95": figure(p95, "x", 1.03),
-            f"clusters_{style}_worst": figure(worst, "x", 1.15, f"of {len(ratios)}"),
+            f"clusters_{style}_median": make_figure(round(median, 3), "x", 1),
+            f"clusters_{style}_p95": make_figure(p95, "x", 1.03),
+            f"clusters_{style}_worst": make_figure(worst, "x", 1.15, f"of {len(ratios)}"),
         }
     return figures
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from kubekit.runtime import compact_memory
-from tests.bench.figures import Figures, figure
+from tests.bench.figures import Figures, make_figure
 from tests.support.descheduler_builders import (
     DescheduleDecision,
     DeschedulerConfig,
@@ -35,19 +35,20 @@ from tests.support.descheduler_builders import (
 
 NOW_S = 1_800_000_000.0
 OVERUTILIZED_SHARE, IDLE_SHARE = 0.05, 0.3
-NODE_MILLICORES = 32_000
+NODE_MILLICORES, NODE_BYTES, POD_BYTES = 32_000, 40 * 2**30, 2**30
 UNLIMITED = dict.fromkeys(("perNode", "perNamespace", "perRound", "perWorkload", "unavailablePerWorkload"), 10**6)
 
 
 def measure() -> Figures:
-    """Figures for ``make bench``."""
+    """Figures of a large cluster."""
     cluster = _Cluster(5_000, 100_000)
     rounds = cluster.run_rounds(5)
     blocked_ms = 1000 * cluster.measure_blocking_s()
-    note = f"a tenth of the default interval of 60 s; {rounds.moves} moves planned off {rounds.overutilized_nodes} overutilized nodes"
+    planned = f"{rounds.moves} moves planned off {rounds.overutilized_nodes} overutilized nodes"
+    note = f"a tenth of the default interval of 60 s; {planned}"
     return {
-        "descheduler: one round, 5,000 nodes, 100,000 pods": figure(rounds.min_duration_s, "s", 6, note),
-        "descheduler: longest block of the leader's loop by a round": figure(
+        "descheduler: one round, 5,000 nodes, 100,000 pods": make_figure(rounds.min_duration_s, "s", 6, note),
+        "descheduler: longest block of the leader's loop by a round": make_figure(
             blocked_ms, "ms", 50, "CPU time of this process"
         ),
     }
@@ -62,18 +63,18 @@ class _RoundFigures(NamedTuple):
 class _Cluster:
     def __init__(self, nodes: int, pods: int) -> None:
         self._world = World()
-        self._names = [f"node-{i:05}" for i in range(nodes)]
-        for name in self._names:
+        self._node_names = [f"node-{i:05}" for i in range(nodes)]
+        for name in self._node_names:
             node = make_node(name, cpu="32", memory="128Gi", labels={"disk": "ssd"})
             self._world.on_node_change(name, node)
         decoder, reader = msgspec.json.Decoder(Pod), PodReader()
         self._node_index_by_pod: dict[str, int] = {}
         for i in range(pods):
-            pod = decoder.decode(_encode_pod(i, self._names[i % nodes]))
+            pod = decoder.decode(_encode_pod(i, self._node_names[i % nodes]))
             self._world.on_pod_change(pod.metadata.key, reader.read(pod))
             self._node_index_by_pod[pod.metadata.key] = i % nodes
         self._usage = UsageStore(180)
-        self._settings = _settings()
+        self._settings = _make_settings()
 
     def run_rounds(self, count: int) -> _RoundFigures:
         """Run rounds from the same state. The shortest duration counts, because other work only slows them."""
@@ -81,58 +82,51 @@ class _Cluster:
         durations_s = []
         moves = overutilized_nodes = 0
         for i in range(count):
-            now = NOW_S + 60 * i
-            batch = self._build_batch(now)
+            now_s = NOW_S + 60 * i
+            batch = self._build_batch(now_s)
             started = time.perf_counter()
-            decision = self._decide(self._world.snapshot(), batch, now)
+            decision = self._decide(self._world.snapshot(), batch, now_s)
             durations_s.append(time.perf_counter() - started)
             moves = len(decision.plan.moves)
             overutilized_nodes = sum(state.kind == "overutilized" for state in decision.plan.nodes)
         return _RoundFigures(min(durations_s), moves, overutilized_nodes)
 
-    def _decide(self, snapshot: DeschedulerSnapshot, batch: UsageBatch, now: float) -> DescheduleDecision:
-        self._usage.update(batch, snapshot.nodes, snapshot.pods.by_key, now)
-        with_usage = replace(snapshot, usage=self._usage.view(now))
-        return decide(with_usage, History(), ReasonDurations(), self._settings, now, assume_lasting=True).decision
+    def _decide(self, snapshot: DeschedulerSnapshot, batch: UsageBatch, now_s: float) -> DescheduleDecision:
+        self._usage.update(batch, snapshot.nodes, snapshot.pods.by_key, now_s)
+        with_usage = replace(snapshot, usage=self._usage.view(now_s))
+        return decide(with_usage, History(), ReasonDurations(), self._settings, now_s, assume_lasting=True).decision
 
     def measure_blocking_s(self) -> float:
-        """How long a round blocks the event loop: a snapshot on the loop, and a decision in a thread as in the program."""
+        """How long a round blocks the event loop: the snapshot runs on the loop, the decision in a thread."""
 
-        async def decide_in_thread(batch: UsageBatch, now: float) -> None:
-            await asyncio.to_thread(self._decide, self._world.snapshot(), batch, now)
+        async def decide_in_thread(batch: UsageBatch, now_s: float) -> None:
+            await asyncio.to_thread(self._decide, self._world.snapshot(), batch, now_s)
 
         times = [NOW_S + 60 * i for i in range(10, 13)]
-        return min(asyncio.run(_longest_block_s(decide_in_thread(self._build_batch(now), now))) for now in times)
+        rounds = (decide_in_thread(self._build_batch(now_s), now_s) for now_s in times)
+        return min(asyncio.run(_measure_longest_block_s(decision_round)) for decision_round in rounds)
 
     def _cpu_percent(self, index: int) -> float:
         """CPU usage of a node in percent: some nodes are overutilized, some idle, the others between."""
-        rank = (index * 7919 % len(self._names)) / len(self._names)  # 7919 is prime, so neighbours get distant ranks.
+        # 7919 is prime, so neighbours get distant ranks.
+        rank = (index * 7919 % len(self._node_names)) / len(self._node_names)
         if rank < OVERUTILIZED_SHARE:
             return 85.0
         return 20.0 if rank < OVERUTILIZED_SHARE + IDLE_SHARE else 50.0
 
-    def _build_batch(self, now: float) -> UsageBatch:
-        pods_per_node = max(1, len(self._node_index_by_pod) // len(self._names))
-        readings = [
-            reading
-            for i, name in enumerate(self._names)
-            for reading in (
-                UsageReading(name, "cpu", NODE_MILLICORES * self._cpu_percent(i) / 100, now),
-                UsageReading(name, "memory", 40 * 2**30, now),
-            )
-        ]
-        readings += [
-            reading
-            for key, i in self._node_index_by_pod.items()
-            for reading in (
-                UsageReading(key, "cpu", NODE_MILLICORES * self._cpu_percent(i) / 100 / pods_per_node, now),
-                UsageReading(key, "memory", 2**30, now),
-            )
-        ]
+    def _build_batch(self, now_s: float) -> UsageBatch:
+        pods_per_node = max(1, len(self._node_index_by_pod) // len(self._node_names))
+        readings: list[UsageReading] = []
+        for index, name in enumerate(self._node_names):
+            millicores = NODE_MILLICORES * self._cpu_percent(index) / 100
+            readings += [UsageReading(name, "cpu", millicores, now_s), UsageReading(name, "memory", NODE_BYTES, now_s)]
+        for key, index in self._node_index_by_pod.items():
+            millicores = NODE_MILLICORES * self._cpu_percent(index) / 100 / pods_per_node
+            readings += [UsageReading(key, "cpu", millicores, now_s), UsageReading(key, "memory", POD_BYTES, now_s)]
         return UsageBatch(tuple(readings))
 
 
-async def _longest_block_s(work: Awaitable[None]) -> float:
+async def _measure_longest_block_s(work: Awaitable[None]) -> float:
     """The longest time in which the event loop runs nothing else, in CPU seconds of this process."""
     longest_s, last_sleep_s, task = 0.0, time.process_time(), asyncio.ensure_future(work)
     while not task.done():
@@ -143,7 +137,7 @@ async def _longest_block_s(work: Awaitable[None]) -> float:
     return longest_s
 
 
-def _settings() -> ResolvedConfig:
+def _make_settings() -> ResolvedConfig:
     policy = {"lowThresholds": {"cpu": 45, "memory": 45}, "highThresholds": {"cpu": 70, "memory": 70}}
     return msgspec.convert({"policy": policy, "limits": UNLIMITED}, DeschedulerConfig).resolve()
 

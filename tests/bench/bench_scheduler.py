@@ -28,7 +28,7 @@ from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.state import State
 from kubekit.http import Server
 from kubekit.runtime import compact_memory
-from tests.bench.figures import Figures, figure
+from tests.bench.figures import Figures, make_figure
 from tests.support.bodies import make_random_weight
 from tests.unit.controller.scheduler_objects import make_node, make_pod, make_state, make_weighted_topology
 
@@ -202,7 +202,7 @@ def measure(size: int = NODES) -> Figures:
     p99_s = sorted(durations_s)[int(len(durations_s) * 0.99)]
     reference = f"{REFERENCE}; {refused_share:.0%} of the nodes are refused here"
     return {
-        "extender_10000_nodes_median": figure(median_s * 1e3, "ms", MEDIAN_BUDGET_MS, reference),
-        "extender_10000_nodes_p99": figure(p99_s * 1e3, "ms"),
-        "extender_10000_nodes_over_floor": figure(median_s / floor_s, "x", FLOOR_BUDGET, FLOOR_REFERENCE),
+        "extender_10000_nodes_median": make_figure(median_s * 1e3, "ms", MEDIAN_BUDGET_MS, reference),
+        "extender_10000_nodes_p99": make_figure(p99_s * 1e3, "ms"),
+        "extender_10000_nodes_over_floor": make_figure(median_s / floor_s, "x", FLOOR_BUDGET, FLOOR_REFERENCE),
     }

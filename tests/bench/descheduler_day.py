@@ -34,7 +34,7 @@ from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Object, Reso
 from lab.scheduler_config import build_scheduler_config
 from netperf.contract import HOT_TAINT
 from tests.bench.control_plane import control_plane, create_ready_node, gather_in_batches
-from tests.bench.figures import Figures, figure
+from tests.bench.figures import Figures, make_figure
 from tests.support.descheduler_builders import (
     DeschedulerConfig,
     History,
@@ -357,11 +357,11 @@ def compare_with_budgets(days: list[DayFigures]) -> Figures:
     evaluated = sum(sum(f.outcomes.values()) for f in days)
     helped_percent = 100 * sum(f.outcomes.get("helped", 0) for f in days) / evaluated if evaluated else 100.0
     return {
-        "evictions a day of a workload that cannot be helped": figure(of_other, "evictions", 6),
-        "evictions a day of a replica that can": figure(of_helped, "evictions", 2),
-        "overutilized node-hours less than without": figure(node_hours, "%", 80, at_least=True),
-        "cores above the threshold, hours less than without": figure(core_hours, "%"),
-        "moves that helped": figure(helped_percent, "%", 95, f"without benefit: {ineffective}", at_least=True),
+        "evictions a day of a workload that cannot be helped": make_figure(of_other, "evictions", 6),
+        "evictions a day of a replica that can": make_figure(of_helped, "evictions", 2),
+        "overutilized node-hours less than without": make_figure(node_hours, "%", 80, at_least=True),
+        "cores above the threshold, hours less than without": make_figure(core_hours, "%"),
+        "moves that helped": make_figure(helped_percent, "%", 95, f"without benefit: {ineffective}", at_least=True),
     }
 
 

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-Figures = dict[str, dict[str, object]]
-"""Name -> result of `figure`."""
+from typing import TypedDict
 
 
-def figure(
+class Figure(TypedDict):
+    """A benchmark's result; ``ok`` says whether it is within its budget, None if it has none."""
+
+    value: float
+    unit: str
+    budget: str
+    ok: bool | None
+    reference: str
+
+
+Figures = dict[str, Figure]
+"""Name -> figure."""
+
+
+def make_figure(
     value: float, unit: str, budget: float | None = None, reference: str = "", *, at_least: bool = False
-) -> dict[str, object]:
-    """A benchmark's result; ``budget`` is its maximum, or with ``at_least`` its minimum. ``reference`` is what to compare it with."""
+) -> Figure:
+    """A figure; ``budget`` is its maximum, or its minimum if ``at_least``. ``reference`` is what to compare it with."""
     ok, limit = None, ""
     if budget is not None:
         ok = value >= budget if at_least else value <= budget
         limit = f"{'>=' if at_least else '<='} {budget:g}"
-    return {"value": round(value, 4), "unit": unit, "budget": limit, "ok": ok, "reference": reference}
+    return Figure(value=round(value, 4), unit=unit, budget=limit, ok=ok, reference=reference)

@@ -1,7 +1,7 @@
 """Run every ``bench_*.py`` beside this file and hold the figures against their budgets.
 
-Each exposes ``measure() -> {name: {"value", "unit", "budget", "ok", "reference"}}``. Budgets that depend on the machine are
-ratios within one run. Exit code 1 when a budget is broken.
+Each has a function ``measure() -> Figures``. Budgets that depend on the machine are ratios within one run. Exit code 1 when
+a budget is broken.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output")
     parser.add_argument("only", nargs="*", help="names of benches, such as scheduler or agent; all by default")
     args = parser.parse_args()
-    here = Path(__file__).parent
     figures: Figures = {}
-    for path in sorted(here.glob("bench_*.py")):
+    for path in sorted(Path(__file__).parent.glob("bench_*.py")):
         name = path.stem.removeprefix("bench_")
         if args.only and name not in args.only:
             continue
@@ -36,11 +35,10 @@ def main() -> int:
     else:
         for name, figure in figures.items():
             mark = "" if figure["ok"] is None else "ok" if figure["ok"] else "OVER"
-            value = f"{figure['value']:.6g}" if isinstance(figure["value"], float) else str(figure["value"])
-            print(f"{name:58} {value:>12} {figure['unit']!s:10} budget {figure['budget']!s:12} {mark}")
-            if figure.get("reference"):
+            print(f"{name:58} {figure['value']:>12.6g} {figure['unit']:10} budget {figure['budget']:12} {mark}")
+            if figure["reference"]:
                 print(f"{'':4}{figure['reference']}")
-    return 0 if all(f["ok"] is not False for f in figures.values()) else 1
+    return 0 if all(figure["ok"] is not False for figure in figures.values()) else 1
 
 
 if __name__ == "__main__":
