@@ -17,7 +17,7 @@ SOURCES = Path(__file__).with_name("native")
 PACKAGED_LIBRARY = SOURCES / "libsearch.so"
 """The compiled library in a wheel."""
 _COMPILER_FLAGS = ("-O3", "-std=c11", "-ffp-contract=off", "-shared", "-fPIC")
-_TIMEOUT_S = 300.0
+COMPILE_TIMEOUT_S = 300.0
 
 
 def compile_library(target: Path) -> None:
@@ -33,12 +33,12 @@ def compile_library(target: Path) -> None:
         files = [str(path) for path in sorted(SOURCES.glob("*.c"))]
         command += [*_COMPILER_FLAGS, *files, "-o", str(compiled), "-lm"]
         try:
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
         except FileNotFoundError as error:
             msg = f"the planner's search is written in C and {command[0]!r} was not found: install gcc, or netaware's wheel"
             raise OSError(msg) from error
         except subprocess.TimeoutExpired as error:
-            msg = f"the planner's search did not compile within {_TIMEOUT_S:g} s: set CC to another C compiler"
+            msg = f"the planner's search did not compile within {COMPILE_TIMEOUT_S:g} s: set CC to another C compiler"
             raise OSError(msg) from error
         except subprocess.CalledProcessError as error:
             output = f"{shlex.join(error.cmd)}: {error.stderr.strip()[:2000]}"

@@ -1,0 +1,130 @@
+"""The hosts that the search chooses on small problems, also compared with the best of all placements."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+import msgspec
+import numpy as np
+import pytest
+
+from controller.cluster.services import Routing
+from controller.scheduler.placement.evaluation import evaluate
+from controller.scheduler.placement.problem import CallCostTable, Ints, Problem
+from controller.scheduler.placement.solve import solve
+from tests.unit.controller.search_problems import ON_HOST_US, make_hosts, make_problem
+
+
+def find_zones_of_first_three(problem: Problem) -> set[int]:
+    """Zones of the first three replicas in the placement that the search finds."""
+    return set(problem.zone_of[solve(problem)[:3]].tolist())
+
+
+def evaluate_hosts(problem: Problem, hosts: Ints) -> tuple[int, float]:
+    """Violations and latency, the goals of the search in this order."""
+    evaluation = evaluate(problem, hosts)
+    return evaluation.violations, evaluation.latency
+
+
+def draw_problem_without_a_zone(seed: int) -> Problem:
+    """Three workloads, of two, two and one replicas, on four hosts; the last two hosts have no zone."""
+    rng = random.Random(seed)
+    edges = [(0, 1, Routing.ZONE), (1, 2, rng.choice((Routing.ANY, Routing.ZONE)))]
+    problem = make_problem(
+        [0, 1, 2, 2],
+        [2, 2, 1],
+        *edges,
+        free_cpu=rng.randint(2, 3),
+        has_zone_label=np.array([True, True, False]),
+        fixed_hosts=((), (rng.randrange(4),) if seed % 2 else (), ()),
+        overload_price=0.0,
+        balance_price=1e-9,
+    )
+    there_us, back_us = rng.randint(200, 900), rng.randint(200, 900)
+    latency_us = np.array([[100.0, there_us, 500.0], [back_us, 100.0, 500.0], [400.0, 600.0, 100.0]])
+    table = CallCostTable(latency_us, ON_HOST_US, latency_us > rng.randint(300, 700))
+    return msgspec.structs.replace(problem, tables=(table,))
+
+
+def test_flexible_replicas_free_the_only_host_of_a_constrained_replica() -> None:
+    """Each replica fills a host. The constrained workload fits only host 0, which the first workload would take."""
+    allowed = np.array([[True, True, True], [True, False, False]], np.bool_)
+    requests = np.array([[2], [2]], np.int64)
+    problem = make_problem([0, 1, 2], [2, 1], free_cpu=2, requests=requests, allowed=allowed, row_of=np.array([0, 1]))
+    *flexible, constrained = solve(problem).tolist()
+    assert sorted(flexible) == [1, 2]
+    assert constrained == 0
+
+
+def test_an_overcommitted_host_takes_no_more_replicas() -> None:
+    problem = make_problem([0, 0], [2], free=np.array([[-3], [1]], np.int64))
+    assert sorted(solve(problem).tolist()) == [-1, 1]
+
+
+def test_a_hint_is_kept_unless_another_placement_is_better() -> None:
+    problem = make_problem([0, 0, 1, 1], [1, 1], (0, 1, Routing.ANY))
+    for host in range(4):
+        assert solve(problem, make_hosts(host, host)).tolist() == [host, host]
+    assert len(set(solve(problem, make_hosts(0, 2)).tolist())) == 1
+    assert solve(problem, make_hosts(1, -1)).tolist() == [1, 1]
+
+
+def test_callers_are_spread_so_that_no_replica_is_overloaded() -> None:
+    """Three callers per callee's replica: locality alone would send all to one."""
+    must_span_zones = np.array([False, True])
+    problem = make_problem([0, 0, 1, 1], [4, 2], (0, 1, Routing.ZONE), free_cpu=3, must_span_zones=must_span_zones)
+    assert evaluate(problem, solve(problem)).max_load_ratio == 1.0
+
+
+@pytest.mark.parametrize(("must_span_zones", "zone_count"), [(False, 1), (True, 2)])
+def test_only_a_workload_that_must_span_zones_is_in_two_zones(*, must_span_zones: bool, zone_count: int) -> None:
+    problem = make_problem([0, 0, 1], [3, 1], (0, 1, Routing.ANY), must_span_zones=np.full(2, must_span_zones))
+    assert len(find_zones_of_first_three(problem)) == zone_count
+
+
+def test_replicas_without_calls_take_the_emptier_hosts() -> None:
+    problem = make_problem([0, 0, 0, 0], [1, 1, 1, 1], crowding_price=0.1, balance_price=0.02)
+    assert sorted(solve(problem).tolist()) == [0, 1, 2, 3]
+    uneven_problem = make_problem([0, 0], [1], free=np.array([[2], [8]], np.int64), balance_price=0.02)
+    assert solve(uneven_problem).tolist() == [1]
+
+
+def test_replicas_prefer_different_hosts_if_a_zone_has_less_latency_than_a_host() -> None:
+    latency_us = np.full((1, 1), ON_HOST_US / 3)
+    fast_zone = CallCostTable(latency_us, ON_HOST_US, latency_us > 100.0)
+    problem = make_problem([0] * 4, [2, 2], (0, 1, Routing.ZONE), colocation_price=np.ones(2), tables=(fast_zone,))
+    assert sorted(solve(problem).tolist()) == [0, 1, 2, 3]
+
+
+def test_colocation_has_the_same_price_for_the_rest_of_a_rollout() -> None:
+    """The plan of all pods of eleven workloads uses two of three hosts, and so does the plan of the last two pods."""
+    workload_count, cpu = 11, 40
+    problem = make_problem(
+        [0, 1, 2],
+        [2] * workload_count,
+        *((0, callee, Routing.ZONE) for callee in range(1, workload_count)),
+        free_cpu=cpu,
+        crowding_price=0.1,
+        balance_price=0.02,
+        must_span_zones=np.ones(workload_count, np.bool_),
+    )
+    used_hosts = sorted(set(solve(problem).tolist()))
+    assert len(used_hosts) == 2
+
+    fixed_hosts = (*[tuple(used_hosts)] * (workload_count - 1), ())
+    free = np.array([[cpu - (workload_count - 1) * (host in used_hosts)] for host in range(3)], np.int64)
+    last_two = np.full(2, workload_count - 1)
+    rest = msgspec.structs.replace(problem, free=free, class_of=last_two, fixed_hosts=fixed_hosts)
+    assert sorted(solve(rest).tolist()) == used_hosts
+
+
+@pytest.mark.solver
+@pytest.mark.parametrize("seed", range(12))
+def test_the_search_finds_the_best_of_all_placements_with_nodes_without_a_zone(seed: int) -> None:
+    """kube-proxy ignores all zone hints while a replica is on a node without a zone (pkg/proxy/topology.go)."""
+    problem = draw_problem_without_a_zone(seed)
+    placements = (make_hosts(*hosts) for hosts in product(range(4), repeat=5))
+    feasible = (hosts for hosts in placements if (np.bincount(hosts, minlength=4) <= problem.free[:, 0]).all())
+    best = min(evaluate_hosts(problem, hosts) for hosts in feasible)
+    assert evaluate_hosts(problem, solve(problem, seed=seed)) == pytest.approx(best)
