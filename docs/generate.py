@@ -314,7 +314,11 @@ def build_descheduling_page() -> str:
     old_text = (ROOT / "docs" / "descheduling.md").read_text()
     begin, end = "<!-- begin: conditions, by docs/generate.py -->\n", "<!-- end: conditions -->"
     rows = [
-        (f"`{c.name}`", c.requires, ", ".join(f"`{s}`" for s in sorted(c.strategies) if c.strategies != ALL_STRATEGIES))
+        (
+            f"`{c.name}`",
+            c.check.__doc__ or "",
+            ", ".join(f"`{s}`" for s in sorted(c.strategies) if c.strategies != ALL_STRATEGIES),
+        )
         for c in CONDITIONS
     ]
     before, after = old_text.partition(begin)[0], old_text.partition(end)[2]

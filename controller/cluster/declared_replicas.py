@@ -65,11 +65,11 @@ def limit_replicas(
         max_missing: how many replicas to plan that do not exist yet, of all workloads together.
     """
     limited_replicas: dict[str, int] = {}
-    left_out_count = 0
+    total_excess = 0
     for workload, replicas in declared.items():
-        missing_count = max(replicas - existing.get(workload, 0), 0)
-        planned_missing_count = min(missing_count, max_missing)
-        max_missing -= planned_missing_count
-        left_out_count += missing_count - planned_missing_count
-        limited_replicas[workload] = replicas - (missing_count - planned_missing_count)
-    return limited_replicas, left_out_count
+        missing = max(replicas - existing.get(workload, 0), 0)
+        excess = max(missing - max_missing, 0)
+        max_missing -= missing - excess
+        total_excess += excess
+        limited_replicas[workload] = replicas - excess
+    return limited_replicas, total_excess

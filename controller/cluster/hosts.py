@@ -76,7 +76,7 @@ class PodTemplate(msgspec.Struct):
     Attributes:
         example_pod: one of the pods; it keeps alive the labels and constraints whose identities are in the key.
         pods_by_node: node -> number of these pods.
-        terms: a cache of the planner: their rules about other pods.
+        terms: their rules about other pods (`pod_topology.Term`), cached by the planner; None before its first use.
     """
 
     example_pod: PodInfo

@@ -13,7 +13,7 @@ from controller.cluster.pods import Pod, PodSpec, PodStatus
 from controller.cluster.resource_requests import has_infeasible_resize, ports_of, requests_of
 from controller.cluster.volumes import claim_names_of
 from kubekit.owners import controller_of, find_workload
-from kubekit.wire import FINISHED_PHASES, MIRROR_ANNOTATION, ObjectMeta, OwnerReference, parse_time
+from kubekit.wire import FINISHED_PHASES, MIRROR_ANNOTATION, ObjectMeta, OwnerReference, parse_time_or_none
 from netperf.contract import AGENT, EGRESS_ANNOTATION, INGRESS_ANNOTATION, NAME_LABEL
 
 Shared = TypeVar("Shared")
@@ -176,7 +176,7 @@ class PodReader:
             is_eviction_allowed=evict_annotation == "true",
             constraints=self._constraints_of(spec),
             requests=self._requests_of(spec, status),
-            created_s=_parse_time_or_zero(meta.creation_timestamp),
+            created_s=parse_time_or_none(meta.creation_timestamp) or 0.0,
             host_network=spec.host_network,
             ingress_limit=(meta.annotations or {}).get(INGRESS_ANNOTATION),
             egress_limit=(meta.annotations or {}).get(EGRESS_ANNOTATION),
@@ -224,10 +224,3 @@ def _eviction_forbidden_by(pod: Pod, owner: OwnerReference | None, evict_annotat
         (eviction_cost >= FORBIDDING_EVICTION_COST, f"annotation {EVICTION_COST_ANNOTATION} forbids it"),
     )
     return next((reason for applies, reason in reasons if applies), "")
-
-
-def _parse_time_or_zero(text: str | None) -> float:
-    try:
-        return parse_time(text) if text else 0.0
-    except ValueError:
-        return 0.0

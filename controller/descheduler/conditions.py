@@ -20,7 +20,7 @@ class MoveCondition(NamedTuple):
 
     Attributes:
         name: also the label ``condition`` of a metric.
-        check: returns the reason why a candidate fails the condition, empty if it passes; its docstring tells users what is required.
+        check: returns why a candidate fails the condition; empty if it passes. Its docstring tells users what the condition requires.
         strategies: those whose candidates must meet it.
         scope: whether the pod, its node or the whole round fails. In LowNodeLoad, the last two end the moves off the node.
     """
@@ -29,11 +29,6 @@ class MoveCondition(NamedTuple):
     check: Callable[[PlanBuilder, Candidate], str]
     strategies: frozenset[StrategyName] = ALL_STRATEGIES
     scope: Literal["pod", "node", "round"] = "pod"
-
-    @property
-    def requires(self) -> str:
-        """Text for users."""
-        return self.check.__doc__ or ""
 
 
 class FailedCondition(NamedTuple):

@@ -35,12 +35,10 @@ MoveOutcome = Literal[
 CONFIGMAP_NAME, CONFIGMAP_KEY = "netaware-descheduler", "history.json"
 DAY_S = 86_400.0
 MAX_BACKOFF_S = 7 * DAY_S
-MAX_BACKOFFS = 1500
-"""A back-off takes at most 500 bytes, with names of 253 characters; a ConfigMap has at most 1 MiB."""
+MAX_BACKOFFS, MAX_BREAKER_ENTRIES, MAX_REASON_CHARS = 1500, 1000, 100
+"""Limits for a ConfigMap's 1 MiB: a back-off takes at most 500 bytes, with names of 253 characters, an entry of a breaker 100."""
 MIN_OLD_POD_AGE_S = 600.0
 """A pod that is older than this in the round of a move existed before the round, even if clocks differ by minutes."""
-MAX_BREAKER_ENTRIES = 1000
-MAX_REASON_CHARS = 100
 
 
 class HistoryRecord(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -71,11 +69,6 @@ class PendingMove(HistoryRecord, frozen=True):
     replacement_pod: str = ""
     replacement_uid: str = ""
     replacement_bound_at_s: float = 0.0
-
-
-def short_uid(uid: str) -> str:
-    """Eight hex digits that identify a pod within its workload, because hundreds of full uids would not fit into the ConfigMap."""
-    return f"{zlib.crc32(uid.encode()):08x}"
 
 
 class BackoffEntry(HistoryRecord, frozen=True):
@@ -128,11 +121,18 @@ class History(HistoryRecord, frozen=True):
         return backoff if backoff is not None and backoff.until_s > now else None
 
 
-_decode_history = msgspec.json.Decoder(History).decode
+def short_uid(uid: str) -> str:
+    """Eight hex digits that identify a pod within its workload, because hundreds of full uids would not fit into the ConfigMap."""
+    return f"{zlib.crc32(uid.encode()):08x}"
+
+
+def is_workload(key: str) -> bool:
+    """Whether a key of `History.backoffs` is a workload, not a replica."""
+    return "/" in key
 
 
 def add_moves(history: History, moves: Iterable[PendingMove]) -> History:
-    """Add moves, and count their evictions against the limits."""
+    """The history with more pending moves, whose evictions count against the limits."""
     moves = tuple(moves)
     evictions = tuple(EvictionEntry(pending.planned_at_s, pending.move.workload) for pending in moves)
     return msgspec.structs.replace(
@@ -140,19 +140,20 @@ def add_moves(history: History, moves: Iterable[PendingMove]) -> History:
     )
 
 
-def remove_move(history: History, removed: PendingMove) -> History:
-    """Remove a move whose pod was not evicted, with its eviction."""
+def remove_move(history: History, not_evicted: PendingMove) -> History:
+    """The history without a move whose pod was not evicted, and without its eviction."""
     evictions = list(history.evictions)
-    if (eviction := EvictionEntry(removed.planned_at_s, removed.move.workload)) in evictions:
+    eviction = EvictionEntry(not_evicted.planned_at_s, not_evicted.move.workload)
+    if eviction in evictions:
         evictions.remove(eviction)
-    pending = tuple(other for other in history.pending_moves if other.move.uid != removed.move.uid)
-    return msgspec.structs.replace(history, pending_moves=pending, evictions=tuple(evictions))
+    other_moves = tuple(other for other in history.pending_moves if other.move.uid != not_evicted.move.uid)
+    return msgspec.structs.replace(history, pending_moves=other_moves, evictions=tuple(evictions))
 
 
 def extend_backoff(
     history: History, key: str, reason: str, first_s: float, now: float, *, max_s: float = MAX_BACKOFF_S
 ) -> History:
-    """Extend a workload's or replica's back-off: ``first_s`` after the first failure, then each twice as long, at most ``max_s``."""
+    """The history with a longer back-off of a workload or a replica: ``first_s``, doubled with each failure up to ``max_s``."""
     previous = history.backoffs.get(key)
     failures = (previous.failures if previous else 0) + 1
     until_s = now + backoff_delay_s(failures, first_s, max_s)
@@ -160,17 +161,12 @@ def extend_backoff(
 
 
 def set_backoff(history: History, key: str, backoff: BackoffEntry) -> History:
-    """Set the back-off of a workload or a replica. Drops the back-offs that end first, if there are more than `MAX_BACKOFFS`."""
+    """The history with this back-off of a workload or a replica, without the back-offs that end first beyond `MAX_BACKOFFS`."""
     backoffs = {**history.backoffs, key: backoff}
     if len(backoffs) > MAX_BACKOFFS:
         latest = sorted(backoffs, key=lambda key: backoffs[key].until_s)[-MAX_BACKOFFS:]
         backoffs = {key: backoffs[key] for key in latest}
     return msgspec.structs.replace(history, backoffs=backoffs)
-
-
-def is_workload(key: str) -> bool:
-    """Whether a key of `History.backoffs` is a workload, not a replica."""
-    return "/" in key
 
 
 def drop_expired(history: History, limits: LimitsConfig, now: float) -> History:
@@ -189,6 +185,9 @@ def drop_expired(history: History, limits: LimitsConfig, now: float) -> History:
         evictions=tuple(e for e in history.evictions if now - e.planned_at_s < limits.workload_backoff_s),
         breaker_entries=tuple(e for e in history.breaker_entries if now - e.evaluated_at_s <= DAY_S),
     )
+
+
+_decode_history = msgspec.json.Decoder(History).decode
 
 
 class HistoryStore:

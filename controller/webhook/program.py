@@ -26,7 +26,11 @@ MAX_BODY_BYTES = 4 << 20
 
 
 async def run_webhook(certificate_dir: Path, *, listen: str) -> None:
-    """Answer AdmissionReviews at ``listen`` (``HOST:PORT``) until cancelled; ``certificate_dir`` has ``tls.crt`` and ``tls.key``.
+    """Answer AdmissionReviews over TLS until cancelled.
+
+    Args:
+        certificate_dir: folder with ``tls.crt`` and ``tls.key``.
+        listen: ``HOST:PORT``.
 
     Raises:
         ConfigError: the address cannot be bound, or the certificate cannot be read.
@@ -63,8 +67,11 @@ def _load_certificate(certificate_dir: Path) -> ssl.SSLContext:
 
 
 async def _watch_certificate(tls: ssl.SSLContext, certificate_dir: Path) -> None:
-    """Load certificate and key when tls.crt changes; later handshakes use them. If loading fails, the previous ones stay."""
-    # Loads them into a new context: if certificate and key do not match yet, the context is left without a key.
+    """Load certificate and key when tls.crt changes; later handshakes use them. If loading fails, the previous ones stay.
+
+    Each load makes a new context. A failed load into the server's context would leave that without a key, for example between the
+    writes of tls.crt and tls.key. The server keeps its context, so a callback gives each handshake the newest one.
+    """
     current_tls = tls
 
     def use_current_tls(connection: ssl.SSLObject, _name: str, _context: ssl.SSLContext) -> None:
@@ -88,6 +95,7 @@ async def _watch_certificate(tls: ssl.SSLContext, certificate_dir: Path) -> None
 
 
 def _modified_at(certificate_dir: Path) -> float:
+    """Time of the last change of tls.crt, unix seconds; 0 if it cannot be read."""
     try:
         return (certificate_dir / "tls.crt").stat().st_mtime
     except OSError:

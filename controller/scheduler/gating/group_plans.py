@@ -113,7 +113,7 @@ class GroupPlans:
         notify: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._inputs, self._state, self._node_cache = inputs, inputs.state, inputs.node_cache
+        self._inputs, self._state = inputs, inputs.state
         self._pods_of, self._config, self._metrics = pods_of, config, metrics
         self._solve, self._enqueue, self._notify, self._clock = solve, enqueue, notify, clock
         self.reservations = ReservationCache(inputs.node_cache)
@@ -121,6 +121,7 @@ class GroupPlans:
         self._queue = WorkQueue(self._queue_order)
         self._cached_plans: dict[str, CachedPlan] = {}
         self._requested_at: dict[str, float] = {}
+        """Group -> time since which it is queued; by `clock`, as all times here."""
         self._failures: dict[str, tuple[float, int]] = {}
         """Group -> time of its last failed plan, and how many failed in a row; such a group has no cached plan."""
         self._planned_conditions: dict[str, Condition] = {}
@@ -202,9 +203,7 @@ class GroupPlans:
         self._rollout_waits.forget_group(group)
         self._requested_at.pop(group, None)
         self.reservations.record_progress(group, has_started=False, is_complete=True)
-        assigned_node = self._node_cache.assigned_node
-        unaccounted_pods = [(p, p.spec.node_name) for p in pods if p.is_bound and not assigned_node(p.metadata.key)]
-        self.reservations.reserve(group, unaccounted_pods)
+        self.reservations.reserve(group, find_unaccounted_pods(Plan(), pods, self.reservations))
         if group not in self._state.groups:
             self._planned_conditions.pop(group, None)
             self.reservations.record_ended(self._expected_replacements.forget_group(group))
@@ -222,8 +221,6 @@ class GroupPlans:
         self._requested_at.pop(group, None)
         app_group = self._state.groups.get(group)
         pods = self._pods_of(group)
-        if app_group is None:
-            self._planned_conditions.pop(group, None)
         if app_group is None or not any(pod.is_waiting for pod in pods):
             return
         replicas, omitted_replicas = self._inputs.replicas_to_plan(group, pods)

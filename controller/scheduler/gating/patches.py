@@ -1,6 +1,6 @@
 """Builds the patches that open a pod's gate or requeue the pod in the scheduler. No I/O.
 
-Strategic merge patches with the pod's resourceVersion: the API server refuses them if the pod has changed.
+They are strategic merge patches with the pod's uid and resourceVersion, so the API server refuses them if the pod has changed.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def build_release_patch(
     may_require_zones: bool = True,
     keep_user_affinity: bool = False,
 ) -> PodPatch:
-    """The patch that opens the gate and adds the target annotation.
+    """The patch that opens the gate and, with a target, adds the target annotation.
 
-    In affinity mode it also adds node affinity, except to daemon pods. Added required terms are also in `NARROWED_ANNOTATION`.
+    In affinity mode the patch also adds node affinity, except to daemon pods. `NARROWED_ANNOTATION` then repeats the added requirement.
 
     Args:
         state: scores and locations.
@@ -56,20 +56,22 @@ def build_release_patch(
         pod: the gated pod.
         target: its planned node; None without one.
         hostname: value of the hostname label of the target's node; without it, no node is preferred.
-        may_require_zones: whether required terms may name zones; not if they made an earlier pod of the owner unschedulable.
-        keep_user_affinity: adds no terms, because the plan has no node for the pod, and an autoscaler reads its affinity.
+        may_require_zones: see `UnschedulablePods.may_require_zones`.
+        keep_user_affinity: adds no affinity, because the plan has no node for the pod: an autoscaler should see what the user wrote.
     """
     spec: dict[str, Any] = {"schedulingGates": [_REMOVE_GATE]}
-    annotations = _encode_target(target)
+    annotations = _target_annotations(target)
     if placement_mode_of_pod(pod, config, state) == "affinity" and not keep_user_affinity and not is_daemon_pod(pod):
         zone_scores = score_zones(state.score_table_of(pod), state.locations, sorted(state.node_count_by_location))
+        requirement = None
         # With a required zone, there would be too few domains for minDomains.
-        added = zone_requirement(zone_scores, target) if may_require_zones and not has_min_domains(pod) else None
-        affinity = narrow_node_affinity(pod, added, preferred_terms(zone_scores, target, hostname))
+        if may_require_zones and not has_min_domains(pod):
+            requirement = zone_requirement(zone_scores, target)
+        affinity = narrow_node_affinity(pod, requirement, preferred_terms(zone_scores, target, hostname))
         if affinity != NodeAffinity():
             spec["affinity"] = {"nodeAffinity": msgspec.to_builtins(affinity)}
-        if added is not None:
-            annotations[NARROWED_ANNOTATION] = msgspec.json.encode(added).decode()
+        if requirement is not None:
+            annotations[NARROWED_ANNOTATION] = msgspec.json.encode(requirement).decode()
     return _build_patch(pod, annotations, spec)
 
 
@@ -78,12 +80,12 @@ def build_gate_removal_patch(pod: Pod) -> PodPatch:
     return _build_patch(pod, {}, {"schedulingGates": [_REMOVE_GATE]})
 
 
-def build_retry_patch(pod: Pod, target: Target | None, value: str) -> PodPatch:
-    """The patch that requeues an unschedulable pod. ``value`` must differ from the last; without a target the old one stays."""
-    return _build_patch(pod, {RETRY_ANNOTATION: value, **_encode_target(target)}, {})
+def build_retry_patch(pod: Pod, new_target: Target | None, retry_value: str) -> PodPatch:
+    """The patch that requeues an unschedulable pod. ``retry_value`` must be new, because only a changed pod is requeued."""
+    return _build_patch(pod, {RETRY_ANNOTATION: retry_value, **_target_annotations(new_target)}, {})
 
 
-def _encode_target(target: Target | None) -> dict[str, str]:
+def _target_annotations(target: Target | None) -> dict[str, str]:
     return {} if target is None else {TARGET_ANNOTATION: msgspec.json.encode(target).decode()}
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any, Literal
 
-from controller.cluster.pods import Pod, Target
+from controller.cluster.pods import Pod
 from controller.scheduler.affinity import HOSTNAME_LABEL
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.gating.group_pods import GroupPods
@@ -122,13 +122,14 @@ class PodUpdater:
     async def _open_gate(self, group: str, release: Release, plan: Plan | None) -> None:
         pod = release.pod
         target = plan.targets.get(pod.metadata.key) if plan is not None else None
+        host = self._inputs.node_cache.hosts.get(target.node) if target is not None else None
         try:
             patch = build_release_patch(
                 self._inputs.state,
                 self._config,
                 pod,
                 target,
-                hostname=self._hostname(target),
+                hostname=host.labels.get(HOSTNAME_LABEL, "") if host is not None else "",
                 may_require_zones=self._unschedulable_pods.may_require_zones(pod),
                 keep_user_affinity=release.cause == "unplaced",
             )
@@ -142,10 +143,6 @@ class PodUpdater:
             after = await self._patch(pod, build_gate_removal_patch(pod))
         if after is not None:
             self._report_release(group, release)
-
-    def _hostname(self, target: Target | None) -> str:
-        host = self._inputs.node_cache.hosts.get(target.node) if target is not None else None
-        return host.labels.get(HOSTNAME_LABEL, "") if host is not None else ""
 
     def _report_release(self, group: str, release: Release) -> None:
         pod = release.pod

@@ -71,7 +71,9 @@ def _relating_rule_kinds(
     """Kinds of the rules that relate a template to the group; ``own_labels`` are the namespaces and labels of the group's pods."""
     example = template.example_pod
     kinds = {term.kind for term in terms if term.selects(example.namespace, example.labels)}
-    for term in _cached_terms(template):
+    if template.terms is None:
+        template.terms = tuple(terms_of(example.pod_without_requests))
+    for term in template.terms:
         # A rule that both have counts the pods of both. Anti-affinity also keeps new pods away from the bound pods that have it.
         if term in terms or (
             term.kind is RuleKind.ANTI_AFFINITY
@@ -79,9 +81,3 @@ def _relating_rule_kinds(
         ):
             kinds.add(term.kind)
     return kinds
-
-
-def _cached_terms(template: PodTemplate) -> tuple[Term, ...]:
-    if template.terms is None:
-        template.terms = tuple(terms_of(template.example_pod.pod_without_requests))
-    return template.terms

@@ -213,6 +213,7 @@ def spread_selector(pod_labels: Mapping[str, str], constraint: SpreadConstraint)
 def _spread_term(pod: Pod, constraint: SpreadConstraint) -> Term:
     """The term of a spread constraint."""
     selector = spread_selector(pod.metadata.labels or {}, constraint)
+    required = (c for c in pod.spec.topology_spread_constraints or () if c.when_unsatisfiable != "ScheduleAnyway")
     key, encoded, namespaces = constraint.topology_key, _encode_selector(selector), (pod.metadata.namespace,)
     if constraint.when_unsatisfiable == "ScheduleAnyway":
         return Term(RuleKind.PREFERENCE, key, encoded, namespaces, price=_PREFERENCE_PRICE)
@@ -224,14 +225,8 @@ def _spread_term(pod: Pod, constraint: SpreadConstraint) -> Term:
         max_skew=max(constraint.max_skew, 1),
         min_domains=constraint.min_domains or 0,
         node_constraints=_node_constraints(pod.spec, constraint),
-        node_labels=_spread_keys(pod.spec),
+        node_labels=tuple(sorted({c.topology_key for c in required})),
     )
-
-
-def _spread_keys(spec: PodSpec) -> tuple[str, ...]:
-    """The topology keys of a pod's required spread constraints."""
-    constraints = spec.topology_spread_constraints or ()
-    return tuple(sorted({c.topology_key for c in constraints if c.when_unsatisfiable != "ScheduleAnyway"}))
 
 
 def _node_constraints(spec: PodSpec, constraint: SpreadConstraint) -> bytes:
