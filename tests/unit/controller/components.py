@@ -292,5 +292,24 @@ def make_topology_body(
     return {"kind": "NetworkTopology", "metadata": meta, "spec": {"weights": weights}}
 
 
+def make_body(
+    kind: str, name: str, spec: dict[str, Any], *, namespace: str = "shop", **metadata: Any
+) -> dict[str, Any]:
+    return {"kind": kind, "metadata": {"name": name, "namespace": namespace, **metadata}, "spec": spec}
+
+
+def make_pod_spec(cpu: str) -> dict[str, Any]:
+    return {"containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}
+
+
+def make_workload_body(
+    kind: str, name: str, labels: dict[str, str], replicas: int, *, cpu: str = "100m", namespace: str = "shop"
+) -> dict[str, Any]:
+    """A Deployment or StatefulSet whose pods have these labels and ``app``."""
+    template = {"metadata": {"labels": {**labels, "app": name}}, "spec": make_pod_spec(cpu)}
+    spec = {"replicas": replicas, "template": template}
+    return {"apiVersion": "apps/v1", **make_body(kind, name, spec, namespace=namespace)}
+
+
 NODES = (make_node_body("n1", "z1"), make_node_body("n2", "z2"))
 PODS = (make_pod_body("a", "n1"), make_pod_body("b", "n2"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import random
 import zlib
+
+# import BANDWIDTH, HOME, NOW_S, make_cluster_snapshot, make_node, make_pod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable
 from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, NetworkTopology
 from controller.cluster.membership import Membership
+from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import Pod
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.topology.probe_nodes import to_probe_node
@@ -38,6 +41,7 @@ BANDWIDTH = "network.aware.com/bandwidth"
 HOME = "netaware-system"
 NOW_S = 1_800_000_000.0
 REGIONS = ("ap-south", "eu-central", "eu-west", "sa-east", "us-east", "us-west")
+RESULTS = f"{HOME}/netperf-metrics"
 
 
 def make_node(
@@ -177,3 +181,47 @@ def make_cluster_snapshot(zones: int, per_zone: int = 2) -> ClusterSnapshot:
         results={f"{HOME}/netperf-metrics": data},
         plans=plans,
     )
+
+
+def read_samples(snapshot: ClusterSnapshot) -> list[Sample]:
+    return [msgspec.json.decode(value, type=Sample) for value in snapshot.results[RESULTS].values()]
+
+
+def replace_samples(snapshot: ClusterSnapshot, samples: list[Sample]) -> ClusterSnapshot:
+    data = {key: value for key, value in encode_samples(samples).items() if value is not None}
+    return msgspec.structs.replace(snapshot, results={RESULTS: data})
+
+
+def read_pod_info(pod: Pod) -> PodInfo:
+    return PodReader().read(pod)
+
+
+def make_healthy_snapshot() -> ClusterSnapshot:
+    """Six zones, and pods with limits and verdicts."""
+    snapshot = make_cluster_snapshot(6)
+    nodes = [node.metadata.name for node in snapshot.nodes]
+    limits = {"kubernetes.io/ingress-bandwidth": "10M", "kubernetes.io/egress-bandwidth": "1G"}
+    pods = [
+        make_pod("frontend-1", node=nodes[0], annotations=limits, request="8G"),
+        make_pod("frontend-2", node=nodes[0], annotations=limits, request="4G"),
+        make_pod("cache-1", node=nodes[3], annotations={"kubernetes.io/egress-bandwidth": "10M"}),
+        make_pod("typo", node=nodes[4], annotations={"kubernetes.io/egress-bandwidth": "ten"}),
+        make_pod("pending", request="1G"),
+    ]
+    verdicts_by_pod = {
+        "default/frontend-1": {"ingress": "enforced", "egress": "enforced"},
+        "default/frontend-2": {"ingress": "enforced", "egress": "no-limit"},
+    }
+    pod_infos = tuple(map(read_pod_info, pods))
+    return msgspec.structs.replace(snapshot, bandwidth_pods=pod_infos, verdicts_by_pod=verdicts_by_pod)
+
+
+def make_unhealthy_snapshot() -> ClusterSnapshot:
+    """The healthy cluster without one agent, with old samples, and with a pair that was never measured."""
+    snapshot = make_healthy_snapshot()
+    samples = read_samples(snapshot)
+    old_samples = [msgspec.structs.replace(sample, taken_at=sample.taken_at - 20_000) for sample in samples[:4]]
+    node = snapshot.nodes[2]
+    node = msgspec.structs.replace(node, metadata=msgspec.structs.replace(node.metadata, annotations={}))
+    snapshot = msgspec.structs.replace(snapshot, nodes=(*snapshot.nodes[:2], node, *snapshot.nodes[3:]))
+    return replace_samples(snapshot, [*old_samples, *samples[5:]])

@@ -17,6 +17,13 @@ from controller.convert.spellings import convert_documents
 from tests.support.field_spellings import PROPOSAL_GROUP, PROPOSAL_TOPOLOGY, SLIDES_GROUP
 
 CONFIGMAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}
+NAMES_IN_EXAMPLES = set(re.findall(r"(\w+):", PROPOSAL_GROUP + SLIDES_GROUP + PROPOSAL_TOPOLOGY))
+FIELDS = sorted({*NAMES_IN_EXAMPLES, "topologyList", "originList"})
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=4),
+    max_leaves=25,
+)
 
 
 def convert_one(text: str) -> tuple[dict[str, Any], list[str]]:
@@ -88,15 +95,6 @@ def test_lists_are_split_and_items_that_are_not_objects_are_reported() -> None:
 def test_other_kinds_and_api_groups_are_unchanged(kind: Any) -> None:
     foreign = {"apiVersion": "example.com/v1", "kind": kind, "metadata": {"name": "x"}, "spec": {"x": 1}}
     assert convert_documents([foreign]) == ([foreign], [])
-
-
-NAMES_IN_EXAMPLES = set(re.findall(r"(\w+):", PROPOSAL_GROUP + SLIDES_GROUP + PROPOSAL_TOPOLOGY))
-FIELDS = sorted({*NAMES_IN_EXAMPLES, "topologyList", "originList"})
-ANY_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=4),
-    max_leaves=25,
-)
 
 
 @given(

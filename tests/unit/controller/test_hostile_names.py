@@ -32,6 +32,7 @@ from kubekit import logs
 from kubekit.errors import KubekitError
 from kubekit.text import NAME_PLACEHOLDER, format_command
 from tests.unit.controller.cluster_facts import NOW_S
+from tests.unit.controller.commands import parse_command, write_kubeconfig
 from tests.unit.controller.hostile_objects import (
     APPLICATIONS,
     FORGED,
@@ -43,7 +44,6 @@ from tests.unit.controller.hostile_objects import (
     read_hostile_traffic,
 )
 from tests.unit.controller.situations import SITUATIONS
-from tests.unit.controller.test_cli_output import parse_command, write_kubeconfig
 
 LARGE_ANSWERS = ("status", "diagnose", "graph")
 """Commands whose answers would take ten seconds each as YAML."""

@@ -30,8 +30,7 @@ from kubekit.client import Client
 from kubekit.errors import UnreachableError
 from kubekit.wire import NodeStatus
 from netperf.policy import CostPolicy
-from tests.unit.controller.healthy_cluster import make_cluster_snapshot, make_pod
-from tests.unit.controller.test_views_of_a_cluster import read_pod_info
+from tests.unit.controller.healthy_cluster import make_cluster_snapshot, make_pod, read_pod_info
 
 
 def page_data(snapshot: ClusterSnapshot) -> dict[str, Any]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from controller.cluster.pod_info import PodInfo, PodReader
-from controller.cluster.pods import Pod
 from controller.diagnosis.control_plane import ControlPlaneStatus
 from controller.diagnosis.findings import Finding
 from controller.diagnosis.snapshot import ClusterSnapshot
@@ -15,24 +13,18 @@ from controller.views.overview import build_overview
 from kubekit.wire import Condition, NodeStatus
 from netperf.contract import ZONE_LABEL
 from netperf.pairs import select_probe_nodes
-from netperf.results import encode_samples
-from netperf.sample import Sample
-from tests.unit.controller.healthy_cluster import BANDWIDTH, HOME, NOW_S, make_cluster_snapshot, make_node, make_pod
-
-RESULTS = f"{HOME}/netperf-metrics"
-
-
-def read_samples(snapshot: ClusterSnapshot) -> list[Sample]:
-    return [msgspec.json.decode(value, type=Sample) for value in snapshot.results[RESULTS].values()]
-
-
-def replace_samples(snapshot: ClusterSnapshot, samples: list[Sample]) -> ClusterSnapshot:
-    data = {key: value for key, value in encode_samples(samples).items() if value is not None}
-    return msgspec.structs.replace(snapshot, results={RESULTS: data})
-
-
-def read_pod_info(pod: Pod) -> PodInfo:
-    return PodReader().read(pod)
+from tests.unit.controller.healthy_cluster import (
+    BANDWIDTH,
+    HOME,
+    NOW_S,
+    RESULTS,
+    make_cluster_snapshot,
+    make_node,
+    make_pod,
+    read_pod_info,
+    read_samples,
+    replace_samples,
+)
 
 
 def findings_by_code(snapshot: ClusterSnapshot) -> dict[str, Finding]:

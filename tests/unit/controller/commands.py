@@ -1,0 +1,101 @@
+"""Runs commands of `kubectl netaware` without a cluster, and renders their answers."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from controller.cli.command import Command
+from controller.cli.commands import load_command
+from controller.cli.output import Screen
+from controller.cli.parser import parse
+from controller.cli.session import Session
+from controller.diagnosis.control_plane import ControlPlaneStatus
+from controller.diagnosis.snapshot import ClusterSnapshot
+from kubekit.client import Client
+from kubekit.config import ClusterConfig
+from kubekit.errors import ApiError
+from kubekit.responses import RawPage
+from tests.unit.controller.healthy_cluster import HOME
+
+APPGROUPS = "appgroup.diktyo.x-k8s.io/v1alpha1"
+
+
+class Terminal(io.StringIO):
+    """A stream that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class EmptyClient(Client):
+    """A client of a cluster without objects."""
+
+    async def get(self, *_: object, **__: object) -> Any:
+        raise ApiError(404, "NotFound", "simulated")
+
+    async def list_pages(self, *_: object, **__: object) -> AsyncIterator[RawPage]:
+        yield RawPage()
+
+
+class SnapshotSession(Session):
+    """A session with a given snapshot."""
+
+    snapshot: ClusterSnapshot
+
+    async def read_snapshot(self, *, everything: bool = False, **_: bool) -> ClusterSnapshot:
+        unknown = ControlPlaneStatus(is_lease_conclusive=False)
+        return msgspec.structs.replace(self.snapshot, control_plane=unknown if everything else None)
+
+
+def parse_command(*argv: str) -> tuple[Command, argparse.Namespace]:
+    """The command of an argv, and its options."""
+    options = parse(argv)
+    return load_command(options.command), options
+
+
+def print_answer(answer: object, *argv: str) -> str:
+    """A terminal's output for an answer of a command."""
+    command, options = parse_command(*argv)
+    Screen(out := Terminal()).print_answer(command, answer, options)
+    return out.getvalue()
+
+
+async def print_command(snapshot: ClusterSnapshot, *argv: str, stream: io.StringIO | None = None) -> str:
+    """The output of a command about this cluster, on a terminal or this stream."""
+    command, options = parse_command(*argv)
+    out = Terminal() if stream is None else stream
+    async with EmptyClient(ClusterConfig("http://offline.invalid")) as client:
+        session = SnapshotSession(client, None, options.namespace or None, HOME)
+        session.snapshot = snapshot
+        answer = await command.run(session, options)
+    Screen(out).print_answer(command, answer, options)
+    return out.getvalue()
+
+
+async def run_command(session: Session, *argv: str) -> Any:
+    """The answer of a command."""
+    command, options = parse_command(*argv)
+    return await command.run(session, options)
+
+
+def write_group_file(folder: Path, *objects: Any) -> str:
+    """Write an AppGroup and other objects to a file; returns its path."""
+    file = folder / "group.json"
+    file.write_text(json.dumps([{**body, "apiVersion": body.get("apiVersion") or APPGROUPS} for body in objects]))
+    return str(file)
+
+
+def write_kubeconfig(folder: Path, server: str) -> str:
+    """Write a kubeconfig without credentials; returns its path."""
+    (folder / "config").write_text(
+        f"{{current-context: c, clusters: [{{name: c, cluster: {{server: '{server}'}}}}],"
+        " contexts: [{name: c, context: {cluster: c}}]}"
+    )
+    return str(folder / "config")

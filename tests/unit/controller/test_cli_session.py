@@ -1,0 +1,155 @@
+"""Commands read the state and the configuration of the running controller, and use the costs that its scheduler uses."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock
+
+import pytest
+from aiohttp import web
+
+from controller.cli.plan_inputs import build_state
+from controller.cli.session import Session
+from controller.diagnosis.facts import build_facts
+from controller.scheduler.config import SchedulerConfig
+from kubekit.errors import ApiError
+from tests.unit.controller.commands import run_command, write_group_file
+from tests.unit.controller.components import (
+    CONFIG_HEAD,
+    HOME,
+    NODES,
+    PODS,
+    make_group_body,
+    make_session,
+    make_topology_body,
+)
+from tests.unit.kubekit.simulated_api import run_server_with_client
+
+CUSTOM_CONFIG = (
+    CONFIG_HEAD
+    + """
+topology: {costPolicy: {unitUs: 250}}
+scheduler:
+  schedulerNames: [mine]
+  gates: {maxWaitS: 300}
+  networkOverhead: {weightsName: Mine, networkTopologyName: ours}
+"""
+)
+PARITY_CONFIG = CONFIG_HEAD + "scheduler: {parity: upstream}\n"
+CONFIGURED_TOPOLOGY = make_topology_body({"Mine": 7, "UserDefined": 2}, name="ours", namespace=HOME)
+DEFAULT_TOPOLOGY = make_topology_body({"UserDefined": 3})
+CONTROLLER_PODS = "/api/v1/namespaces/netaware-system/pods"
+UNAVAILABLE = {"kind": "Status", "code": 503, "reason": "ServiceUnavailable", "message": "no connection to the pod"}
+
+
+async def test_a_snapshot_has_the_settings_of_the_running_controller() -> None:
+    session = make_session(CUSTOM_CONFIG, *NODES)
+
+    snapshot = await session.read_snapshot()
+    assert session.read_errors == {}
+    facts = build_facts(await session.read_snapshot(everything=True))
+
+    assert snapshot.scheduler.network_overhead_args.weights_name == "Mine"
+    assert snapshot.scheduler.network_overhead_args.network_topology_name == "ours"
+    assert snapshot.policy.unit_us == 250
+    assert facts.max_gate_wait_s == 300
+    assert facts.scheduler_names == ("mine",)
+
+
+@pytest.mark.parametrize("config", [None, CONFIG_HEAD + "unheard: of\n"])
+async def test_an_unreadable_configuration_is_noted_and_defaults_are_used(config: str | None) -> None:
+    session = make_session(config, *NODES)
+    snapshot = await session.read_snapshot()
+    assert snapshot.scheduler == SchedulerConfig()
+    assert "defaults are used" in session.read_errors["configuration"]
+
+
+async def test_a_configuration_that_may_not_be_read_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = make_session(CUSTOM_CONFIG, *NODES)
+    monkeypatch.setattr(session.client, "get", AsyncMock(side_effect=ApiError(403, "Forbidden", "not yours")))
+    assert (await session.read_configuration()).scheduler == SchedulerConfig()
+    assert session.read_errors == {"configuration": "not allowed to read it; defaults are used"}
+
+
+async def test_controller_replicas_are_queried_concurrently_for_failed_checks() -> None:
+    """No replica answers before two are queried; the client makes no more reads at a time."""
+    queried_paths: set[str] = set()
+    are_two_queried = asyncio.Event()
+    make_response_by_pod = {
+        "controller-old": lambda: web.Response(status=503, text="age: store of nodes is 130 s old (503)\n"),
+        "controller-ready": lambda: web.Response(text="ok\n"),
+        "controller-unreachable": lambda: web.json_response(UNAVAILABLE, status=503),
+    }
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path.endswith("/readyz"):
+            queried_paths.add(request.path)
+            if len(queried_paths) == 2:
+                are_two_queried.set()
+            await are_two_queried.wait()
+            pod_name = request.path.split("/")[-3]
+            return make_response_by_pod[pod_name]()
+        names = make_response_by_pod if request.path == CONTROLLER_PODS else ()
+        return web.json_response({"metadata": {}, "items": [{"metadata": {"name": name}} for name in names]})
+
+    async with run_server_with_client(answer) as client:
+        session = Session(client, None, None, "netaware-system")
+        status = (await session.read_snapshot(everything=True)).control_plane
+
+    assert status is not None
+    assert status.failed_checks == ("controller-old: age: store of nodes is 130 s old (503)",)
+    assert not any("readyz" in topic for topic in session.read_errors)
+
+
+async def test_all_commands_use_the_networktopology_and_weights_of_the_scheduler(tmp_path: Path) -> None:
+    path = write_group_file(tmp_path, make_group_body(max_cost=5))
+    objects = (*NODES, *PODS, make_group_body(max_cost=5), CONFIGURED_TOPOLOGY, DEFAULT_TOPOLOGY)
+    session = make_session(CUSTOM_CONFIG, *objects)
+
+    network = (await run_command(session, "costs")).network
+    notes_of_costs = [*session.notes]
+    (group_view,) = await run_command(session, "graph")
+    simulation = await run_command(session, "simulate", "-f", path)
+    explanation = (await run_command(session, "explain", "pod", "a-n1")).explanation
+
+    assert not network.is_unused
+    assert notes_of_costs == []
+    assert [(edge.cost, edge.verdict) for edge in group_view.dependencies] == [(7, "violated")]
+    for answer in (network, simulation, explanation):
+        assert (answer.topology, answer.weight_name) == (f"{HOME}/ours", "Mine")
+
+
+@pytest.mark.parametrize(
+    ("config", "topologies"),
+    [
+        pytest.param(CONFIG_HEAD, (make_topology_body({"Mine": 7}),), id="another weight"),
+        pytest.param(
+            CONFIG_HEAD,
+            (
+                make_topology_body({"UserDefined": 7}, name="other", namespace="a"),
+                make_topology_body(name="another", namespace="b"),
+            ),
+            id="other names",
+        ),
+        pytest.param(PARITY_CONFIG, (make_topology_body({"NetperfCosts": 7}, namespace=HOME),), id="parity"),
+    ],
+)
+async def test_plans_use_only_the_schedulers_costs_and_views_mark_unused_ones(
+    config: str, topologies: tuple[dict[str, Any], ...], tmp_path: Path
+) -> None:
+    path = write_group_file(tmp_path, make_group_body())
+    session = make_session(config, *NODES, *topologies)
+
+    scheduler_costs = build_state(await session.read_snapshot()).costs("x")
+    simulation = await run_command(session, "simulate", "-f", path)
+    session.notes.clear()
+    network = (await run_command(session, "costs")).network
+
+    assert scheduler_costs.weight_name == ""
+    assert (simulation.topology or "") == scheduler_costs.topology_key
+    assert (simulation.weight_name or "") == scheduler_costs.weight_name
+    assert network.weight_name is not None
+    assert network.is_unused
+    assert any("the scheduler does not use" in note for note in session.notes)
