@@ -1,0 +1,135 @@
+"""Byte totals by client workload and server count each byte once, and never fall."""
+
+from __future__ import annotations
+
+import socket
+import tracemalloc
+
+import pytest
+
+from agent.traffic.conntrack import Connection
+from agent.traffic.edges import (
+    ADDRESS_EXPIRY_S,
+    EDGE_EXPIRY_S,
+    MAX_EDGES,
+    OUTSIDE,
+    OVERFLOW_EDGE,
+    EdgeTotals,
+    TrafficEdge,
+)
+from tests.unit.agent.connections import CART, CLIENT, EDGE, READ_AT_S, SERVER, WEB, make_connection, run_round
+
+
+@pytest.fixture
+def edges() -> EdgeTotals:
+    """The totals of the client's node, after a first round without connections."""
+    totals = EdgeTotals()
+    totals.set_workloads({CLIENT: WEB}, 0)
+    run_round(totals)
+    return totals
+
+
+def make_connections(count: int, request_bytes: int = 1) -> list[Connection]:
+    """Connections to different servers."""
+    servers = [socket.inet_aton(f"10.1.{number >> 8}.{number & 255}") for number in range(count)]
+    return [make_connection(request_bytes, server=server) for server in servers]
+
+
+def test_bytes_from_before_the_agents_start_are_not_counted() -> None:
+    edges = EdgeTotals()
+    edges.set_workloads({CLIENT: WEB}, 0)
+    assert run_round(edges, make_connection(1000, 9000)) == {EDGE: (0, 0)}
+    assert run_round(edges, make_connection(1300, 9500)) == {EDGE: (300, 500)}
+
+
+def test_a_connection_counts_once_whether_it_ends_before_or_after_the_dump_that_sees_it(edges: EdgeTotals) -> None:
+    assert run_round(edges, make_connection(100)) == {EDGE: (100, 0)}
+    edges.add_ended(make_connection(150))  # ended after the dump
+    assert run_round(edges) == {EDGE: (150, 0)}
+    edges.add_ended(make_connection(70))  # lived between two dumps
+    assert run_round(edges, make_connection(1)) == {EDGE: (150 + 70 + 1, 0)}
+
+
+def test_an_end_during_a_dump_neither_counts_twice_nor_lowers_the_counter(edges: EdgeTotals) -> None:
+    assert run_round(edges, make_connection(100), make_connection(5)) == {EDGE: (105, 0)}
+    edges.begin_round(1, READ_AT_S)
+    edges.add_live(make_connection(5))
+    edges.add_ended(make_connection(100))  # gone before the dump came to it: neither live nor ended in this round
+    edges.end_round()
+    assert edges.last_round.totals[0].request_bytes == 105
+    assert run_round(edges, make_connection(9)) == {EDGE: (100 + 9, 0)}
+
+
+def test_counters_continue_after_the_kernel_dropped_events(edges: EdgeTotals) -> None:
+    assert run_round(edges, make_connection(1000), make_connection(10)) == {EDGE: (1010, 0)}
+    # The event that the connection of 1000 bytes ended is lost. From the second low round on, growth counts.
+    for live_bytes, counter in ((20, 1010), (50, 1010 + 30), (60, 1010 + 40)):
+        assert run_round(edges, make_connection(live_bytes)) == {EDGE: (counter, 0)}
+
+
+def test_connections_without_counters_are_counted_as_uncounted(edges: EdgeTotals) -> None:
+    assert run_round(edges, make_connection(60), make_connection(None), make_connection(None)) == {EDGE: (60, 0)}
+    assert edges.uncounted_connections == 2
+
+
+def test_only_the_clients_node_counts_and_the_servers_node_names_the_server(edges: EdgeTotals) -> None:
+    edges_of_servers_node = EdgeTotals()
+    edges_of_servers_node.set_workloads({SERVER: CART}, 0)
+    assert run_round(edges_of_servers_node, make_connection(100)) == {}
+    assert edges_of_servers_node.responding_addresses == {SERVER}
+    assert run_round(edges, make_connection(100)) == {EDGE: (100, 0)}
+    assert edges.responding_addresses == set()
+
+
+def test_public_addresses_are_one_edge(edges: EdgeTotals) -> None:
+    connections = [make_connection(1, server=socket.inet_aton(f"8.8.{number}.1")) for number in range(200)]
+    assert run_round(edges, *connections) == {TrafficEdge(WEB, OUTSIDE, 0): (200, 0)}
+
+
+def test_a_flood_of_edges_is_bounded(edges: EdgeTotals) -> None:
+    bytes_by_edge = run_round(edges, *make_connections(3 * MAX_EDGES))
+    assert len(bytes_by_edge) == MAX_EDGES + 1
+    assert bytes_by_edge[OVERFLOW_EDGE] == (2 * MAX_EDGES, 0)
+
+
+def test_memory_does_not_grow_with_the_connections_that_end_in_a_round(edges: EdgeTotals) -> None:
+    ended_connections = make_connections(60_000, request_bytes=70)
+    tracemalloc.start()
+    for connection in ended_connections:
+        edges.add_ended(connection)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak_bytes < 4 << 20
+    assert sum(request_bytes for request_bytes, _ in run_round(edges).values()) == 60_000 * 70
+
+
+def test_an_edge_that_leaves_the_overflow_edge_is_not_counted_twice(edges: EdgeTotals) -> None:
+    connections = [*make_connections(MAX_EDGES), make_connection(100)]
+    assert run_round(edges, *connections)[OVERFLOW_EDGE] == (100, 0)
+    # All other edges expire, so the connection gets an edge of its own after this round.
+    expired_s = EDGE_EXPIRY_S + 1
+    assert run_round(edges, connections[-1], now_s=expired_s)[OVERFLOW_EDGE] == (100, 0)
+
+    edges.begin_round(expired_s, READ_AT_S)  # the dump of this round fails
+    assert run_round(edges, connections[-1], now_s=expired_s + 1) == {OVERFLOW_EDGE: (100, 0), EDGE: (0, 0)}
+    assert run_round(edges, make_connection(150), now_s=expired_s + 2)[EDGE] == (50, 0)
+
+
+def test_an_address_belongs_to_its_deleted_pod_for_a_while_unless_another_pod_gets_it(edges: EdgeTotals) -> None:
+    edges.set_workloads({}, 10)
+    edges.add_ended(make_connection(70))
+    assert run_round(edges, now_s=10) == {EDGE: (70, 0)}
+    edges.set_workloads({CLIENT: CART}, 20)
+    assert run_round(edges, make_connection(5), now_s=20)[TrafficEdge(CART, "10.9.1.2", 80)] == (5, 0)
+
+    edges.set_workloads({}, 30)
+    edges.set_workloads({}, 31 + ADDRESS_EXPIRY_S)
+    assert CLIENT not in edges.workload_by_address
+
+
+def test_an_edge_is_forgotten_after_an_hour_without_traffic(edges: EdgeTotals) -> None:
+    edges.add_ended(make_connection(70))
+    assert run_round(edges, now_s=0)
+    assert run_round(edges, now_s=EDGE_EXPIRY_S)
+    assert not run_round(edges, now_s=EDGE_EXPIRY_S + 1)
