@@ -15,6 +15,9 @@ from lab.controlplane import ControlPlane
 from lab.credentials import credentials_dir
 from tests.integration.conftest import remove_crds
 from tests.integration.manifests.kubectl import NAMESPACE, Kubectl
+from tests.integration.manifests.victims import connect_with_stolen_tokens, install_with_victims
+
+TokenFor = Callable[[str, str], Awaitable[ClusterConfig]]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -46,20 +49,17 @@ async def admin(plane: ControlPlane) -> AsyncIterator[Client]:
         yield client
 
 
-TokenFor = Callable[[str, str], Awaitable[ClusterConfig]]
-
-
 @pytest.fixture
 def token_for(plane: ControlPlane, admin: Client) -> TokenFor:
-    """``await token_for(service_account, node)``: connection with a token of the account, bound to a pod on the node if one is given."""
+    """``await token_for(service_account, node_name)``: connection with a token of the account; bound to a pod on the node if it has a name."""
 
-    async def make(service_account: str, node: str) -> ClusterConfig:
+    async def make(service_account: str, node_name: str) -> ClusterConfig:
         bound_pod = None
-        if node:
-            name = f"{service_account}-on-{node}"
+        if node_name:
+            name = f"{service_account}-on-{node_name}"
             spec = {
                 "serviceAccountName": service_account,
-                "nodeName": node,
+                "nodeName": node_name,
                 # No kubelet confirms a termination, so the API server must delete the pod at once.
                 "terminationGracePeriodSeconds": 0,
                 "containers": [{"name": "main", "image": "none"}],
@@ -67,10 +67,24 @@ def token_for(plane: ControlPlane, admin: Client) -> TokenFor:
             body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
             pod = await admin.apply(PODS, name, body, Object, field_manager="tests", namespace=NAMESPACE)
             bound_pod = (name, pod.metadata.uid)
-        file_name = f"{service_account}-{node}"
+        file_name = f"{service_account}-{node_name}"
         kubeconfig = await plane.write_token_kubeconfig(
             NAMESPACE, service_account, file_name=file_name, bound_pod=bound_pod
         )
         return load_cluster_config(credentials_dir(kubeconfig))
 
     return make
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def victims(plane: ControlPlane) -> AsyncIterator[None]:
+    """The overlay with the most rights, and objects to attack."""
+    async with install_with_victims(plane):
+        yield
+
+
+@pytest_asyncio.fixture
+async def stolen(victims: None, token_for: TokenFor) -> AsyncIterator[dict[str, Client]]:
+    """A client with the token of each program's pod on node-a."""
+    async with connect_with_stolen_tokens(token_for) as clients:
+        yield clients

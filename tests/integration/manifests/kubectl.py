@@ -20,7 +20,7 @@ NAMESPACE = "netaware-system"
 KUBECTL_TIMEOUT_S = 180.0
 
 Documents = list[dict[str, Any]]
-_OUTPUT_BY_FOLDER: dict[Path, str] = {}
+_MANIFEST_BY_FOLDER: dict[Path, str] = {}
 
 
 class KubectlError(Exception):
@@ -52,11 +52,13 @@ class Kubectl:
             raise KubectlError(f"kubectl {' '.join(arguments)}: {errors.decode()}{output.decode()}")
         return output.decode()
 
-    async def build(self, folder: Path) -> Documents:
+    async def build_kustomization(self, folder: Path) -> Documents:
         """Objects of a kustomization, which is built once per session."""
-        if folder not in _OUTPUT_BY_FOLDER:
-            _OUTPUT_BY_FOLDER[folder] = await self("kustomize", str(folder))
-        return [document for document in yaml.load_all(_OUTPUT_BY_FOLDER[folder], Loader=yaml.CSafeLoader) if document]
+        if folder not in _MANIFEST_BY_FOLDER:
+            _MANIFEST_BY_FOLDER[folder] = await self("kustomize", str(folder))
+        return [
+            document for document in yaml.load_all(_MANIFEST_BY_FOLDER[folder], Loader=yaml.CSafeLoader) if document
+        ]
 
 
 def write_kustomization(overlay: str, *components: str, folder: Path, **more: Any) -> Path:
@@ -75,7 +77,7 @@ def write_kustomization(overlay: str, *components: str, folder: Path, **more: An
     return kustomization
 
 
-def pod_templates(documents: Documents) -> Mapping[str, dict[str, Any]]:
+def find_pod_templates(documents: Documents) -> Mapping[str, dict[str, Any]]:
     """Pod templates by ``kind/name``."""
     return {
         f"{document['kind']}/{document['metadata']['name']}": document["spec"]["template"]
@@ -85,7 +87,7 @@ def pod_templates(documents: Documents) -> Mapping[str, dict[str, Any]]:
 
 
 @asynccontextmanager
-async def installed_overlay(plane: ControlPlane, overlay: str) -> AsyncIterator[tuple[Kubectl, Client]]:
+async def install_overlay(plane: ControlPlane, overlay: str) -> AsyncIterator[tuple[Kubectl, Client]]:
     """Install a shipped overlay during the block; yields kubectl and a client with the administrator's rights."""
     kubectl = Kubectl(plane.kubectl, plane.kubeconfig)
     await kubectl("apply", "--server-side", "-k", str(MANIFESTS / "overlays" / overlay))

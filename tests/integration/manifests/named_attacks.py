@@ -1,4 +1,4 @@
-"""Requests with stolen tokens by method: the work of each program is allowed, all else is refused."""
+"""Requests with stolen tokens, by method: those that a program needs are allowed, the others refused."""
 
 from __future__ import annotations
 
@@ -20,49 +20,20 @@ from tests.integration.manifests.victims import (
     SYSTEM_POD,
     TOPOLOGIES,
     UNRELATED_POD,
-    object_of,
-    resource_claim,
+    make_object,
+    make_resource_claim,
 )
 
-RESULTS, SHIPPED = f"{CONFIG_MAPS}/netperf-metrics", f"{CONFIG_MAPS}/netaware-scheduler-config-x"
+RESULTS, SHIPPED_CONFIG = f"{CONFIG_MAPS}/netperf-metrics", f"{CONFIG_MAPS}/netaware-scheduler-config-x"
 NODE_A, NODE_B = "/api/v1/nodes/node-a", "/api/v1/nodes/node-b"
-
-
-def annotated(key: str, value: str = "{}") -> Json:
-    return {"metadata": {"annotations": {key: value}}}
-
-
-def status_condition(**more: str) -> Json:
-    return {"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "R", "message": "", **more}]}}
-
-
-def lease(name: str) -> Json:
-    return object_of("Lease", name, "coordination.k8s.io/v1")
-
-
-def event(kind: str, name: str, instance: str) -> Json:
-    about = {"apiVersion": "v1", "kind": kind, "name": name, "namespace": "" if kind == "Node" else "default"}
-    now = time.strftime("%Y-%m-%dT%H:%M:%S.000000Z", time.gmtime())
-    return {
-        **object_of("Event", f"{name}.{time.time_ns():x}", "events.k8s.io/v1", eventTime=now, regarding=about),
-        "reportingController": "netaware-agent",
-        "reportingInstance": instance,
-        "action": "Publish",
-        "reason": "CapacityPublished",
-        "note": "1 Gbit/s",
-        "type": "Normal",
-    }
-
-
 ALLOWED, ANY_REFUSAL = "^$", "^4"
+"""Patterns of `Attack.refusal`; a refusal begins with its status."""
 OUR_GATE_REMOVED = {"$patch": "delete", "name": GATE}
 ALL_GATES_REMOVED = {"spec": {"schedulingGates": [{"$patch": "replace"}]}}
-IMAGE = {"spec": {"containers": [{"name": "c", "image": "evil"}]}}
+EVIL_IMAGE = {"spec": {"containers": [{"name": "c", "image": "evil"}]}}
 TERM = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["z"]}]}
 NODE_AFFINITY = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [TERM]}}}
-TOKEN_OF = {"name": "t", "annotations": {"kubernetes.io/service-account.name": "netaware-scheduler"}}
-EVIL_SECRET = object_of("Secret", "t", type="kubernetes.io/service-account-token", metadata=TOKEN_OF)
-EVICTION = object_of("Eviction", "victim", "policy/v1")
+TOKEN_METADATA = {"name": "t", "annotations": {"kubernetes.io/service-account.name": "netaware-scheduler"}}
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 TOPOLOGY = f"{TOPOLOGIES}/nt"
@@ -77,10 +48,15 @@ OTHER_STATUS = "403 .* nothing else in a node's status"
 ONE_CONDITION = "403 .* one condition NetawareBandwidth, of 8192 bytes at most"
 OTHER_ANNOTATION = "403 .* no node annotations but netaware.io/agent"
 OTHER_NODE = "403 .*issued for node node-a, the request is for node-b"
+UNPLANNED = ("netaware-plan-zone-a-12345678", "kube-root-ca.crt", "netperf-metrics-x", "netperf-metrics-7")
+"""ConfigMaps that an agent must not create or write: only the controller creates plans and shards of results."""
+
+AttackRow = tuple[str, str, Any, str]
+"""Fields of an `Attack`."""
 
 
 class Attack(NamedTuple):
-    """A request with a program's token; ``refusal`` is a pattern of the API server's refusal, which is empty if it allows the request."""
+    """A request with a program's token; ``refusal`` is a pattern of status and message, which are empty if it is allowed."""
 
     program: str
     path: str
@@ -88,26 +64,52 @@ class Attack(NamedTuple):
     refusal: str
 
 
-AttackRow = tuple[str, str, Any, str]
-"""Fields of an `Attack`."""
+def make_annotation(key: str, value: str = "{}") -> Json:
+    return {"metadata": {"annotations": {key: value}}}
+
+
+def make_condition(**more: str) -> Json:
+    return {"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "R", "message": "", **more}]}}
+
+
+def make_lease(name: str) -> Json:
+    return make_object("Lease", name, "coordination.k8s.io/v1")
+
+
+def make_event(kind: str, name: str, instance: str) -> Json:
+    about = {"apiVersion": "v1", "kind": kind, "name": name, "namespace": "" if kind == "Node" else "default"}
+    now = time.strftime("%Y-%m-%dT%H:%M:%S.000000Z", time.gmtime())
+    return {
+        **make_object("Event", f"{name}.{time.time_ns():x}", "events.k8s.io/v1", eventTime=now, regarding=about),
+        "reportingController": "netaware-agent",
+        "reportingInstance": instance,
+        "action": "Publish",
+        "reason": "CapacityPublished",
+        "note": "1 Gbit/s",
+        "type": "Normal",
+    }
+
+
+EVIL_SECRET = make_object("Secret", "t", type="kubernetes.io/service-account-token", metadata=TOKEN_METADATA)
+EVICTION = make_object("Eviction", "victim", "policy/v1")
 PATCHED: tuple[AttackRow, ...] = (
     ("agent", f"{NODE_A}/status", CAPACITY, ALLOWED),
     ("agent", f"{NODE_A}/status", {"status": {"capacity": {"network.aware.com/bandwidth": "1G"}}}, ALLOWED),
     ("agent", f"{NODE_A}/status", {"status": {"conditions": [OUR_CONDITION]}}, ALLOWED),
-    ("agent", NODE_A, annotated("netaware.io/agent"), ALLOWED),
+    ("agent", NODE_A, make_annotation("netaware.io/agent"), ALLOWED),
     ("agent", f"{NODE_B}/status", CAPACITY, OTHER_NODE),
-    ("agent", NODE_B, annotated("netaware.io/agent"), OTHER_NODE),
+    ("agent", NODE_B, make_annotation("netaware.io/agent"), OTHER_NODE),
     ("agent", f"{NODE_A}/status", {"status": {"capacity": {"cpu": "64"}}}, OTHER_CAPACITY),
     ("agent", f"{NODE_A}/status", {"status": {"allocatable": {"cpu": "64"}}}, OTHER_CAPACITY),
-    ("agent", f"{NODE_A}/status", status_condition(), OTHER_STATUS),
-    ("agent", f"{NODE_A}/status", status_condition(type="NetawareBandwidth", message="x" * 9000), ONE_CONDITION),
+    ("agent", f"{NODE_A}/status", make_condition(), OTHER_STATUS),
+    ("agent", f"{NODE_A}/status", make_condition(type="NetawareBandwidth", message="x" * 9000), ONE_CONDITION),
     ("agent", f"{NODE_A}/status", TWO_CONDITIONS, ONE_CONDITION),
     ("agent", f"{NODE_A}/status", {"status": {"declaredFeatures": ["B"]}}, OTHER_STATUS),
     ("agent", f"{NODE_A}/status", {"status": {"declaredFeatures": None}}, OTHER_STATUS),
-    ("agent", NODE_A, annotated("example.com/x"), OTHER_ANNOTATION),
-    ("agent", NODE_A, annotated("netaware.io/bandwidth-capacity", "1T"), OTHER_ANNOTATION),
-    ("agent", f"{NODE_A}/status", annotated("example.com/x"), OTHER_ANNOTATION),
-    ("agent", NODE_A, annotated("netaware.io/agent", "x" * 513), "403 .*of 512 bytes at most"),
+    ("agent", NODE_A, make_annotation("example.com/x"), OTHER_ANNOTATION),
+    ("agent", NODE_A, make_annotation("netaware.io/bandwidth-capacity", "1T"), OTHER_ANNOTATION),
+    ("agent", f"{NODE_A}/status", make_annotation("example.com/x"), OTHER_ANNOTATION),
+    ("agent", NODE_A, make_annotation("netaware.io/agent", "x" * 513), "403 .*of 512 bytes at most"),
     ("agent", NODE_A, ZONE, "403 .*neither labels"),
     ("agent", f"{NODE_A}/status", ZONE, "403 .*neither labels"),
     ("agent", NODE_A, {"metadata": {"finalizers": ["example.com/x"]}}, "403 .*neither labels, finalizers"),
@@ -119,11 +121,11 @@ PATCHED: tuple[AttackRow, ...] = (
     ("unbound", f"{NODE_A}/status", CAPACITY, r"issued for node \(none\)"),
     ("unbound", RESULTS, {"data": {"x": "y"}}, "writes only the results"),
     ("admin", NODE_B, ZONE, ALLOWED),
-    ("controller", SYSTEM_POD, IMAGE, ANY_REFUSAL),
-    ("controller", UNRELATED_POD, IMAGE, ANY_REFUSAL),
+    ("controller", SYSTEM_POD, EVIL_IMAGE, ANY_REFUSAL),
+    ("controller", UNRELATED_POD, EVIL_IMAGE, ANY_REFUSAL),
     ("controller", UNRELATED_POD, ALL_GATES_REMOVED, ANY_REFUSAL),
     ("controller", UNRELATED_POD, {"metadata": {"labels": {LABEL: "shop"}}}, ANY_REFUSAL),
-    ("controller", GROUP_POD, IMAGE, ANY_REFUSAL),
+    ("controller", GROUP_POD, EVIL_IMAGE, ANY_REFUSAL),
     ("controller", GROUP_POD, {"metadata": {"labels": {LABEL: None}}}, ANY_REFUSAL),
     ("controller", GROUP_POD, FOREIGN_ANNOTATION, ANY_REFUSAL),
     ("controller", GROUP_POD, ALL_GATES_REMOVED, ANY_REFUSAL),
@@ -131,7 +133,10 @@ PATCHED: tuple[AttackRow, ...] = (
     (
         "controller",
         GROUP_POD,
-        {**annotated("netaware.io/target"), "spec": {"schedulingGates": [OUR_GATE_REMOVED], "affinity": NODE_AFFINITY}},
+        {
+            **make_annotation("netaware.io/target"),
+            "spec": {"schedulingGates": [OUR_GATE_REMOVED], "affinity": NODE_AFFINITY},
+        },
         ALLOWED,
     ),
     ("controller", RESULTS, {"data": {"a": None}}, ALLOWED),
@@ -139,9 +144,9 @@ PATCHED: tuple[AttackRow, ...] = (
     ("controller", TOPOLOGY, [{"op": "remove", "path": "/spec/weights/0"}], ANY_REFUSAL),
     ("controller", TOPOLOGY, {"spec": {"configmapName": "evil"}}, ANY_REFUSAL),
     ("controller", TOPOLOGY, {"metadata": {"finalizers": ["evil.io/x"]}}, ANY_REFUSAL),
-    ("controller", f"{NODE_A}/status", status_condition(), ANY_REFUSAL),
-    ("scheduler", f"{UNRELATED_POD}/status", status_condition(type="PodScheduled"), ALLOWED),
-    ("scheduler", f"{SYSTEM_POD}/status", status_condition(), ANY_REFUSAL),
+    ("controller", f"{NODE_A}/status", make_condition(), ANY_REFUSAL),
+    ("scheduler", f"{UNRELATED_POD}/status", make_condition(type="PodScheduled"), ALLOWED),
+    ("scheduler", f"{SYSTEM_POD}/status", make_condition(), ANY_REFUSAL),
     ("scheduler", f"{UNRELATED_POD}/status", {"status": {"phase": "Failed"}}, ANY_REFUSAL),
     ("scheduler", f"{SYSTEM_LEASES}/kube-scheduler", {"spec": {"holderIdentity": "me"}}, ANY_REFUSAL),
     ("scheduler", f"{CLAIMS}/victim", FINALIZER, ALLOWED),
@@ -149,38 +154,41 @@ PATCHED: tuple[AttackRow, ...] = (
     ("scheduler", "/api/v1/persistentvolumes/victim", {"spec": {"hostPath": {"path": "/etc"}}}, ANY_REFUSAL),
     ("gate-opener", GROUP_POD, {"spec": {"schedulingGates": [OUR_GATE_REMOVED]}}, ALLOWED),
     ("gate-opener", GROUP_POD, ALL_GATES_REMOVED, ANY_REFUSAL),
-    ("gate-opener", GROUP_POD, IMAGE, ANY_REFUSAL),
+    ("gate-opener", GROUP_POD, EVIL_IMAGE, ANY_REFUSAL),
     ("gate-opener", UNRELATED_POD, {"metadata": {"labels": {"a": "b"}}}, ANY_REFUSAL),
 )
-# Only the controller creates plans and shards.
-UNPLANNED = ("netaware-plan-zone-a-12345678", "kube-root-ca.crt", "netperf-metrics-x", "netperf-metrics-7")
 PATCHED += tuple(("agent", f"{CONFIG_MAPS}/{name}", {"data": {"x": "y"}}, "40[34] ") for name in UNPLANNED)
 CREATED: tuple[AttackRow, ...] = (
-    *(("agent", CONFIG_MAPS, object_of("ConfigMap", name), ANY_REFUSAL) for name in UNPLANNED),
-    ("agent", EVENTS, event("Node", "node-a", "node-a"), ALLOWED),
-    ("agent", EVENTS, event("Pod", "some-pod", "node-a"), ALLOWED),
-    ("agent", EVENTS, event("Node", "node-b", "node-a"), "on pods and on its own node, node-a"),
-    ("agent", EVENTS, event("Pod", "p", "node-b"), "signs its events with netaware-agent and its own node, node-a"),
-    ("unbound", EVENTS, event("Node", "node-a", "node-a"), "signs its events"),
-    ("admin", CONFIG_MAPS, object_of("ConfigMap", "unrelated"), ALLOWED),
+    *(("agent", CONFIG_MAPS, make_object("ConfigMap", name), ANY_REFUSAL) for name in UNPLANNED),
+    ("agent", EVENTS, make_event("Node", "node-a", "node-a"), ALLOWED),
+    ("agent", EVENTS, make_event("Pod", "some-pod", "node-a"), ALLOWED),
+    ("agent", EVENTS, make_event("Node", "node-b", "node-a"), "on pods and on its own node, node-a"),
+    (
+        "agent",
+        EVENTS,
+        make_event("Pod", "p", "node-b"),
+        "signs its events with netaware-agent and its own node, node-a",
+    ),
+    ("unbound", EVENTS, make_event("Node", "node-a", "node-a"), "signs its events"),
+    ("admin", CONFIG_MAPS, make_object("ConfigMap", "unrelated"), ALLOWED),
     ("controller", f"{SYSTEM_POD}/eviction", EVICTION, ANY_REFUSAL),
     ("controller", f"{UNRELATED_POD}/eviction", EVICTION, ALLOWED),
     ("controller", SECRETS, EVIL_SECRET, ANY_REFUSAL),
-    ("controller", SECRETS, object_of("Secret", "any"), ANY_REFUSAL),
-    ("controller", CONFIG_MAPS, object_of("ConfigMap", "netaware-controller-config-x"), ANY_REFUSAL),
-    ("controller", CONFIG_MAPS, object_of("ConfigMap", "netaware-plan-z", immutable=True), ANY_REFUSAL),
-    ("controller", CONFIG_MAPS, object_of("ConfigMap", "netaware-plan-z", data={"a": "b"}), ALLOWED),
-    ("controller", CONFIG_MAPS, object_of("ConfigMap", "netperf-metrics-7"), ALLOWED),
-    ("controller", LEASES, lease("netaware-scheduler"), ANY_REFUSAL),
-    ("scheduler", LEASES, lease("netaware-scheduler"), ALLOWED),
-    ("scheduler", LEASES, lease("any"), ANY_REFUSAL),
-    ("scheduler", SYSTEM_LEASES, lease("new"), ANY_REFUSAL),
-    ("scheduler", CLAIMS, resource_claim("new"), ANY_REFUSAL),
-    ("scheduler", CLAIMS, resource_claim("new", **EXTENDED), ALLOWED),
+    ("controller", SECRETS, make_object("Secret", "any"), ANY_REFUSAL),
+    ("controller", CONFIG_MAPS, make_object("ConfigMap", "netaware-controller-config-x"), ANY_REFUSAL),
+    ("controller", CONFIG_MAPS, make_object("ConfigMap", "netaware-plan-z", immutable=True), ANY_REFUSAL),
+    ("controller", CONFIG_MAPS, make_object("ConfigMap", "netaware-plan-z", data={"a": "b"}), ALLOWED),
+    ("controller", CONFIG_MAPS, make_object("ConfigMap", "netperf-metrics-7"), ALLOWED),
+    ("controller", LEASES, make_lease("netaware-scheduler"), ANY_REFUSAL),
+    ("scheduler", LEASES, make_lease("netaware-scheduler"), ALLOWED),
+    ("scheduler", LEASES, make_lease("any"), ANY_REFUSAL),
+    ("scheduler", SYSTEM_LEASES, make_lease("new"), ANY_REFUSAL),
+    ("scheduler", CLAIMS, make_resource_claim("new"), ANY_REFUSAL),
+    ("scheduler", CLAIMS, make_resource_claim("new", **EXTENDED), ALLOWED),
 )
 DELETED: tuple[AttackRow, ...] = (
     ("controller", RESULTS, None, ANY_REFUSAL),
-    ("controller", SHIPPED, None, ANY_REFUSAL),
+    ("controller", SHIPPED_CONFIG, None, ANY_REFUSAL),
     ("scheduler", SYSTEM_POD, None, ANY_REFUSAL),
     ("scheduler", UNRELATED_POD, None, ALLOWED),
     ("scheduler", f"{CLAIMS}/victim", None, ANY_REFUSAL),

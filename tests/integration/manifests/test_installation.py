@@ -12,7 +12,7 @@ from controller.cluster.crds import APPGROUPS
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from lab.controlplane import ControlPlane
-from tests.integration.manifests.kubectl import MANIFESTS, Kubectl, installed_overlay
+from tests.integration.manifests.kubectl import MANIFESTS, Kubectl, install_overlay
 
 DEFAULT = MANIFESTS / "overlays" / "default"
 OVERLAYS = sorted(path.name for path in (MANIFESTS / "overlays").iterdir() if path.name != "prometheus-operator")
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("default_overlay")
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def default_overlay(plane: ControlPlane) -> AsyncIterator[None]:
     """The default overlay, installed for all tests of this file."""
-    async with installed_overlay(plane, "default"):
+    async with install_overlay(plane, "default"):
         yield
 
 

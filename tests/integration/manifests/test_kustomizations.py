@@ -17,7 +17,7 @@ from tests.integration.manifests.kubectl import (
     NAMESPACE,
     Documents,
     Kubectl,
-    pod_templates,
+    find_pod_templates,
     write_kustomization,
 )
 
@@ -26,11 +26,11 @@ RBAC = ("Role", "ClusterRole")
 
 
 async def build_overlays(kustomize: Kubectl) -> dict[str, Documents]:
-    return {name: await kustomize.build(MANIFESTS / "overlays" / name) for name in OVERLAYS}
+    return {name: await kustomize.build_kustomization(MANIFESTS / "overlays" / name) for name in OVERLAYS}
 
 
 def read_arguments(documents: Documents, workload: str) -> list[str]:
-    container = pod_templates(documents)[workload]["spec"]["containers"][0]
+    container = find_pod_templates(documents)[workload]["spec"]["containers"][0]
     return [str(argument) for argument in container["args"]]
 
 
@@ -49,7 +49,7 @@ async def test_objects_are_defined_once_labelled_in_our_namespace_and_run_our_im
             if labels.get("app.kubernetes.io/part-of") != "netaware"
         ]
         assert unlabelled == [], overlay
-        templates = pod_templates(documents).values()
+        templates = find_pod_templates(documents).values()
         images = {c["image"] for template in templates for c in template["spec"]["containers"]}
         ours = {"netaware-agent:0.0.0", "netaware-controller:0.0.0"}
         assert ours == {image for image in images if not image.startswith("registry.k8s.io/kube-scheduler:v1.")}, (
@@ -59,7 +59,7 @@ async def test_objects_are_defined_once_labelled_in_our_namespace_and_run_our_im
 
 async def test_selectors_match_the_intended_pods(kustomize: Kubectl) -> None:
     for documents in (await build_overlays(kustomize)).values():
-        templates = pod_templates(documents).values()
+        templates = find_pod_templates(documents).values()
         labels = {template["metadata"]["labels"]["app.kubernetes.io/name"]: template for template in templates}
         for document in documents:
             spec = document.get("spec", {})
@@ -78,13 +78,13 @@ async def test_selectors_match_the_intended_pods(kustomize: Kubectl) -> None:
 
 async def test_pods_meet_their_level_of_pod_security(kustomize: Kubectl, admin: Client) -> None:
     """The API server's Pod Security admission decides; the controller and the scheduler are "restricted"."""
-    templates = dict(pod_templates(await kustomize.build(MANIFESTS / "overlays" / "descheduler")))
+    templates = dict(find_pod_templates(await kustomize.build_kustomization(MANIFESTS / "overlays" / "descheduler")))
     assert len(templates) == 4
     agent = templates.pop("DaemonSet/netaware-agent")
     assert "violates PodSecurity" in await _admit(admin, agent, "baseline")
     assert await _admit(admin, agent, "privileged") == ""
     for example in ("online-boutique", "redis-cluster"):
-        templates |= pod_templates(await kustomize.build(MANIFESTS / "examples" / example))
+        templates |= find_pod_templates(await kustomize.build_kustomization(MANIFESTS / "examples" / example))
     refused = {name: await _admit(admin, template, "restricted") for name, template in templates.items()}
     assert {name: text for name, text in refused.items() if text} == {}
 
@@ -104,7 +104,9 @@ async def _admit(admin: Client, template: dict[str, Any], level: str) -> str:
 
 
 async def test_each_privilege_has_an_explanation(kustomize: Kubectl) -> None:
-    for name, template in pod_templates(await kustomize.build(MANIFESTS / "overlays" / "default")).items():
+    for name, template in find_pod_templates(
+        await kustomize.build_kustomization(MANIFESTS / "overlays" / "default")
+    ).items():
         spec, is_agent = template["spec"], name == "DaemonSet/netaware-agent"
         for container in spec["containers"]:
             context = container["securityContext"]
@@ -175,7 +177,9 @@ async def test_overlays_differ_from_the_default_only_by_their_purpose(kustomize:
     monitors = [d for d in overlays["prometheus-operator"] if d["kind"] in {"PodMonitor", "ServiceMonitor"}]
     watched = {monitor["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"] for monitor in monitors}
     assert watched == {"netaware-agent", "netaware-controller", "netaware-scheduler"}
-    documents = await kustomize.build(write_kustomization("default", "traffic", "measured-weights", folder=tmp_path))
+    documents = await kustomize.build_kustomization(
+        write_kustomization("default", "traffic", "measured-weights", folder=tmp_path)
+    )
     assert read_arguments(documents, "DaemonSet/netaware-agent") == [*default, "--traffic=conntrack"]
     (role,) = (
         d
@@ -189,7 +193,9 @@ async def test_overlays_differ_from_the_default_only_by_their_purpose(kustomize:
 async def test_one_line_of_a_kustomization_sets_the_namespace(kustomize: Kubectl, tmp_path: Path) -> None:
     """``namespace:`` moves all objects and subjects; policies read the namespace of our accounts."""
     for overlay in OVERLAYS:
-        documents = await kustomize.build(write_kustomization(overlay, folder=tmp_path, namespace="elsewhere"))
+        documents = await kustomize.build_kustomization(
+            write_kustomization(overlay, folder=tmp_path, namespace="elsewhere")
+        )
         assert {d["metadata"]["namespace"] for d in documents if "namespace" in d["metadata"]} == {"elsewhere"}
         assert [d["metadata"]["name"] for d in documents if d["kind"] == "Namespace"] == ["elsewhere"]
         # Files in ConfigMaps keep the default: a flag overrides kube-scheduler's namespace of the Lease, and a policy refuses evictions

@@ -60,3 +60,9 @@ def test_bill_of_materials_names_each_package_once_with_its_hash(tmp_path: Path,
     ]
     assert all(len(p["checksums"][0]["checksumValue"]) == 64 for p in python_packages)
     assert {p["licenseDeclared"] for p in python_packages if p["name"] in {"aiohttp", "msgspec"}} != {"NOASSERTION"}
+
+
+def test_documents_name_the_registry_of_the_release() -> None:
+    (pushed,) = re.findall(r'push \S+ "oci://\$\(REGISTRY\)(\S*)"', (ROOT / "release.mk").read_text())
+    named = re.findall(r"oci://REGISTRY(\S+)", (ROOT / "docs" / "upgrade.md").read_text())
+    assert named == [f"{pushed}/netaware"]

@@ -24,7 +24,7 @@ from lab.installation import start_central_program, write_bound_kubeconfig
 from lab.polling import poll_until
 from lab.programs import Program, run_command
 from tests.integration.conftest import node_body, read_audit_events
-from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl, delete_pods, installed_overlay
+from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl, delete_pods, install_overlay
 
 CENTRAL_ACCOUNTS = ("netaware-controller", "netaware-scheduler", "netaware-gate-opener")
 CENTRAL_PROGRAMS = {"manager", "extender", "gate-opener", "netaware-scheduler"}
@@ -96,7 +96,7 @@ async def installation(
     earlier_event_count = len(read_audit_events(audit_log))
     earlier_programs = {program.name for program in plane.programs}
     await plane.start_scheduler()
-    async with installed_overlay(plane, "descheduler") as (kubectl, admin):
+    async with install_overlay(plane, "descheduler") as (kubectl, admin):
         for name, (zone, address) in ZONE_AND_ADDRESS_BY_NODE.items():
             node = node_body(name, zone=zone, region="r", address=address, labels={"kubernetes.io/os": "linux"})
             node["metadata"]["annotations"]["netaware.io/bandwidth-capacity"] = "10G"
@@ -223,7 +223,7 @@ async def test_no_request_was_refused(installation: Installation) -> None:
 
 
 async def test_every_granted_right_is_used(installation: Installation) -> None:
-    documents = await installation.kubectl.build(MANIFESTS / "overlays" / "descheduler")
+    documents = await installation.kubectl.build_kustomization(MANIFESTS / "overlays" / "descheduler")
     rights = set(list_granted_rights(documents))
     assert len(rights) > 20
     role_names = {d["roleRef"]["name"] for d in documents if d["kind"].endswith("RoleBinding")}

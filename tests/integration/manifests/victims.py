@@ -11,10 +11,10 @@ from kubekit.client import Client
 from lab.controlplane import ControlPlane
 from lab.polling import poll_until
 from tests.integration.manifests.attacks import Json, dry_run
-from tests.integration.manifests.kubectl import NAMESPACE, installed_overlay
+from tests.integration.manifests.kubectl import NAMESPACE, install_overlay
 
-# The shipped overlay with the most rights.
 OVERLAY = "descheduler"
+"""The shipped overlay with the most rights."""
 PROGRAMS = ("agent", "controller", "scheduler", "gate-opener")
 POD_NAMESPACES = ("unrelated", "with-appgroup")
 UNRELATED_POD, GROUP_POD, SYSTEM_POD = (f"/api/v1/namespaces/{n}/pods/victim" for n in (*POD_NAMESPACES, "kube-system"))
@@ -26,16 +26,16 @@ VOLUME_SPEC = {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
 TOPOLOGY_SPEC = {"configmapName": "netperf-metrics", "weights": [{"name": "UserDefined", "topologyList": []}]}
 
 
-def object_of(kind: str, name: str, api: str = "v1", **more: Any) -> Json:
+def make_object(kind: str, name: str, api: str = "v1", **more: Any) -> Json:
     return {"apiVersion": api, "kind": kind, "metadata": {"name": name}, **more}
 
 
-def resource_claim(name: str, **annotations: str) -> Json:
-    claim = object_of("ResourceClaim", name, "resource.k8s.io/v1", spec=CLAIM_SPEC)
+def make_resource_claim(name: str, **annotations: str) -> Json:
+    claim = make_object("ResourceClaim", name, "resource.k8s.io/v1", spec=CLAIM_SPEC)
     return {**claim, "metadata": {"name": name, "annotations": annotations}}
 
 
-def pod(**labels: str) -> Json:
+def make_pod(**labels: str) -> Json:
     """A gated pod with these labels; without labels a privileged pod on a node."""
     spec: Json = {"containers": [{"name": "c", "image": "good"}], "terminationGracePeriodSeconds": 0}
     if labels:
@@ -47,10 +47,10 @@ def pod(**labels: str) -> Json:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "victim", "labels": labels}, "spec": spec}
 
 
-def _node(name: str) -> Json:
+def make_node(name: str) -> Json:
     # Removing a field of the kubelet is an attack too.
     status = {"capacity": {"cpu": "8"}, "declaredFeatures": ["A"], "nodeInfo": {"kernelVersion": "good"}}
-    return object_of("Node", name, status=status)
+    return make_object("Node", name, status=status)
 
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/unrelated/resourceclaims"
@@ -58,19 +58,19 @@ CONFIG_MAPS, SECRETS = (f"/api/v1/namespaces/{NAMESPACE}/{kind}" for kind in ("c
 SYSTEM_LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
 TOPOLOGIES = "/apis/networktopology.diktyo.x-k8s.io/v1alpha1/namespaces/with-appgroup/networktopologies"
 VICTIMS: tuple[tuple[str, Json], ...] = (
-    ("/api/v1/nodes", _node("node-a")),
-    ("/api/v1/nodes", _node("node-b")),
-    ("/api/v1/namespaces/kube-system/pods", pod()),
-    ("/api/v1/namespaces/unrelated/pods", pod(app="theirs")),
-    ("/api/v1/namespaces/with-appgroup/pods", pod(**{LABEL: "shop"})),
-    (CONFIG_MAPS, object_of("ConfigMap", "netperf-metrics", data={"a": "b"})),
-    (CONFIG_MAPS, object_of("ConfigMap", "netaware-scheduler-config-x", data={"a": "b"})),
-    (SECRETS, object_of("Secret", "netaware-probe")),
-    (TOPOLOGIES, object_of("NetworkTopology", "nt", "networktopology.diktyo.x-k8s.io/v1alpha1", spec=TOPOLOGY_SPEC)),
-    (CLAIMS, resource_claim("victim")),
-    (CLAIMS, resource_claim("extended", **EXTENDED)),
-    (SYSTEM_LEASES, object_of("Lease", "kube-scheduler", "coordination.k8s.io/v1")),
-    ("/api/v1/persistentvolumes", object_of("PersistentVolume", "victim", spec=VOLUME_SPEC)),
+    ("/api/v1/nodes", make_node("node-a")),
+    ("/api/v1/nodes", make_node("node-b")),
+    ("/api/v1/namespaces/kube-system/pods", make_pod()),
+    ("/api/v1/namespaces/unrelated/pods", make_pod(app="theirs")),
+    ("/api/v1/namespaces/with-appgroup/pods", make_pod(**{LABEL: "shop"})),
+    (CONFIG_MAPS, make_object("ConfigMap", "netperf-metrics", data={"a": "b"})),
+    (CONFIG_MAPS, make_object("ConfigMap", "netaware-scheduler-config-x", data={"a": "b"})),
+    (SECRETS, make_object("Secret", "netaware-probe")),
+    (TOPOLOGIES, make_object("NetworkTopology", "nt", "networktopology.diktyo.x-k8s.io/v1alpha1", spec=TOPOLOGY_SPEC)),
+    (CLAIMS, make_resource_claim("victim")),
+    (CLAIMS, make_resource_claim("extended", **EXTENDED)),
+    (SYSTEM_LEASES, make_object("Lease", "kube-scheduler", "coordination.k8s.io/v1")),
+    ("/api/v1/persistentvolumes", make_object("PersistentVolume", "victim", spec=VOLUME_SPEC)),
 )
 FOREIGN_ANNOTATION = {"metadata": {"annotations": {"a": "b"}}}
 REFUSED_BY_PROGRAM = {
@@ -83,9 +83,9 @@ REFUSED_BY_PROGRAM = {
 
 
 @asynccontextmanager
-async def installed_with_victims(plane: ControlPlane) -> AsyncIterator[None]:
+async def install_with_victims(plane: ControlPlane) -> AsyncIterator[None]:
     """Install the overlay, and create the namespaces and `VICTIMS`, during the block."""
-    async with installed_overlay(plane, OVERLAY) as (kubectl, admin):
+    async with install_overlay(plane, OVERLAY) as (kubectl, admin):
 
         async def is_created(path: str, body: Json) -> bool:
             refusal, _ = await dry_run(admin, "POST", path, body)
@@ -94,7 +94,7 @@ async def installed_with_victims(plane: ControlPlane) -> AsyncIterator[None]:
             return not refusal
 
         for name in POD_NAMESPACES:
-            await admin.request("POST", "/api/v1/namespaces", body=object_of("Namespace", name))
+            await admin.request("POST", "/api/v1/namespaces", body=make_object("Namespace", name))
         for path, body in VICTIMS:
             await poll_until(partial(is_created, path, body))
         yield
@@ -104,7 +104,7 @@ async def installed_with_victims(plane: ControlPlane) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def stolen_tokens(token_for: Any) -> AsyncIterator[dict[str, Client]]:
+async def connect_with_stolen_tokens(token_for: Any) -> AsyncIterator[dict[str, Client]]:
     """Clients with the token of each program's pod on node-a, after policies are in force."""
     async with AsyncExitStack() as stack:
         clients = {
