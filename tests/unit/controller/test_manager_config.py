@@ -45,6 +45,10 @@ def write_config(tmp_path: Path, text: str) -> str:
         (HEAD + "topology: {costPolicy: {units: 1}}", "topology.costPolicy"),
         (HEAD + "topology: {probing: {slotS: soon}}", "topology.probing.slotS"),
         (HEAD + "scheduler: {networkOverhead: {weightsName: ''}}", "scheduler.networkOverhead.weightsName"),
+        (HEAD + "scheduler: {networkOverhead: {namespaces: []}}", "scheduler.networkOverhead.namespaces"),
+        (HEAD + "scheduler: {gates: {maxWaitS: 0}}", "scheduler.gates.maxWaitS"),
+        (HEAD + "scheduler: {gates: {missingWorkloadTimeoutS: 500}}", "scheduler.gates.missingWorkloadTimeoutS"),
+        (HEAD + "scheduler: {allocatable: {resources: [{name: cpu, weight: 0}]}}", "scheduler.allocatable.resources"),
         (HEAD + f"bootstrap: {{networkTopology: {'x' * 254}}}", "bootstrap.networkTopology"),
     ],
 )

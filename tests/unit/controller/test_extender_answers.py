@@ -1,0 +1,182 @@
+"""The extender's answers to filter and prioritize over HTTP."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+from prometheus_client import generate_latest
+
+from controller.scheduler.config import AllocatableArgs, SchedulerConfig
+from controller.scheduler.extender import encoding
+from controller.scheduler.rules import NodeScore, ScoreTable
+from tests.unit.controller.extender_service import (
+    ALL_NODES,
+    ExtenderService,
+    make_example_state,
+    make_planned_pod_body,
+    make_pod_body,
+    serve_extender,
+)
+from tests.unit.controller.scheduler_objects import (
+    GROUP,
+    WORKLOAD,
+    make_group_state,
+    make_node,
+    make_pod,
+    make_topology,
+)
+
+POD = make_pod_body()
+FOUND_NO_NODE = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}
+FOREIGN_PODS: dict[str, dict[str, Any]] = {
+    "no labels": {"metadata": {"name": "bare", "namespace": "default"}, "spec": {}},
+    "null labels": {"metadata": {"name": "bare", "namespace": "default", "labels": None}, "spec": {}},
+    "nothing": {},
+    "no group": make_pod_body(labels={GROUP: "unknown", WORKLOAD: "P1"}),
+    "no workload": make_pod_body(labels={GROUP: "a1"}),
+    "another workload": make_pod_body(labels={GROUP: "a1", WORKLOAD: "no-such-workload"}),
+    "another namespace": make_pod_body(namespace="elsewhere", labels={GROUP: "a2", WORKLOAD: "P1"}),
+    "another scheduler": make_pod_body(scheduler="default-scheduler"),
+    "placed by affinity": make_pod_body(labels={GROUP: "a1", WORKLOAD: "P1", "netaware.io/placement": "affinity"}),
+}
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[ExtenderService]:
+    async with serve_extender() as service:
+        yield service
+
+
+async def test_filter_and_prioritize_follow_the_rule(service: ExtenderService) -> None:
+    answer = await service.ask("filter", POD)
+    assert answer["nodenames"] == ["n1", "n2"]
+    assert set(answer["failedAndUnresolvableNodes"]) == {"n3", "n4"}
+    assert await service.read_scores(POD, ["n1", "n2"]) == {"n1": 100, "n2": 0}
+    assert await service.read_scores(POD, ["n3", "n2", "n1"]) == {"n1": 100, "n2": 95, "n3": 0}
+
+
+@pytest.mark.parametrize("pod", FOREIGN_PODS.values(), ids=FOREIGN_PODS)
+async def test_foreign_pods_get_every_node_and_equal_scores(pod: dict[str, Any], service: ExtenderService) -> None:
+    answer = await service.ask("filter", pod)
+    assert answer == {"nodenames": ALL_NODES, "failedNodes": {}, "failedAndUnresolvableNodes": {}, "error": ""}
+    assert await service.read_scores(pod) == dict.fromkeys(ALL_NODES, 0)
+
+
+@pytest.mark.parametrize("deleted", ["topology", "costs", "group"])
+async def test_changes_count_from_the_next_request_on(deleted: str, service: ExtenderService) -> None:
+    assert await service.list_passed(POD) == ["n1", "n2"]
+    match deleted:
+        case "topology":
+            service.state.on_topology_change("default/nt-default", None, None)
+        case "costs":  # unknown costs refuse no node
+            service.state.on_topology_change("default/nt-default", None, make_topology({}))
+        case "group":
+            service.state.on_group_change("default/a1", service.state.groups["default/a1"], None)
+    assert await service.list_passed(POD) == ALL_NODES
+    are_scores_equal = set((await service.read_scores(POD)).values()) == {0}
+    assert are_scores_equal == (deleted != "costs")
+
+
+def test_a_list_that_lacks_some_nodes_of_a_zone_is_scored_in_linear_time() -> None:
+    nodes = [make_node(f"ip-10-0-{i}.compute.internal", "r", "z") for i in range(10_000)]
+    encoder = encoding.AnswerEncoder(make_group_state(nodes, make_topology({}), {}), 1)
+    names = [node.metadata.name for node in nodes]
+    score_table = ScoreTable("", [NodeScore()] * 2, {name: NodeScore(1, 0, 1) for name in names[:5000]})
+
+    def measure_cpu_s(requested: list[str]) -> float:
+        parsed, started_s = encoder.parse_names(msgspec.json.encode(requested)), time.thread_time()
+        encoder.encode_priorities(parsed, score_table, None, with_allocatable=False)
+        return time.thread_time() - started_s
+
+    assert measure_cpu_s(names[1:]) < 10 * measure_cpu_s(names)
+
+
+async def test_unknown_nodes_are_scored_as_nodes_without_labels(service: ExtenderService) -> None:
+    assert sorted(await service.list_passed(POD, ["brand-new", "n4", "n1"])) == ["brand-new", "n1"]
+    assert await service.read_scores(POD, ["brand-new", "n1", "n2"]) == {"brand-new": 0, "n1": 100, "n2": 99}
+
+
+async def test_the_list_that_filter_returned_is_scored_by_the_present_nodes(service: ExtenderService) -> None:
+    passed = await service.list_passed(POD)
+    service.state.on_node_change("n2", None, make_node("n2", "r", "z2"))
+    assert await service.read_scores(POD, passed) == {"n1": 100, "n2": 0}
+    assert await service.read_scores(POD, ["n2", "n3"]) == {"n2": 100, "n3": 100}
+
+
+async def test_refused_nodes_beyond_the_limit_share_a_reason_per_zone(
+    monkeypatch: pytest.MonkeyPatch, service: ExtenderService
+) -> None:
+    monkeypatch.setattr(encoding, "MAX_NODE_REASONS", 1)
+    answer = await service.ask("filter", POD)
+    assert set(answer["failedNodes"]) == {"n3"}
+    reasons = answer["failedAndUnresolvableNodes"]
+    assert reasons["n3"].startswith("Node n3 does not meet")
+    assert reasons["n4"] == "in z2: network requirements from Workload dependencies, Satisfied: 0 Violated: 1"
+
+
+async def test_the_planned_host_scores_highest_then_its_zone_then_others(service: ExtenderService) -> None:
+    scores = await service.read_scores(make_planned_pod_body("n4", "z2"))
+    assert sorted(scores, key=lambda node: -scores[node]) == ["n4", "n3", "n1", "n2"]
+    assert scores["n4"] == 100
+    pod_with_undecodable_target = make_pod_body(annotations={"netaware.io/target": "no json"})
+    assert await service.read_scores(pod_with_undecodable_target, ["n1", "n2"]) == {"n1": 100, "n2": 0}
+
+
+async def test_filter_returns_the_planned_host_or_else_its_zone(service: ExtenderService) -> None:
+    no_failures = {"failedNodes": {}, "failedAndUnresolvableNodes": {}, "error": ""}
+    pod = make_planned_pod_body("n2", "z1")
+    assert await service.ask("filter", pod) == {"nodenames": ["n2"], **no_failures}
+    assert await service.ask("filter", pod, ["n1", "n3", "n4"]) == {"nodenames": ["n1"], **no_failures}
+    metrics = generate_latest(service.registry).decode()
+    assert 'netaware_extender_decisions_total{result="planned",verb="filter"} 2.0' in metrics
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        pytest.param(make_planned_pod_body("n4", "z2"), id="the rule refuses the node, because costs have changed"),
+        pytest.param(make_planned_pod_body("gone", "z2"), id="the node is gone"),
+        pytest.param(make_planned_pod_body("n2", "z1", status=FOUND_NO_NODE), id="another filter may have refused it"),
+    ],
+)
+async def test_filter_follows_the_rule_if_the_plan_cannot_be_followed(
+    pod: dict[str, Any], service: ExtenderService
+) -> None:
+    assert await service.list_passed(pod) == ["n1", "n2"]
+
+
+async def test_filter_passes_no_node_if_neither_plan_nor_rule_allows_one(service: ExtenderService) -> None:
+    assert await service.list_passed(make_planned_pod_body("n2", "z1"), ["n3", "n4"]) == []
+
+
+async def test_plans_do_not_count_in_upstream_parity() -> None:
+    async with serve_extender(SchedulerConfig(parity="upstream")) as service:
+        assert await service.list_passed(make_planned_pod_body("n2", "z1")) == ["n1", "n2"]
+        assert await service.read_scores(make_planned_pod_body("n4", "z2"), ["n1", "n2"]) == {"n1": 100, "n2": 0}
+
+
+async def test_filter_passes_every_node_if_pods_are_placed_by_affinity() -> None:
+    async with serve_extender(SchedulerConfig(placement="affinity")) as service:
+        assert await service.list_passed(make_planned_pod_body("n2", "z1")) == ALL_NODES
+
+
+async def test_the_first_pod_of_a_group_gets_its_planned_node() -> None:
+    config = SchedulerConfig()
+    state = make_example_state(config)
+    state.on_pod_change("default/p2-0", make_pod("P2", "n1", name="p2-0"), None)
+    async with serve_extender(config, state) as service:
+        assert await service.list_passed(POD) == ALL_NODES
+        assert await service.list_passed(make_planned_pod_body("n4", "z2")) == ["n4"]
+
+
+async def test_allocatable_adds_its_weighted_score_for_our_pods_only() -> None:
+    pod_without_group = {"metadata": {"name": "bare"}, "spec": {"schedulerName": "network-aware-scheduler"}}
+    async with serve_extender(SchedulerConfig(allocatable=AllocatableArgs(weight=2))) as service:
+        # n1 to n4 have 1 to 4 cores: 100, 66, 33 and 0 points, times 2.
+        assert await service.read_scores(pod_without_group) == {"n1": 200, "n2": 132, "n3": 66, "n4": 0}
+        assert await service.read_scores(POD, ["n1", "n2"]) == {"n1": 200 + 100, "n2": 0}
+        assert await service.read_scores(FOREIGN_PODS["another scheduler"]) == dict.fromkeys(ALL_NODES, 0)
