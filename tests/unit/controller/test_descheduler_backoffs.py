@@ -1,0 +1,177 @@
+"""Back-offs and the breaker end loops of evictions."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.descheduler.history import MAX_BACKOFFS, drop_expired, extend_backoff
+from tests.support.descheduler_builders import (
+    NOW_S,
+    BackoffEntry,
+    BreakerEntry,
+    EvictionEntry,
+    History,
+    ReasonDurations,
+    add_moves,
+    decide,
+    decide_once,
+    evaluate_moves,
+    find_node_state,
+    list_moved_pods,
+    make_config,
+    make_loaded_snapshot,
+    make_single_pod,
+    make_snapshot,
+    to_usage,
+)
+from tests.unit.controller.move_outcomes import (
+    LIMITS,
+    NODES,
+    OUTCOME_S,
+    WORKLOAD,
+    evaluate_after,
+    make_view,
+    make_web_move,
+    make_web_pod,
+)
+
+HALF_A_DAY_S = 12 * 3600.0
+FIRST_BACKOFF_S = 2 * 3600
+ONE_POD = make_loaded_snapshot({"hot": 3, "idle": 0.1}, {"p": 1})
+
+
+def make_breaker_entries(
+    count: int, helped: int, strategy: Any = "LowNodeLoad", age_s: float = 60
+) -> tuple[BreakerEntry, ...]:
+    """The entries of ``count`` moves, of which some helped."""
+    return tuple(BreakerEntry(NOW_S - age_s, strategy, has_helped=i < helped) for i in range(count))
+
+
+def test_a_move_that_helped_does_not_end_a_running_back_off() -> None:
+    before = History(backoffs={WORKLOAD: BackoffEntry(NOW_S + 5000, 3)})
+    history, outcomes = evaluate_after(make_view(make_web_pod("new", "idle")), OUTCOME_S, history=before)
+    assert outcomes == ["helped"]
+    assert history.pending_moves == ()
+    assert history.backoffs[WORKLOAD] == before.backoffs[WORKLOAD]
+
+
+def test_the_back_off_of_a_workload_doubles_with_each_failure_up_to_a_week() -> None:
+    history = History()
+    for failures, backoff_h in enumerate((2, 4, 8, 16, 32, 64, 128, 168, 168), start=1):
+        history, _ = evaluate_after(make_view(make_web_pod(f"new{failures}", "hot")), 10, history=history)
+        assert history.backoffs[WORKLOAD] == BackoffEntry(NOW_S + 10 + 3600 * backoff_h, failures, "returned")
+
+
+def test_several_failed_moves_of_a_workload_in_one_round_are_one_failure() -> None:
+    moves = [make_web_move(pod=f"default/web-old{i}", uid=f"old{i}") for i in range(5)]
+    replacements = [make_web_pod(f"new{i}", "hot") for i in range(5)]
+    history, outcomes = evaluate_after(make_view(*replacements), 10, *moves)
+    assert outcomes == ["returned"] * 5
+    assert history.backoffs[WORKLOAD] == BackoffEntry(NOW_S + 10 + FIRST_BACKOFF_S, 1, "returned")
+
+
+def test_the_history_keeps_a_bounded_number_of_back_offs_and_drops_those_that_end_first() -> None:
+    history = History()
+    for i in range(MAX_BACKOFFS + 5):
+        history = extend_backoff(history, f"default/Deployment/w{i}", "returned", i, NOW_S)
+    assert len(history.backoffs) == MAX_BACKOFFS
+    assert "default/Deployment/w4" not in history.backoffs
+    assert len(msgspec.json.encode(history)) < 1 << 19, "half of the largest ConfigMap"
+
+
+def test_a_full_history_drops_back_offs_of_replicas_for_one_of_a_workload() -> None:
+    full = History(backoffs={f"replica{i}": BackoffEntry(NOW_S + HALF_A_DAY_S) for i in range(MAX_BACKOFFS)})
+    history, outcomes = evaluate_after(make_view(make_web_pod("new", "hot")), 10, history=full)
+    assert outcomes == ["returned"]
+    assert len(history.backoffs) == MAX_BACKOFFS
+
+
+def test_expired_entries_are_dropped_and_failure_counts_outlive_their_back_off() -> None:
+    """A workload's for a week, a replica's for as long as a first failure, evictions for 300 s."""
+    backoffs = {
+        "a/Deployment/no-failure": BackoffEntry(NOW_S - 1),
+        "a/Deployment/failed": BackoffEntry(NOW_S - 86_400, 2),
+        "a/Deployment/long-ago": BackoffEntry(NOW_S - 8 * 86_400, 2),
+        "replica": BackoffEntry(NOW_S - 60, 1),
+        "old-replica": BackoffEntry(NOW_S - FIRST_BACKOFF_S - 100, 1),
+    }
+    evictions = (EvictionEntry(NOW_S - 301, "a"), EvictionEntry(NOW_S - 299, "b"))
+    kept = drop_expired(History(evictions=evictions, backoffs=backoffs), LIMITS, NOW_S)
+    assert [entry.workload for entry in kept.evictions] == ["b"]
+    assert list(kept.backoffs) == ["a/Deployment/failed", "replica"]
+
+
+@pytest.mark.parametrize(
+    ("entries", "min_success_percent", "is_stopped"),
+    [
+        pytest.param(make_breaker_entries(3, 0), 50, False, id="fewer than four moves"),
+        (make_breaker_entries(4, 1), 50, True),
+        (make_breaker_entries(4, 2), 50, False),
+        (make_breaker_entries(10, 4), 50, True),
+        (make_breaker_entries(10, 4), 40, False),
+        (make_breaker_entries(10, 0), 0, False),
+        pytest.param(make_breaker_entries(10, 0, age_s=86_401), 50, False, id="more than a day ago"),
+        pytest.param(make_breaker_entries(10, 0, "NetworkMisplacement"), 50, False, id="of another strategy"),
+    ],
+)
+def test_the_breaker_stops_a_strategy_if_too_few_moves_helped(
+    entries: tuple[BreakerEntry, ...], min_success_percent: int, *, is_stopped: bool
+) -> None:
+    config, history = make_config(limits={"minSuccessPercent": min_success_percent}), History(breaker_entries=entries)
+
+    decision = decide_once(ONE_POD, config, history=history)
+    dry_run = decide(ONE_POD, history, ReasonDurations(), config, NOW_S, assume_lasting=True).decision
+
+    assert list_moved_pods(decision) == ([] if is_stopped else ["p"])
+    assert find_node_state(decision).is_stuck is is_stopped
+    assert ("moves in 24 h helped" in find_node_state(decision).reason) is is_stopped
+    assert dry_run.plan == decision.plan
+
+
+def test_a_replacement_is_not_moved_again_for_half_a_day() -> None:
+    """Neither before nor after the evaluation of its move; the back-off of its workload is removed."""
+    config = make_config()
+    replacement = make_single_pod("q", "idle", uid="q", owner="ReplicaSet/p-1", created_s=NOW_S)
+    evaluated_view = make_snapshot(NODES, [replacement], {"hot": to_usage(0.1, 1), "idle": to_usage(0.5, 1)})
+    usage = {"hot": to_usage(0.1, 1), "idle": to_usage(3, 1)}
+    loaded_view = make_snapshot(NODES, [replacement], usage, {"q": to_usage(1, 1)})
+    history = History(pending_moves=decide_once(ONE_POD, config).pending_moves)
+
+    for after_s in (30.0, 900.0, HALF_A_DAY_S - 3200):
+        history, _ = evaluate_moves(evaluated_view, history, config.limits, NOW_S + after_s)
+        replica_backoffs = {key: backoff for key, backoff in history.backoffs.items() if "/" not in key}
+        history = msgspec.structs.replace(history, backoffs=replica_backoffs)
+        decision = decide_once(loaded_view, config, history=history, now=NOW_S + after_s)
+        assert [(skip.pod, skip.condition) for skip in decision.plan.skips] == [("default/q", "replica-backoff")]
+
+    decision = decide_once(loaded_view, config, history=history, now=NOW_S + HALF_A_DAY_S + 3600)
+    assert list_moved_pods(decision) == ["q"]
+
+
+@pytest.mark.parametrize("has_restarts", [False, True])
+def test_a_pod_that_always_returns_is_evicted_at_most_four_times_in_a_day(*, has_restarts: bool) -> None:
+    """One round a minute. A restart each hour keeps the history, but not the detectors."""
+    config, history, durations = make_config({"anomalyCondition": {}}), History(), ReasonDurations()
+    evicted_at_s, outcomes, created_after_s = list[float](), set[str](), -1000.0
+    for after_s in range(0, 24 * 3600, 60):
+        if has_restarts and after_s % 3600 == 0:
+            history, durations = msgspec.json.decode(msgspec.json.encode(history), type=History), ReasonDurations()
+        pod = make_web_pod(f"web-{len(evicted_at_s)}", "hot", created_after_s, uid=f"web-{len(evicted_at_s)}")
+        usage = {"hot": to_usage(3.8, 1), "idle": to_usage(0.2, 1)}
+        view = make_snapshot(NODES, [pod], usage, {pod.name: to_usage(1.6, 0.5)})
+        decision = decide(view, history, durations, config, NOW_S + after_s).decision
+        outcomes |= {end.outcome for end in decision.evaluated_moves}
+        history, durations = add_moves(decision.history, decision.pending_moves), decision.durations
+        if decision.pending_moves:
+            evicted_at_s.append(after_s)
+            created_after_s = after_s + 3
+
+    assert 1 <= len(evicted_at_s) <= 4
+    assert outcomes == {"returned"}
+    gaps_s = [later - earlier for earlier, later in pairwise([0, *evicted_at_s])]
+    # The back-off doubles; a restart adds the rounds until the node is anomalous again.
+    assert has_restarts or all(later > 1.9 * earlier for earlier, later in pairwise(gaps_s)), gaps_s
