@@ -180,28 +180,14 @@ class Costs(msgspec.Struct, frozen=True):
 class CostIndex(Index):
     """The costs for the groups of each namespace, updated by watch events.
 
-    ``args`` decide which NetworkTopology and weight are used; for ``is_one_zone`` see `has_no_zone_labels`.
+    ``args`` decide which NetworkTopology and weight are used.
     """
 
-    def __init__(self, args: NetworkOverheadArgs, netaware_namespace: str, *, is_one_zone: bool = False) -> None:
-        self._args, self._netaware_namespace, self._is_one_zone = args, netaware_namespace, is_one_zone
+    def __init__(self, args: NetworkOverheadArgs, netaware_namespace: str) -> None:
+        self._args, self._netaware_namespace = args, netaware_namespace
+        self._is_one_zone = False
         self._topologies: dict[str, NetworkTopology] = {}
         self._costs_by_topology: dict[str, Costs] = {}
-
-    @classmethod
-    def from_objects(
-        cls,
-        topologies: Iterable[NetworkTopology],
-        args: NetworkOverheadArgs,
-        netaware_namespace: str,
-        *,
-        is_one_zone: bool,
-    ) -> CostIndex:
-        """Build an index of NetworkTopologies."""
-        index = cls(args, netaware_namespace, is_one_zone=is_one_zone)
-        for topology in topologies:
-            index.on_change(topology.metadata.key, None, topology)
-        return index
 
     def on_change(self, key: str, old: NetworkTopology | None, new: NetworkTopology | None) -> bool:
         """Update a NetworkTopology; returns whether costs may have changed."""
@@ -215,7 +201,7 @@ class CostIndex(Index):
         return True
 
     def on_nodes_change(self, locations: Iterable[Location]) -> None:
-        """Update the locations of all nodes. Not called in parity with upstream."""
+        """Update the locations of all nodes; not called in upstream parity, where nodes without zone labels are never one zone."""
         is_one_zone = has_no_zone_labels(locations)
         if is_one_zone != self._is_one_zone:
             self._is_one_zone = is_one_zone

@@ -81,8 +81,8 @@ class DeschedulerReporter:
                 log.log_change(topic, "", "node is within its thresholds", node=state.node)
             elif state.node in nodes_with_moves:
                 log.log_change(topic, "", "node has enough moves", node=state.node)
-        for text in plan.notes:
-            log.debug("note on the round", note=text)
+        for note in plan.notes:
+            log.debug("note on the round", note=note)
 
 
 class DeschedulerMetrics:

@@ -81,7 +81,6 @@ class UsageReader:
         node_queries = {CPU: queries.node_cpu, MEMORY: queries.node_memory, BANDWIDTH_RESOURCE: queries.node_bandwidth}
         pod_queries = {CPU: queries.pod_cpu, MEMORY: queries.pod_memory, BANDWIDTH_RESOURCE: queries.pod_bandwidth}
         readings: list[UsageReading] = []
-
         client = PrometheusClient(self._config.prometheus.url, token=token, timeout_s=TIMEOUT_S, field=URL_FIELD)
 
         async def run_queries(queries: Mapping[str, str], *labels: str) -> None:

@@ -18,6 +18,9 @@ from netperf.contract import BANDWIDTH_RESOURCE
 CPU, MEMORY = "cpu", "memory"
 RESOURCES = (CPU, MEMORY, BANDWIDTH_RESOURCE)
 
+MAX_CLOCK_SKEW_S = 60.0
+"""A reading from further in the future is dropped."""
+DropReason = Literal["not-a-number", "negative", "expired", "future", "unknown-node", "unknown-pod"]
 Amounts = Mapping[str, float]
 """Amount by resource, in the module's units."""
 Percents = Mapping[str, float]
@@ -43,11 +46,6 @@ def weighted_mean(percents: Percents, weights: Mapping[str, float]) -> float:
 def find_exceeded_resources(percents: Percents, high_thresholds: Percents) -> tuple[str, ...]:
     """Find resources above their high threshold."""
     return tuple(resource for resource, high in high_thresholds.items() if percents.get(resource, 0.0) > high)
-
-
-DropReason = Literal["not-a-number", "negative", "expired", "future", "unknown-node", "unknown-pod"]
-MAX_CLOCK_SKEW_S = 60.0
-"""A reading from further in the future is dropped."""
 
 
 class UsageReading(msgspec.Struct, frozen=True, gc=False):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from controller.cluster.costs import CostIndex, has_no_zone_labels, location_of
+from controller.cluster.costs import CostIndex, location_of
 from controller.cluster.crds import AppGroup, NetworkTopology
 from controller.cluster.membership import Membership
 from controller.cluster.pod_info import PodInfo
@@ -63,9 +63,12 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     def build_cost_index(self) -> CostIndex:
         """The costs that the scheduler uses."""
-        is_one_zone = not self.scheduler.has_upstream_parity and has_no_zone_labels(map(location_of, self.nodes))
-        args = self.scheduler.network_overhead_args
-        return CostIndex.from_objects(self.topologies, args, self.netaware_namespace, is_one_zone=is_one_zone)
+        index = CostIndex(self.scheduler.network_overhead_args, self.netaware_namespace)
+        if not self.scheduler.has_upstream_parity:
+            index.on_nodes_change(map(location_of, self.nodes))
+        for topology in self.topologies:
+            index.on_change(topology.metadata.key, None, topology)
+        return index
 
     def build_membership(self) -> Membership:
         """The rule that assigns pods to AppGroups."""

@@ -133,7 +133,6 @@ class State(Index):
         self.version_without_pods += 1
 
     def _record_node_change(self) -> None:
-        # Upstream never treats nodes without zone labels as one zone.
         if not self._has_upstream_parity:
             self.cost_index.on_nodes_change(self.locations[index] for index in self.node_count_by_location)
         self._increment_versions()

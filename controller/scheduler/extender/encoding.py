@@ -170,9 +170,9 @@ class AnswerEncoder:
             scores = self._add_allocatable(names, scores)
         parts: list[bytes] = []
         for index, nodes in names.by_location.items():
-            score, exceptions = scores[index]
-            if exceptions:
-                parts += [b'%b,"score":%d}' % (entry_head(n), exceptions.get(n, score)) for n in nodes]
+            score, score_by_node = scores[index]
+            if score_by_node:
+                parts += [b'%b,"score":%d}' % (entry_head(n), score_by_node.get(n, score)) for n in nodes]
             else:
                 end = b',"score":%d}' % score
                 parts.append((end + b",").join(self._index.entry_heads(index, nodes)) + end)
@@ -201,12 +201,12 @@ class AnswerEncoder:
         scores: dict[int, _LocationScores] = {}
         for index in names.by_location:
             score = normalise_cost(score_table.by_location[index].cost, low, high)
-            exceptions = {name: normalise_cost(cost, low, high) for name, cost in node_costs[index].items()}
-            scores[index] = self._prefer_target(index, score, exceptions, target)
+            score_by_node = {name: normalise_cost(cost, low, high) for name, cost in node_costs[index].items()}
+            scores[index] = self._prefer_target(index, score, score_by_node, target)
         return scores
 
     def _prefer_target(
-        self, index: int, score: int, exceptions: dict[str, int], target: Target | None
+        self, index: int, score: int, score_by_node: Mapping[str, int], target: Target | None
     ) -> _LocationScores:
         """Weighted scores of a location: the plan's node has the highest, its zone higher scores than other zones, each by the rule."""
 
@@ -217,7 +217,7 @@ class AnswerEncoder:
                 value //= _OTHER_ZONES_DIVISOR
             return value * self._weight
 
-        weighted = {node: weigh(value) for node, value in exceptions.items()}
+        weighted = {node: weigh(value) for node, value in score_by_node.items()}
         if target is not None and self._state.location_index.get(target.node) == index:
             weighted[target.node] = MAX_SCORE * self._weight
         return _LocationScores(weigh(score), weighted)
@@ -227,8 +227,8 @@ class AnswerEncoder:
         raw = {name: self._index.raw_score(name) for nodes in names.by_location.values() for name in nodes}
         low, high, weight = min(raw.values()), max(raw.values()), self._state.allocatable_args.weight
         sums: dict[int, _LocationScores] = {}
-        for index, (score, exceptions) in scores.items():
-            by_node = {name: exceptions.get(name, score) for name in names.by_location[index]}
+        for index, (score, score_by_node) in scores.items():
+            by_node = {name: score_by_node.get(name, score) for name in names.by_location[index]}
             for name in by_node:
                 by_node[name] += weight * normalise_allocatable_score(raw[name], low, high)
             sums[index] = _LocationScores(score, by_node)

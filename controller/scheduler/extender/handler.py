@@ -101,9 +101,9 @@ class Extender:
             try:
                 body = await self._read_request_body(request)
                 started = time.perf_counter()
-                result = answer(body)
+                answer_body = answer(body)
                 self._metrics.request_duration.labels(verb).observe(time.perf_counter() - started)
-                return web.Response(body=result, content_type="application/json")
+                return web.Response(body=answer_body, content_type="application/json")
             except BadRequestError as error:
                 return self._error_response(verb, str(error), error.status)
             except DeletedNodeError as error:
@@ -146,10 +146,10 @@ class Extender:
         # A pod for which the scheduler found no node with the plan is filtered by NetworkOverhead's rule (docs/scheduling.md).
         target = None if args.pod.status.scheduling_failed else self._target_of(args.pod, score_table)
         if target is not None:
-            planned = self._encoder.encode_planned_filter(args.names_json, score_table, target)
-            if planned is not None:
+            planned_answer = self._encoder.encode_planned_filter(args.names_json, score_table, target)
+            if planned_answer is not None:
                 self._metrics.decisions.labels("filter", "planned").inc()
-                return planned
+                return planned_answer
         if score_table.neutral_reason:
             self._metrics.decisions.labels("filter", "neutral").inc()
             return encode_pass_all(args.names_json)
@@ -199,9 +199,9 @@ class Extender:
             remaining = self._nodes_passing_after_eviction(args.pod, remaining)
         target = None if args.pod.status.scheduling_failed else self._target_of(args.pod, score_table)
         if target is not None and target.node in remaining:
-            planned = remaining[target.node]
-            if all(planned.num_pdb_violations <= victims.num_pdb_violations for victims in remaining.values()):
-                remaining = {target.node: planned}
+            on_target = remaining[target.node]
+            if all(on_target.num_pdb_violations <= victims.num_pdb_violations for victims in remaining.values()):
+                remaining = {target.node: on_target}
         result = "refused-some" if len(remaining) < len(args.nodes) else "passed"
         self._metrics.decisions.labels("preempt", result).inc()
         return msgspec.json.encode({"NodeNameToMetaVictims": remaining})

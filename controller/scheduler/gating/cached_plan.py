@@ -16,8 +16,8 @@ from controller.cluster.resource_requests import Amounts, add_amounts
 from controller.scheduler.gating.reservations import ReservationCache
 from controller.scheduler.placement.planner import Plan
 
-MIN_UNPLACED_S = 5.0
-"""A plan with pods that are unplaced or wait for a rollout is made again after this time at the earliest, if resources were freed."""
+MIN_REPLAN_S = 5.0
+"""Resources that were freed cause a new plan of a group with pods that lack a node, but only if its plan is older than this."""
 
 
 class CachedPlan(NamedTuple):
@@ -28,7 +28,7 @@ class CachedPlan(NamedTuple):
         cache_key: its `PlanInputs.cache_key`; the plan is outdated once the key has changed.
         freed_count: `ReservationCache.freed_count` before the plan was made.
         made_at: time at which it was complete, monotonic seconds.
-        took_s: time from the start of its computation until then, also while it awaited the planning process.
+        took_s: time from the start of its computation until then, with the wait for the planning process.
         preempts_below_priority: the priority below which pods are evicted for it; None if it needs no evictions.
     """
 

@@ -23,7 +23,7 @@ from controller.cluster.volumes import Volumes
 from controller.scheduler.advice import advice_conditions, copy_placed_group
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.explain import explain
-from controller.scheduler.gating.cached_plan import MIN_UNPLACED_S
+from controller.scheduler.gating.cached_plan import MIN_REPLAN_S
 from controller.scheduler.gating.group_plans import GroupPlans, PlanState
 from controller.scheduler.gating.group_pods import GroupPods
 from controller.scheduler.gating.pod_events import WAITING_EVENT_REASON, WaitingEvents
@@ -44,6 +44,7 @@ from kubekit.workqueue import WorkQueue
 DEBOUNCE_S = 0.1
 """Costs, nodes and workloads change in bursts: such changes enqueue groups with waiting pods at most once in this time."""
 WORKERS = 4
+"""Groups that are reconciled at once; each awaits the API server's answers to its patches."""
 PERMISSION_CHECK_INTERVAL_S = 60.0
 """Time between checks whether pending pods may be deleted: the component that allows it may be added or removed at any time."""
 
@@ -109,10 +110,12 @@ class GatingController:
         self._debounce_timer: asyncio.TimerHandle | None = None
         self._is_leading = False
         self._last_versions = (0, 0, 0)
+        """Versions of the state without pods, the node cache and the volumes when groups were last enqueued for their changes."""
         self._subscribe(cache)
         self.metrics.gated_pods.set_function(self._group_pods.gated_count)
 
     def _subscribe(self, cache: ClusterCache) -> None:
+        # The indexes subscribe first, so that they are up to date when this controller's own handlers run.
         stores = cache.nodes, self._pod_store, cache.app_groups, cache.topologies
         self.state.subscribe_to(*stores, namespaces=cache.namespaces, services=cache.services)
         self.node_cache.subscribe_to(cache.nodes, cache.pods)
@@ -251,7 +254,7 @@ class GatingController:
             self._enqueue(group)
         check_delays_s = [decision.next_check_s, events_due_in_s, actions_due_in_s]
         if decision.wait_reasons and plan_state.plan is not None and plan_state.plan.unplaced:
-            check_delays_s.append(MIN_UNPLACED_S)
+            check_delays_s.append(MIN_REPLAN_S)
         return min((seconds for seconds in check_delays_s if seconds is not None), default=None)
 
     def _release_inputs(self, group: str, pods: Sequence[Pod]) -> ReleaseInputs:

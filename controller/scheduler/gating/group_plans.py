@@ -18,7 +18,7 @@ from controller.cluster.pods import Pod, Target
 from controller.cluster.resource_requests import Amounts
 from controller.scheduler.config import GatesConfig
 from controller.scheduler.gating.cached_plan import (
-    MIN_UNPLACED_S,
+    MIN_REPLAN_S,
     CachedPlan,
     PlanCheck,
     check_plan,
@@ -177,7 +177,7 @@ class GroupPlans:
         """Whether the plan is up to date: its inputs are the same, and no resources were freed that pods without a node could use."""
         has_freed_resources = cached.freed_count != self.reservations.freed_count
         lacks_nodes = bool(cached.plan.unplaced or check.awaiting_rollout)
-        if has_freed_resources and lacks_nodes and self._clock() - cached.made_at > MIN_UNPLACED_S:
+        if has_freed_resources and lacks_nodes and self._clock() - cached.made_at > MIN_REPLAN_S:
             return False
         return cached.cache_key == self._inputs.cache_key(group, pods)
 

@@ -24,8 +24,10 @@ from kubekit.waiting import backoff_delay_s
 
 REFUSAL_TEXT = "Workload dependencies"
 """Part of every reason for which the extender refuses a node."""
-MIN_RETRY_S, _MAX_RETRY_S, _RETRIES_WITHOUT_BACKOFF = 1.0, 60.0, 8
-"""Shortest and longest time between retries of a pod, and number of retries before the time grows exponentially."""
+MIN_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
+"""Shortest and longest time between retries of a pod."""
+_RETRIES_WITHOUT_BACKOFF = 8
+"""Retries after which the time doubles each time: a few are normal while the other pods of the group are being bound."""
 REPLACE_AFTER_S, _MAX_REPLACE_S = 10.0, 600.0
 """A pod with fixed affinity is replaced after this time without a node; between replacements of one owner's pods the time doubles up to the
 second value."""

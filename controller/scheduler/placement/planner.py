@@ -140,7 +140,7 @@ class _GroupPlanner:
         )
 
     def _record_pods(self) -> list[WaitingReplica]:
-        """Record template, bound, outdated and released pods; return the replicas to place, without pods that have other gates."""
+        """The replicas to place. Records all other pods: on the way it fills the attributes above, except for pods with other gates."""
         snapshot, waiting = self._snapshot, list[WaitingReplica]()
         current_pods: Counter[int] = Counter()
         workload_of = {selector: i for i, selector in enumerate(self._graph.selectors)}
@@ -240,9 +240,9 @@ class _GroupPlanner:
         for replica, node in zip(self._waiting, nodes, strict=True):
             vacated_counts[replica.workload][node] -= 1
         vacated = [(+counts).elements() for counts in vacated_counts]
-        hinted = (node or next(vacated[r.workload], "") for r, node in zip(self._waiting, nodes, strict=True))
+        hinted_nodes = (node or next(vacated[r.workload], "") for r, node in zip(self._waiting, nodes, strict=True))
         index_of = {name: index for index, name in enumerate(host_names)}
-        return np.array([index_of.get(node, -1) for node in hinted], np.int64)
+        return np.array([index_of.get(node, -1) for node in hinted_nodes], np.int64)
 
     def _find_targets(self, placement: _Placement) -> tuple[dict[str, Target], dict[str, str]]:
         """Pod key -> target, and pod key -> reason for pods without a target."""
@@ -276,11 +276,11 @@ class _GroupPlanner:
         A replica gets its hint if the hint is among these hosts. The other replicas, the oldest first, get zones in turn, so that the
         pods that start first are spread over zones.
         """
-        members: dict[int, list[int]] = defaultdict(list)
+        replicas_by_class: dict[int, list[int]] = defaultdict(list)
         for replica, class_ in enumerate(placement.problem.class_of.tolist()):
-            members[class_].append(replica)
+            replicas_by_class[class_].append(replica)
         host_of: list[int] = placement.host_of.tolist()
-        for replicas in members.values():
+        for replicas in replicas_by_class.values():
             unassigned = Counter(host_of[replica] for replica in replicas)
             without_hint = []
             for replica in sorted(replicas, key=lambda index: _age_key(self._waiting[index])):
@@ -303,13 +303,13 @@ def _age_key(replica: WaitingReplica) -> tuple[str, str]:
 
 def _alternate_zones(hosts: Counter[int], zone_of: Ints) -> list[int]:
     """The hosts, one of each zone before the second of any zone; -1 last."""
-    rounds: Counter[int] = Counter()
-    ordered = []
+    hosts_by_zone: Counter[int] = Counter()
+    keyed_hosts = []
     for host in sorted(hosts.elements()):
         zone = int(zone_of[host]) if host >= 0 else -1
-        ordered.append((host < 0, rounds[zone], host))
-        rounds[zone] += 1
-    return [host for _, _, host in sorted(ordered)]
+        keyed_hosts.append((host < 0, hosts_by_zone[zone], host))
+        hosts_by_zone[zone] += 1
+    return [host for _, _, host in sorted(keyed_hosts)]
 
 
 def _unplaced_reason(request: PlacementRequest, problem: Problem, host_of: Ints, replica: int) -> str:

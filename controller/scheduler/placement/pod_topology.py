@@ -70,32 +70,33 @@ def _compile_selector(selector: bytes) -> Selector | None:
 
 
 class DomainRuleBuilder:
-    """Builds the domain rules of classes, each with one of its pods; ``bound`` is host index and pod, for each pod that stays."""
+    """Builds the domain rules of classes; ``pods`` has one pod of each class, ``bound_pods`` the index of its host and each pod that stays."""
 
-    def __init__(self, pods: Sequence[Pod], hosts: Sequence[Host], bound: Sequence[tuple[int, Pod]]) -> None:
-        self._pods, self._hosts, self._bound = pods, hosts, bound
+    def __init__(self, pods: Sequence[Pod], hosts: Sequence[Host], bound_pods: Sequence[tuple[int, Pod]]) -> None:
+        self._pods, self._hosts, self._bound_pods = pods, hosts, bound_pods
         self._domains_of = cache(partial(domains_of, hosts))
 
     def build(self) -> tuple[DomainRule, ...]:
         """The rules in which a class has a role, in the order of the pods' terms."""
-        owners: dict[Term, list[int]] = {}
+        classes_by_term: dict[Term, list[int]] = {}
         for class_, pod in enumerate(self._pods):
             for term in terms_of(pod):
-                owners.setdefault(term, []).append(class_)
-        bound_pods: dict[Term, list[tuple[int, Pod]]] = {}
-        for host, pod in self._bound:
+                classes_by_term.setdefault(term, []).append(class_)
+        bound_hosts_by_term: dict[Term, list[int]] = {}
+        for host, pod in self._bound_pods:
             for term in terms_of(pod):
-                if term in owners or term.kind is RuleKind.ANTI_AFFINITY:
-                    bound_pods.setdefault(term, []).append((host, pod))
-        terms = dict.fromkeys([*owners, *bound_pods])
-        rules = (self._build_rule(term, owners.get(term, []), bound_pods.get(term, [])) for term in terms)
+                if term in classes_by_term or term.kind is RuleKind.ANTI_AFFINITY:
+                    bound_hosts_by_term.setdefault(term, []).append(host)
+        terms = dict.fromkeys([*classes_by_term, *bound_hosts_by_term])
+        rules = (self._build_rule(t, classes_by_term.get(t, ()), bound_hosts_by_term.get(t, ())) for t in terms)
         return tuple(rule for rule in rules if rule.roles)
 
-    def _build_rule(self, term: Term, owners: Sequence[int], bound: Sequence[tuple[int, Pod]]) -> DomainRule:
+    def _build_rule(self, term: Term, classes: Sequence[int], bound_hosts: Sequence[int]) -> DomainRule:
+        """The rule of a term, given the classes whose pods have the term, and the host of each bound pod that has it."""
         domain_of, domain_count = self._domains_of(term.topology_key)
         domain_of = np.where(self._counted_hosts(term), domain_of, -1)
         roles: Counter[int] = Counter()
-        for class_ in owners:
+        for class_ in classes:
             roles[class_] |= OWNER
         for class_, pod in enumerate(self._pods):
             if _is_counted(term, pod):
@@ -103,10 +104,10 @@ class DomainRuleBuilder:
         counts_for_minimum: Bools = np.zeros(domain_count, np.bool_)
         counts_for_minimum[domain_of[domain_of >= 0]] = True
         bound_counted, bound_owners = np.zeros(domain_count, np.int64), np.zeros(domain_count, np.int64)
-        for host, pod in self._bound:
+        for host, pod in self._bound_pods:
             if domain_of[host] >= 0 and _is_counted(term, pod):
                 bound_counted[domain_of[host]] += 1
-        for host, _ in bound if term.kind in _SYMMETRIC_KINDS else ():
+        for host in bound_hosts if term.kind in _SYMMETRIC_KINDS else ():
             if domain_of[host] >= 0:
                 bound_owners[domain_of[host]] += 1
         return DomainRule(
@@ -143,14 +144,14 @@ def domains_of(hosts: Sequence[Host], key: str) -> tuple[Ints, int]:
 
 
 def unschedulable_reasons(
-    pod: Pod, hosts: Sequence[Host], bound: Sequence[tuple[int, Pod]], kinds: Container[RuleKind] = REASON_BY_KIND
+    pod: Pod, hosts: Sequence[Host], bound_pods: Sequence[tuple[int, Pod]], kinds: Container[RuleKind] = REASON_BY_KIND
 ) -> dict[int, str]:
     """Host index -> kind of the first rule about other pods that excludes a pod from the host; without the other hosts.
 
-    ``hosts`` are all hosts, ``bound`` are pairs of host index and other pod, and ``kinds`` are the kinds of rules to check.
+    ``hosts`` are all hosts, ``bound_pods`` are pairs of host index and other pod, and ``kinds`` are the kinds of rules to check.
     """
     reasons: dict[int, str] = {}
-    for rule in DomainRuleBuilder([pod], hosts, bound).build():
+    for rule in DomainRuleBuilder([pod], hosts, bound_pods).build():
         if rule.kind in kinds:
             for host in np.flatnonzero(_refused_hosts(rule)).tolist():
                 reasons.setdefault(host, REASON_BY_KIND[rule.kind])

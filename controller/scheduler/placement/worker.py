@@ -37,11 +37,13 @@ log = logs.get("controller.scheduler.placement.worker")
 BATCH_SIZE = 200
 """Hosts or pods that are encoded before the event loop runs other tasks."""
 PLAN_TIME_LIMIT_S = 30.0
+"""Deadline of a plan, from the request to the answer."""
 START_S = 30.0
 """Time for the process to import its modules, beyond the deadline of its first plan."""
 SEARCH_SHARE = 0.7
 """Share of the deadline after which the search ends at the latest, with the best placement so far."""
 NICENESS = 5
+"""Plans may use a whole core, which the event loop needs more."""
 PR_SET_PDEATHSIG = 1
 """From linux/prctl.h."""
 _PIPE_BUFFER_BYTES = 1 << 24
@@ -59,7 +61,9 @@ class PlanningProcess:
         self._node_cache, self._time_limit_s = node_cache, time_limit_s
         self._process: asyncio.subprocess.Process | None = None
         self._changed_nodes: set[str] = set()
+        """Nodes whose host or used resources the process does not have yet."""
         self._costs: CostTable | None = None
+        """The costs that the process has."""
         self._lock = asyncio.Lock()
 
     def subscribe_to(self, nodes: Store[Node], pods: Store[PodInfo]) -> None:

@@ -155,7 +155,7 @@ def test_a_search_without_memory_ends_its_process_with_a_message() -> None:
     script = """
 import resource
 from controller.scheduler.placement.native_search import NativeProblem
-from tests.unit.controller.test_scheduler_search import make_problem
+from tests.unit.controller.search_problems import make_problem
 problem = NativeProblem(make_problem([0] * 20_000, [1] * 2_000))  # Needs 160 MB for replicas by workload and host.
 used_bytes = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used_bytes + (32 << 20),) * 2)

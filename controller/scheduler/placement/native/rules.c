@@ -34,46 +34,48 @@ static int others_keep_skew(const State *state, int64_t rule, int64_t min, int64
   return 1;
 }
 
-/* topologySpreadConstraints: no domain exceeds the minimum by more than the skew, also after the replica has left `from`. */
-static int spread_allows(const State *state, int64_t rule, int role, int32_t from, int32_t to) {
+/* In the next three functions a replica moves between two domains of the rule, counted from 0; -1 stands for no domain.
+ *
+ * topologySpreadConstraints: no domain exceeds the minimum by more than the skew, also after the replica has left `from_domain`. */
+static int spread_allows(const State *state, int64_t rule, int role, int32_t from_domain, int32_t to_domain) {
   const Problem *problem = state->problem;
   int64_t first = problem->domain_start[rule], min = state->min_counted[rule];
   int is_counted = role & COUNTED;
-  if (!(role & OWNER) || (to >= 0 && from == to)) return 1;
-  if (to < 0) return 0;
-  int lowers_min = is_counted && from >= 0 && problem->counts_for_minimum[first + from] && !problem->rule_lacks_domains[rule] &&
-                   state->n_counted[first + from] - 1 < min;
+  if (!(role & OWNER) || (to_domain >= 0 && from_domain == to_domain)) return 1;
+  if (to_domain < 0) return 0;
+  int lowers_min = is_counted && from_domain >= 0 && problem->counts_for_minimum[first + from_domain] &&
+                   !problem->rule_lacks_domains[rule] && state->n_counted[first + from_domain] - 1 < min;
   if (lowers_min) {
-    min = state->n_counted[first + from] - 1;
-    if (!others_keep_skew(state, rule, min, first + from, first + to)) return 0;
+    min = state->n_counted[first + from_domain] - 1;
+    if (!others_keep_skew(state, rule, min, first + from_domain, first + to_domain)) return 0;
   }
-  return state->n_counted[first + to] + (is_counted ? 1 : 0) - min <= problem->rule_max_skew[rule];
+  return state->n_counted[first + to_domain] + (is_counted ? 1 : 0) - min <= problem->rule_max_skew[rule];
 }
 
-static int anti_affinity_allows(const State *state, int64_t rule, int role, int32_t from, int32_t to) {
-  if (to < 0) return 1;
+static int anti_affinity_allows(const State *state, int64_t rule, int role, int32_t from_domain, int32_t to_domain) {
+  if (to_domain < 0) return 1;
   int is_counted = (role & COUNTED) != 0, is_owner = (role & OWNER) != 0;
-  int64_t domain = state->problem->domain_start[rule] + to, counted = state->n_counted[domain], owners = state->n_owners[domain];
-  if (from == to) {
+  int64_t domain = state->problem->domain_start[rule] + to_domain, counted = state->n_counted[domain], owners = state->n_owners[domain];
+  if (from_domain == to_domain) {
     counted -= is_counted;
     owners -= is_owner;
   }
   return !(is_owner && counted > 0) && !(is_counted && owners > 0);
 }
 
-static int affinity_allows(const State *state, int64_t rule, int role, int32_t from, int32_t to) {
+static int affinity_allows(const State *state, int64_t rule, int role, int32_t from_domain, int32_t to_domain) {
   const Problem *problem = state->problem;
   int64_t first = problem->domain_start[rule];
   int is_counted = (role & COUNTED) != 0, is_owner = (role & OWNER) != 0;
-  int is_last_counted = is_counted && from >= 0 && from != to && state->n_counted[first + from] == 1;
-  if (is_last_counted && state->n_owners[first + from] - is_owner > 0) return 0;
+  int is_last_counted = is_counted && from_domain >= 0 && from_domain != to_domain && state->n_counted[first + from_domain] == 1;
+  if (is_last_counted && state->n_owners[first + from_domain] - is_owner > 0) return 0;
   if (!is_owner) return 1;
-  if (to < 0) return 0;
-  if (state->n_counted[first + to] - (from == to ? is_counted : 0) > 0) return 1;
+  if (to_domain < 0) return 0;
+  if (state->n_counted[first + to_domain] - (from_domain == to_domain ? is_counted : 0) > 0) return 1;
   if (!is_counted) return 0;
   /* As in kube-scheduler, the first pod that its own term counts may be in any domain. */
   for (int64_t domain = first; domain < problem->domain_start[rule + 1]; domain++)
-    if (state->n_counted[domain] - (domain == first + from ? 1 : 0) > 0) return 0;
+    if (state->n_counted[domain] - (domain == first + from_domain ? 1 : 0) > 0) return 0;
   return 1;
 }
 
@@ -83,10 +85,10 @@ int rules_allow(const State *state, int32_t class, int32_t from, int32_t to) {
   for (int64_t entry = problem->role_start[class]; entry < problem->role_start[class + 1]; entry++) {
     int64_t rule = problem->role_rule[entry];
     int role = problem->role[entry], kind = problem->rule_kind[rule];
-    int32_t domain_from = domain_at(problem, rule, from), domain_to = domain_at(problem, rule, to);
-    if (kind == RULE_SPREAD && !spread_allows(state, rule, role, domain_from, domain_to)) return 0;
-    if (kind == RULE_ANTI_AFFINITY && !anti_affinity_allows(state, rule, role, domain_from, domain_to)) return 0;
-    if (kind == RULE_AFFINITY && !affinity_allows(state, rule, role, domain_from, domain_to)) return 0;
+    int32_t from_domain = domain_at(problem, rule, from), to_domain = domain_at(problem, rule, to);
+    if (kind == RULE_SPREAD && !spread_allows(state, rule, role, from_domain, to_domain)) return 0;
+    if (kind == RULE_ANTI_AFFINITY && !anti_affinity_allows(state, rule, role, from_domain, to_domain)) return 0;
+    if (kind == RULE_AFFINITY && !affinity_allows(state, rule, role, from_domain, to_domain)) return 0;
   }
   return 1;
 }
@@ -96,9 +98,9 @@ int rules_allow_leaving(const State *state, int32_t class, int32_t from) {
   const Problem *problem = state->problem;
   for (int64_t entry = problem->role_start[class]; entry < problem->role_start[class + 1]; entry++) {
     int64_t rule = problem->role_rule[entry];
-    int32_t domain_from = domain_at(problem, rule, from);
-    if (domain_from < 0 || !(problem->role[entry] & COUNTED)) continue;
-    int64_t domain = problem->domain_start[rule] + domain_from;
+    int32_t from_domain = domain_at(problem, rule, from);
+    if (from_domain < 0 || !(problem->role[entry] & COUNTED)) continue;
+    int64_t domain = problem->domain_start[rule] + from_domain;
     int64_t n_staying = state->n_counted[domain] - 1, is_owner = (problem->role[entry] & OWNER) != 0;
     if (problem->rule_kind[rule] == RULE_AFFINITY && n_staying == 0 && state->n_owners[domain] - is_owner > 0) return 0;
     int lowers_min = problem->rule_kind[rule] == RULE_SPREAD && problem->counts_for_minimum[domain] && !problem->rule_lacks_domains[rule] &&
@@ -120,10 +122,10 @@ double rules_delta(const State *state, int32_t class, int32_t from, int32_t to) 
   double sum = 0;
   for (int64_t entry = problem->role_start[class]; entry < problem->role_start[class + 1]; entry++) {
     int64_t rule = problem->role_rule[entry], pairs = 0;
-    int32_t domain_from = domain_at(problem, rule, from), domain_to = domain_at(problem, rule, to);
-    if (problem->rule_kind[rule] != RULE_PREFERENCE || domain_from == domain_to) continue;
-    if (domain_to >= 0) pairs += pairs_delta(state, problem->domain_start[rule] + domain_to, problem->role[entry], 1);
-    if (domain_from >= 0) pairs += pairs_delta(state, problem->domain_start[rule] + domain_from, problem->role[entry], -1);
+    int32_t from_domain = domain_at(problem, rule, from), to_domain = domain_at(problem, rule, to);
+    if (problem->rule_kind[rule] != RULE_PREFERENCE || from_domain == to_domain) continue;
+    if (to_domain >= 0) pairs += pairs_delta(state, problem->domain_start[rule] + to_domain, problem->role[entry], 1);
+    if (from_domain >= 0) pairs += pairs_delta(state, problem->domain_start[rule] + from_domain, problem->role[entry], -1);
     sum += problem->rule_price[rule] * (double)pairs;
   }
   return sum;
