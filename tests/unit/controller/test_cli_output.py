@@ -28,11 +28,7 @@ from controller.views.overview import build_overview
 from kubekit.wire import Condition, NodeStatus
 from tests.support.field_spellings import PROPOSAL_GROUP
 from tests.unit.controller.commands import print_answer, print_command
-from tests.unit.controller.healthy_cluster import (
-    make_cluster_snapshot,
-    make_healthy_snapshot,
-    make_unhealthy_snapshot,
-)
+from tests.unit.controller.healthy_cluster import make_cluster_snapshot, make_healthy_snapshot, make_unhealthy_snapshot
 
 SCREENS = {
     "status": ("status",),

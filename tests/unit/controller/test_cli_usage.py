@@ -17,17 +17,8 @@ from controller.cli.run import run
 from controller.cli.session import FORBIDDEN, MissingInputError
 from kubekit.config import ClusterConfig
 from kubekit.errors import ConfigError
-from tests.unit.controller.commands import (
-    EmptyClient,
-    SnapshotSession,
-    print_command,
-    run_command,
-    write_kubeconfig,
-)
-from tests.unit.controller.healthy_cluster import (
-    HOME,
-    make_healthy_snapshot,
-)
+from tests.unit.controller.commands import EmptyClient, SnapshotSession, print_command, run_command, write_kubeconfig
+from tests.unit.controller.healthy_cluster import HOME, make_healthy_snapshot
 
 
 @pytest.mark.parametrize("argv", [["costs", "--percentile", "p42"], ["money", "--window", "30s"]])
