@@ -39,7 +39,7 @@ WATCH_LIFETIME_S = 300.0
 """Shortest lifetime of a watch; the longest is twice this time, so that watches do not end together."""
 MAX_WATCH_SILENCE_S = 85.0
 """Bookmarks arrive once a minute. A watch that is silent for longer is broken, or no object of its kind changed since the server started
-(1.36.3 then sends no bookmarks). To reopen the watch is cheap: one request."""
+(1.36.3 then sends no bookmarks). A new watch costs one request."""
 MAX_THROTTLED_ATTEMPTS = 5
 """Maximum number of attempts for a request that the server throttles."""
 
@@ -222,7 +222,7 @@ class Client:
         """Send one request; returns the body of its successful response.
 
         A request that the server throttles (429 by API priority and fairness) is sent again after its Retry-After, lengthened by up to a
-        quarter at random, within the same deadline and `MAX_THROTTLED_ATTEMPTS`. An eviction that a PodDisruptionBudget refuses is not.
+        quarter at random, within the same deadline and `MAX_THROTTLED_ATTEMPTS`. An eviction that a PodDisruptionBudget refuses is not sent again.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (timeout_s or self._timeout_s)

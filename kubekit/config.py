@@ -72,7 +72,8 @@ def _load_ssl_context(directory: Path) -> ssl.SSLContext:
         context = tls.create_client_context(file.read_bytes())
         file = directory / "tls.crt"
         if file.exists():
-            context.load_cert_chain(file, directory / "tls.key", password=_no_passphrase)
+            # Without `password`, OpenSSL would prompt for the passphrase of an encrypted key.
+            context.load_cert_chain(file, directory / "tls.key", password=lambda: "")
     except OSError as error:  # ssl.SSLError is a subclass
         raise ConfigError(str(file), f"cannot be used: {error}") from error
     return context
@@ -94,8 +95,3 @@ def _read_text(path: Path) -> str:
         return path.read_text().strip() if path.exists() else ""
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), f"cannot be read: {error}") from error
-
-
-def _no_passphrase() -> str:
-    """Makes OpenSSL refuse an encrypted key instead of prompting for its passphrase."""
-    return ""

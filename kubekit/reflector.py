@@ -37,8 +37,10 @@ STREAMING_UNSUPPORTED_STATUSES = (400, 422)
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 UNKNOWN_KEY = "?"
 """Key, in `Store.decode_error_by_key`, of objects whose metadata cannot be decoded either."""
-STALE_IF_FAILING_S, STALE_IF_SILENT_S = 45.0, 120.0
-"""A store is stale after this time without a message from the server: the first if the last request failed, else the second."""
+STALE_IF_FAILING_S = 45.0
+"""A store is stale after this time without a message from the server, if the last request failed."""
+STALE_IF_SILENT_S = 120.0
+"""A store is stale after this time without a message from the server, if no request failed."""
 
 
 ObjectT = TypeVar("ObjectT", bound=Object)
@@ -52,7 +54,7 @@ class Reflector(Store[T]):
 
     Attributes:
         resource: the kind of the objects.
-        failure: HTTP status, as text, or name of the error since which no watch started; empty if one did. Expiry is not a failure.
+        failure: why no watch runs: HTTP status, as text, or name of the error; empty after the start of a watch. Expiry is not a failure.
         last_contact_at_s: monotonic time of the last message from the server, or of the start.
     """
 
@@ -107,7 +109,8 @@ class Reflector(Store[T]):
                     # The server may have nothing to send. If it is down, the next request fails.
                     log.debug("watch was silent", resource=self.resource.plural)
                     continue
-                wait_s = self._record_failure(error, backoff)
+                self._record_failure(error)
+                wait_s = max(error.retry_after_s or 0.0, backoff.next_delay_s())
                 if error.is_not_found and not has_listed and self.synced.is_set():
                     await self._replace({}, {}, "")
                 if error.is_expired or error.is_not_found:
@@ -128,8 +131,8 @@ class Reflector(Store[T]):
     def _log_topic(self) -> str:
         return f"{self.resource.plural}/{self._scope.get('namespace') or '*'}"
 
-    def _record_failure(self, error: KubekitError, backoff: Backoff) -> float:
-        """Set and log `failure`, unless the resourceVersion expired; returns the seconds to wait before the next request.
+    def _record_failure(self, error: KubekitError) -> None:
+        """Set and log `failure`, unless the resourceVersion expired.
 
         After a 404 the store is `ready` and not stale, because a resource that is not served has no objects.
         """
@@ -141,7 +144,6 @@ class Reflector(Store[T]):
             log.log_change(
                 self._log_topic, self.failure, "cannot watch", resource=self.resource.plural, error=str(error)
             )
-        return max(error.retry_after_s or 0.0, backoff.next_delay_s())
 
     async def _list_or_stream(self, backoff: Backoff) -> None:
         """List the objects. If the server streams lists, also watch until the watch ends."""

@@ -17,6 +17,9 @@ from kubekit.wire import DECODE_ERRORS, ListMeta, Wire
 
 T = TypeVar("T")
 
+MAX_RETRY_AFTER_S = 60.0
+"""Limit of Retry-After, so that the value of a misconfigured proxy does not pause watches and work queues for hours."""
+
 
 class WatchEvent(msgspec.Struct, gc=False, frozen=True):
     """One line of a watch: the type (ADDED, MODIFIED, DELETED, BOOKMARK or ERROR) and the undecoded object."""
@@ -27,10 +30,6 @@ class WatchEvent(msgspec.Struct, gc=False, frozen=True):
     def to_error(self) -> ApiError:
         """Convert an ERROR event to an exception."""
         return _decode_status(self.object).to_error(500)
-
-
-MAX_RETRY_AFTER_S = 60.0
-"""Limit of Retry-After, so that the value of a misconfigured proxy does not pause watches and work queues for hours."""
 
 
 class _Cause(Wire, frozen=True):

@@ -15,6 +15,10 @@ DECODE_ERRORS = (msgspec.MsgspecError, UnicodeError, RecursionError)
 """Errors of decoding JSON that is invalid, of another type, not UTF-8, or nested too deeply."""
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """Matches a valid namespace name (use ``fullmatch``)."""
+FINISHED_PHASES = frozenset({"Succeeded", "Failed"})
+"""Phases of pods that use no resources any more."""
+MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+"""Marks the API server's copy of a static pod."""
 
 
 class Wire(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
@@ -177,12 +181,6 @@ class PodStatus(Wire, frozen=True):
     pod_ips: list[PodIP] | None = msgspec.field(name="podIPs", default=None)
     qos_class: str = ""
     conditions: list[Condition] | None = None
-
-
-FINISHED_PHASES = frozenset({"Succeeded", "Failed"})
-"""Phases of pods that use no resources any more."""
-MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
-"""Marks the API server's copy of a static pod."""
 
 
 class Pod(Object, frozen=True):

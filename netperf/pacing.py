@@ -74,7 +74,7 @@ def probe_start_s(plan: ZonePlan, probe: Probe, round_number: int) -> float:
     return round_number * plan.interval_s + probe.slot * width_s + fraction * slack_s
 
 
-def hash_to_int(text: str, *, digest_size: int) -> int:
+def hash_to_int(text: str, *, digest_size: int = 8) -> int:
     """A hash of ``digest_size`` bytes as an unsigned integer; equal in all programs."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=digest_size).digest(), "big")
 

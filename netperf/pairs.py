@@ -245,7 +245,7 @@ def _link_of(probe: Probe) -> ZoneLink:
 
 def _is_zone_a_origin(key: _PairKey) -> bool:
     """Whether the first zone is the origin: chosen by a hash of both zones, and alternating by pair index."""
-    return (_hash(f"{key.zone_a}\0{key.zone_b}\x000") + key.pair_index) % 2 == 0
+    return (hash_to_int(f"{key.zone_a}\0{key.zone_b}\x000") + key.pair_index) % 2 == 0
 
 
 def _read_slots(plans: Mapping[str, ZonePlan]) -> dict[ZoneLink, int]:
@@ -292,7 +292,7 @@ def _current_rotation(key: _PairKey, options: PlanOptions, now_s: float) -> int:
     All pairs of one origin zone and one pair index rotate together. They are in one object, so that a rotation causes a single write.
     """
     origin_zone = key.zone_a if _is_zone_a_origin(key) else key.zone_b
-    phase = _hash(f"rotation\0{origin_zone}") / 2**64
+    phase = hash_to_int(f"rotation\0{origin_zone}") / 2**64
     return math.floor((now_s / ROTATION_S + phase + key.pair_index) / options.node_pairs)
 
 
@@ -302,7 +302,9 @@ class _NodeChooser:
     def __init__(self, keys: Sequence[_PairKey], peers_by_zone: Mapping[str, Mapping[str, Peer]]) -> None:
         pair_counts = Counter(zone for key in keys for zone in (key.zone_a, key.zone_b))
         self._share_by_zone = {zone: math.ceil(pair_counts[zone] / len(nodes)) for zone, nodes in peers_by_zone.items()}
-        self._hashes_by_zone = {zone: {name: _hash(name) for name in nodes} for zone, nodes in peers_by_zone.items()}
+        self._hashes_by_zone = {
+            zone: {name: hash_to_int(name) for name in nodes} for zone, nodes in peers_by_zone.items()
+        }
         self._load_by_node: dict[str, int] = defaultdict(int)
 
     def keep(self, zone: str, node: str | None) -> str | None:
@@ -336,7 +338,7 @@ class _NodeChooser:
 
         The node is not in ``avoided`` if possible, or at least not in ``strictly_avoided``.
         """
-        seed = _hash(f"{key.zone_a}\0{key.zone_b}\0{key.pair_index}\0{rotation}")
+        seed = hash_to_int(f"{key.zone_a}\0{key.zone_b}\0{key.pair_index}\0{rotation}")
         hash_by_node = self._hashes_by_zone[zone]
         allowed_nodes = (
             [name for name in hash_by_node if name not in avoided]
@@ -362,10 +364,6 @@ def _with_epoch(plan: ZonePlan, previous: ZonePlan | None, now_s: float) -> Zone
     if previous is not None and msgspec.structs.replace(plan, epoch=previous.epoch) == previous:
         return previous
     return msgspec.structs.replace(plan, epoch=max(int(now_s), previous.epoch + 1 if previous else 0))
-
-
-def _hash(text: str) -> int:
-    return hash_to_int(text, digest_size=8)
 
 
 def _mix(value: int) -> int:

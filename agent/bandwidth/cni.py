@@ -99,16 +99,17 @@ class ResultCache:
         self._attachment_by_file: dict[tuple[str, int], Attachment | None] = {}  # by name and modification time
 
     def read_attachments(self) -> dict[str, Attachment]:
-        """Read the attachment of each pod, by pod uid; of several that with the bandwidth plugin, else the newest not of Multus itself."""
+        """Read the attachment of each pod, by pod uid.
+
+        If a pod has several, the one with the bandwidth plugin counts, else the newest one that is not of Multus itself.
+        """
         try:
             with os.scandir(self._directory) as entries:
                 files = [(entry.name, entry.stat().st_mtime_ns) for entry in entries if entry.is_file()]
         except OSError:
             return {}
-        before = self._attachment_by_file
-        self._attachment_by_file = {
-            file: before[file] if file in before else self._read_file(file[0]) for file in files
-        }
+        known = self._attachment_by_file
+        self._attachment_by_file = {file: known[file] if file in known else self._read_file(file[0]) for file in files}
         items = self._attachment_by_file.items()
         attachments = [(a, mtime_ns) for (_, mtime_ns), a in items if a is not None]
         # The best of a pod comes last, and replaces the others. The newest belongs to the pod's current sandbox.

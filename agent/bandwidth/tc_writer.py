@@ -81,7 +81,8 @@ async def _replace_tbf(netlink: Any, device_index: int, params: TbfParams) -> No
 
 async def _limit_egress(netlink: Any, action: SetEgressLimit) -> None:
     """Create the ifb, its bucket, and the filter that redirects to it."""
-    creates_ifb, has_added_qdisc = not await netlink.link_lookup(ifname=action.ifb_name), False
+    creates_ifb = not await netlink.link_lookup(ifname=action.ifb_name)
+    has_added_qdisc = False
     try:
         ifb_index = await _ensure_ifb(netlink, action)
         # The bucket comes before the filter, so that no packet passes an unlimited ifb.

@@ -13,7 +13,7 @@ from agent.capacity.sysfs import NetDirectory
 
 
 class CapacityMetrics:
-    """A collector of the node's capacity and of its uplinks' bytes; ``current_capacity`` returns the chosen bandwidth, None before it."""
+    """A collector of the node's capacity and of its uplinks' bytes; ``current_capacity`` returns the chosen capacity, None before the choice."""
 
     def __init__(
         self,

@@ -24,6 +24,7 @@ from netperf.probers.responder import DatagramResponder
 log = logs.get("agent.probing")
 
 SILENCE_S = 30.0
+"""Time without an answer after which the announcement is removed."""
 UNANNOUNCED_CHECK_INTERVAL_S, ANNOUNCED_CHECK_INTERVAL_S = 0.25, 5.0
 """Intervals of comparing the announcement: often while there is none, because the plan waits for it."""
 MIN_PATCH_PAUSE_S = 1.0

@@ -20,11 +20,10 @@ MAX_URGENT_FAILURES = 4
 """Number of failures in a row that are written at once; further ones only refresh the written one before it becomes stale."""
 MIN_EQUIVALENT_WRITES = 2
 """Number of equivalent samples that are written at once, because readers accept a change only when a second run confirms it."""
-MAX_DIFFERENCE_RATIO = 0.03
-MAX_DIFFERENCE_US = 30.0
-MAX_TAIL_DIFFERENCE_RATIO = 0.25
-MAX_TAIL_DIFFERENCE_US = 150.0
-"""Limits for the p99, which varies more than other values."""
+MAX_DIFFERENCE_RATIO, MAX_DIFFERENCE_US = 0.03, 30.0
+"""Equivalent samples differ by at most the larger of this share and this time, in p50 and p90."""
+MAX_TAIL_DIFFERENCE_RATIO, MAX_TAIL_DIFFERENCE_US = 0.25, 150.0
+"""The same for the p99, which varies more."""
 MAX_LOSS_DIFFERENCE = 0.005
 
 
@@ -115,7 +114,7 @@ class ResultsQueue:
     def add_sample(self, sample: Sample) -> None:
         """Queue a sample, to be written soon unless it is equivalent to the written one."""
         result = self._result_of(sample.origin, sample.destination, sample.measurement.test)
-        result.failure, written_sample = None, result.written_sample
+        written_sample = result.written_sample
         result.is_urgent = (
             result.is_urgent
             or result.failure_written_at_s is not None
@@ -124,7 +123,7 @@ class ResultsQueue:
             or result.equivalent_writes < MIN_EQUIVALENT_WRITES
             or not is_equivalent(sample, written_sample)
         )
-        result.sample = sample
+        result.sample, result.failure = sample, None
         self._signal_if_due()
 
     def add_failure(self, failure: Failure, test: Test) -> None:

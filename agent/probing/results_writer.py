@@ -89,8 +89,8 @@ class ResultsWriter:
     @property
     def warning(self) -> str:
         """The number of results that the API server refuses, and one with its reason; empty if there are none."""
-        since_s = asyncio.get_running_loop().time() - REFUSAL_SHOWN_S
-        reasons = {key: refusal.reason for key, refusal in self._refusal_by_key.items() if refusal.at_s > since_s}
+        shown_since_s = asyncio.get_running_loop().time() - REFUSAL_SHOWN_S
+        reasons = {key: refusal.reason for key, refusal in self._refusal_by_key.items() if refusal.at_s > shown_since_s}
         if not reasons:
             return ""
         key, reason = next(iter(reasons.items()))
@@ -149,7 +149,7 @@ class ResultsWriter:
         batches = [[result for result in results if result.key not in self._refusal_by_key]]
         batches += [[result] for result in results if result.key in self._refusal_by_key]
         refused_count, is_too_large = 0, False
-        batches.reverse()
+        batches.reverse()  # `pop` takes the last one
         while batches:
             batch = batches.pop()
             try:

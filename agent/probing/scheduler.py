@@ -20,7 +20,7 @@ from agent.probing.background import BackgroundProber, WindowResult
 from agent.probing.plan_source import PlanSource
 from kubekit import logs
 from kubekit.waiting import wait_until_set
-from netperf.measurement import Measurement, Test
+from netperf.measurement import REQUIRED_TRANSACTIONS, Measurement, Test
 from netperf.pacing import (
     CONNECT_ALLOWANCE_S,
     ScheduledRun,
@@ -34,7 +34,7 @@ from netperf.pacing import (
 from netperf.plans import Probe, ZonePlan
 from netperf.probers.failure import FailureReason, ProbeFailedError
 from netperf.probers.netperf import NetperfProber
-from netperf.quality import MIN_DATAGRAMS, QualityFlag, choose_cost_source, find_quality_flags
+from netperf.quality import QualityFlag, choose_cost_source, find_quality_flags
 from netperf.sample import Failure, Sample
 
 log = logs.get("agent.probing")
@@ -172,6 +172,7 @@ class ProbeScheduler:
         return not has_changed and self._wall_clock() >= run.starts_at_s
 
     async def _run_probe(self, run: ScheduledRun, plan: ZonePlan, prober: NetperfProber) -> ProbeOutcome:
+        """Run netperf without datagrams beside it, and evaluate the pair; a stream is skipped if the bandwidth budget is used up."""
         probe, settings, test, clock = run.probe, plan.settings, run.test, asyncio.get_running_loop().time
         if test == "TCP_STREAM" and not may_stream(self._streams, clock(), self._max_stream_bps):
             detail = "see --max-stream-bandwidth"
@@ -242,7 +243,7 @@ class ProbeScheduler:
         reason, detail = (run_error.reason, run_error.detail) if run_error is not None else (None, "")
         outcome = ProbeOutcome(probe=probe, test=test, result=reason or "ok", detail=detail)
         sample, datagrams = None, window.measurement
-        if datagrams is not None and (datagrams.transactions or 0) >= MIN_DATAGRAMS / 2:
+        if datagrams is not None and (datagrams.transactions or 0) >= REQUIRED_TRANSACTIONS["p90"]:
             substitute = msgspec.structs.replace(datagrams, test=test)
             sample = Sample(
                 measurement=substitute,

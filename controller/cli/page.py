@@ -30,10 +30,7 @@ class PageAddress(msgspec.Struct, frozen=True):
 
 
 class PageCommand(Command):
-    examples = (
-        ("page", "open it in the browser"),
-        ("page --no-browser", "only print the address"),
-    )
+    examples = (("page", "open it in the browser"), ("page --no-browser", "only print the address"))
     description = (
         "Runs kubectl port-forward to a controller, prints an address with a one-time key, and opens it in the browser. "
         "Ends with Ctrl-C, or with the controller. Creates a token of the ServiceAccount netaware-page, which the page requires "

@@ -85,14 +85,17 @@ def decide_topology(
     """
     topology, interval_s = snapshot.topology, snapshot.interval_s
     policy, policy_error = resolve_policy(topology, defaults)
-    results = _decode_results_of(snapshot, wall_s)
+    data = {key: value for shard in snapshot.data_by_configmap.values() for key, value in shard.items()}
+    results = decode_results(data, snapshot.zone_map.location_by_node, snapshot.expected_keys, now_s=wall_s)
     written_latencies = decode_latencies(topology.metadata.annotation(LATENCY_ANNOTATION))
     if state is None:
         state = restore_state(zone_costs_of(topology.weight(NETPERF_COSTS)), policy, now_s, written_latencies)
         state = resume_state(earlier_state, state) if earlier_state is not None else state
     samples, failures = results.samples.values(), results.failures.values()
     state = update_state(samples, state, policy, now_s, wall_s, failures=failures, interval_s=interval_s)
-    costs, state = compute_costs(state, snapshot.zone_map.region_by_zone, policy, now_s, interval_s=interval_s)
+    region_by_zone = snapshot.zone_map.region_by_zone
+    costs, state = compute_costs(state, region_by_zone, policy, now_s, interval_s=interval_s)
+    region_allocations_bps = bandwidth.sum_by_region_pair(snapshot.allocated_bps, region_by_zone)
     return TopologyDecision(
         latencies=apply_hysteresis(written_latencies, costs.latencies()),
         costs=costs,
@@ -101,19 +104,9 @@ def decide_topology(
         policy=policy,
         results=results,
         zone_bandwidths=Bandwidths(bandwidth.read_user_capacities(topology, ZONE_LABEL), snapshot.allocated_bps),
-        region_bandwidths=_region_bandwidths_of(snapshot),
+        region_bandwidths=Bandwidths(bandwidth.read_user_capacities(topology, REGION_LABEL), region_allocations_bps),
         faults=_faults_of(snapshot, results, policy_error),
     )
-
-
-def _decode_results_of(snapshot: TopologySnapshot, wall_s: float) -> Results:
-    data = {key: value for shard in snapshot.data_by_configmap.values() for key, value in shard.items()}
-    return decode_results(data, snapshot.zone_map.location_by_node, snapshot.expected_keys, now_s=wall_s)
-
-
-def _region_bandwidths_of(snapshot: TopologySnapshot) -> Bandwidths:
-    allocations_bps = bandwidth.sum_by_region_pair(snapshot.allocated_bps, snapshot.zone_map.region_by_zone)
-    return Bandwidths(bandwidth.read_user_capacities(snapshot.topology, REGION_LABEL), allocations_bps)
 
 
 def _faults_of(snapshot: TopologySnapshot, results: Results, policy_error: str) -> status.InputFaults:
