@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from netperf.cost_state import restore_state, resume_state
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netperf.cost_state import restore_state, resume_state, update_sighting
 from netperf.policy import CostPolicy
 from netperf.sample import Failure
 from tests.unit.netperf.zone_samples import (
@@ -30,6 +34,24 @@ def make_failure(failures_in_a_row: int, *, has_answered: bool) -> Failure:
         sequence=2,
         taken_at=WALL_S,
     )
+
+
+@given(st.floats(min_value=-1e6, max_value=1e6))
+def test_age_is_by_the_readers_clock(skew_s: float) -> None:
+    written_at_s = WALL_S + skew_s
+    older, newer = (make_zone_sample("ab", 5000, n, taken_at=written_at_s + 60 * n) for n in (1, 2))
+    sighting = update_sighting(None, older, now_s=100.0, wall_s=WALL_S)
+    sighting = update_sighting(sighting, newer, now_s=160.0, wall_s=WALL_S + 60)
+    assert sighting.first_seen_at_s == 160.0
+    assert update_sighting(sighting, newer, now_s=900.0, wall_s=WALL_S + 800) == sighting
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "seen_at_s"), [(-500, 500.0), (500, 1000.0)], ids=["by the writer's clock", "unless it is ahead"]
+)
+def test_a_restart_of_the_reader_makes_no_sample_younger(ahead_s: float, seen_at_s: float) -> None:
+    sample = make_zone_sample("ab", 5000, taken_at=WALL_S + ahead_s)
+    assert update_sighting(None, sample, now_s=1000.0, wall_s=WALL_S).first_seen_at_s == seen_at_s
 
 
 def test_a_latency_becomes_stale_and_then_absent() -> None:

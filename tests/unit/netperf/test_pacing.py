@@ -18,14 +18,17 @@ NODE = BUSIEST.probes[0].origin.node
 
 
 def test_a_round_runs_each_probe_of_the_node_once() -> None:
-    now_s, runs = BUSIEST.interval_s * 1000, []
-    while (run := find_next_run(BUSIEST, NODE, now_s)) is not None and run.round_number == 1000:
+    round_number = 1000
+    now_s, runs = BUSIEST.interval_s * round_number, []
+    while (run := find_next_run(BUSIEST, NODE, now_s)) is not None and run.round_number == round_number:
         runs.append(run)
         now_s = run.starts_at_s + BUSIEST.settings.duration_s
-    assert [run.probe for run in runs] == sorted(
-        (p for p in BUSIEST.probes_from(NODE) if p.pair_index == 0), key=lambda p: p.slot
-    )
-    assert [r.test for r in runs] == [choose_test(BUSIEST.settings, r.probe, 1000) for r in runs]
+    netperf_probes = [probe for probe in BUSIEST.probes_from(NODE) if probe.pair_index == 0]
+    assert [run.probe for run in runs] == sorted(netperf_probes, key=lambda probe: probe.slot)
+    assert [run.test for run in runs] == [choose_test(BUSIEST.settings, run.probe, round_number) for run in runs]
+
+
+def test_a_node_without_probes_has_no_next_run() -> None:
     assert find_next_run(BUSIEST, "elsewhere", 0.0) is None
 
 
@@ -41,42 +44,50 @@ def test_probes_that_touch_the_same_node_never_overlap(round_number: int) -> Non
     spans_by_node: dict[str, list[tuple[float, float]]] = {}
     for plan in PLAN.plan_by_zone.values():
         for probe in plan.probes:
-            begin = probe_start_s(plan, probe, round_number)
+            start_s = probe_start_s(plan, probe, round_number)
             for node in probe.nodes:
-                spans_by_node.setdefault(node, []).append((begin, begin + plan.settings.duration_s))
+                spans_by_node.setdefault(node, []).append((start_s, start_s + plan.settings.duration_s))
     for spans in spans_by_node.values():
-        spans.sort()
-        assert all(first[1] <= second[0] for first, second in itertools.pairwise(spans))
+        assert all(end_s <= next_start_s for (_, end_s), (next_start_s, _) in itertools.pairwise(sorted(spans)))
 
 
 def test_jitter_differs_from_round_to_round() -> None:
     probe = BUSIEST.probes[0]
-    offsets = {probe_start_s(BUSIEST, probe, n) - n * BUSIEST.interval_s for n in range(20)}
-    assert len(offsets) > 15
-    assert max(offsets) - min(offsets) <= BUSIEST.interval_s / BUSIEST.slot_count
+    offsets_s = {probe_start_s(BUSIEST, probe, number) - number * BUSIEST.interval_s for number in range(20)}
+    assert len(offsets_s) > 15, "nearly all of 20 differ"
+    assert max(offsets_s) - min(offsets_s) <= BUSIEST.interval_s / BUSIEST.slot_count
 
 
 @pytest.mark.parametrize(
-    ("past_runs", "is_allowed"),
-    [([], True), ([StreamRun(990, 7.4e8)], True), ([StreamRun(990, 7.6e8)], False), ([StreamRun(300, 7.6e8)], True)],
+    ("started_at_s", "sent_bytes", "is_allowed"),
+    [
+        # 10 Mbit/s over the last 600 s are 7.5e8 bytes.
+        pytest.param(990, 7.4e8, True, id="below the limit"),
+        pytest.param(990, 7.6e8, False, id="above the limit"),
+        pytest.param(300, 7.6e8, True, id="long ago"),
+    ],
 )
-def test_streams_stop_at_their_mean_bandwidth(past_runs: list[StreamRun], is_allowed: bool) -> None:
-    assert may_stream(past_runs, 1000.0, 10e6) is is_allowed
+def test_streams_stop_at_their_mean_bandwidth(started_at_s: float, sent_bytes: float, is_allowed: bool) -> None:
+    past_runs = [StreamRun(started_at_s, sent_bytes)]
+    assert may_stream(past_runs, now_s=1000.0, max_mean_bps=10e6) is is_allowed
+    assert may_stream([], now_s=1000.0, max_mean_bps=10e6)
 
 
 @given(st.integers(0, 10**8), st.integers(2, 50))
-def test_extra_tests_take_every_nth_round_one_after_the_other(first: int, every: int) -> None:
-    settings = ProbeSettings(extra_tests=("UDP_RR", "TCP_STREAM"), rounds_per_extra_test=every)
-    tests = [choose_test(settings, BUSIEST.probes[0], n) for n in range(first, first + 4 * every)]
-    extras = [test for test in tests if test != "TCP_RR"]
-    assert len(extras) == 4
-    assert all(one != other for one, other in itertools.pairwise(extras))
-    assert all(tests[i] == "TCP_RR" or tests[i + 1] == "TCP_RR" for i in range(len(tests) - 1))
+def test_extra_tests_take_every_nth_round_one_after_the_other(first_round: int, rounds_per_extra_test: int) -> None:
+    settings = ProbeSettings(extra_tests=("UDP_RR", "TCP_STREAM"), rounds_per_extra_test=rounds_per_extra_test)
+    rounds = range(first_round, first_round + 4 * rounds_per_extra_test)
+    tests = [choose_test(settings, BUSIEST.probes[0], number) for number in rounds]
+    extra_tests = [test for test in tests if test != "TCP_RR"]
+    assert len(extra_tests) == 4
+    assert all(test != next_test for test, next_test in itertools.pairwise(extra_tests))
+    assert all("TCP_RR" in neighbours for neighbours in itertools.pairwise(tests))
 
 
 def test_streams_of_different_pairs_are_spread_over_the_rounds() -> None:
     settings = ProbeSettings(extra_tests=("TCP_STREAM",))
     probes = [probe for plan in PLAN.plan_by_zone.values() for probe in plan.probes]
-    streams_by_round = [sum(choose_test(settings, probe, n) == "TCP_STREAM" for probe in probes) for n in range(10)]
-    assert sum(streams_by_round) == len(probes) == 36
-    assert max(streams_by_round) <= 12
+    tests_by_round = [[choose_test(settings, probe, number) for probe in probes] for number in range(10)]
+    stream_counts = [tests.count("TCP_STREAM") for tests in tests_by_round]
+    assert sum(stream_counts) == len(probes) == 36, "each pair of nine zones once in ten rounds"
+    assert max(stream_counts) <= 12

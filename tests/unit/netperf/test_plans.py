@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from netperf.configmap_size import ConfigMapTooLargeError
 from netperf.plans import PLAN_KEY, ZonePlan, decode_plan, encode_plan, plan_object_name
@@ -19,12 +20,12 @@ PLAN = max(PLANS.values(), key=lambda p: len(p.probes))
 
 
 def encode_with_probe(**probe_fields: object) -> dict[str, str]:
-    probe = msgspec.structs.replace(PLAN.probes[0], **probe_fields)
-    return encode_plan(msgspec.structs.replace(PLAN, probes=(probe, *PLAN.probes[1:])))
+    probe = replace(PLAN.probes[0], **probe_fields)
+    return encode_plan(replace(PLAN, probes=(probe, *PLAN.probes[1:])))
 
 
-def peer_with(**fields: object) -> object:
-    return msgspec.structs.replace(PLAN.probes[0].destination, **fields)
+def make_destination(**fields: object) -> object:
+    return replace(PLAN.probes[0].destination, **fields)
 
 
 def test_an_encoded_plan_is_decoded_unchanged() -> None:
@@ -45,10 +46,10 @@ def test_an_encoded_plan_is_decoded_unchanged() -> None:
         ({PLAN_KEY: encode_plan(PLAN)[PLAN_KEY][:-7]}, "bad-json"),
         ({PLAN_KEY: "[]"}, "bad-field"),
         ({PLAN_KEY: "{}"}, "bad-field"),
-        (encode_plan(msgspec.structs.replace(PLAN, interval_s=0.0)), "bad-field"),
-        (encode_plan(msgspec.structs.replace(PLAN, slot_count=0)), "bad-field"),
-        (encode_plan(msgspec.structs.replace(PLAN, zone="elsewhere")), "wrong-zone"),
-        (encode_plan(msgspec.structs.replace(PLAN, epoch=PLAN.epoch - 1)), "past-epoch"),
+        (encode_plan(replace(PLAN, interval_s=0.0)), "bad-field"),
+        (encode_plan(replace(PLAN, slot_count=0)), "bad-field"),
+        (encode_plan(replace(PLAN, zone="elsewhere")), "wrong-zone"),
+        (encode_plan(replace(PLAN, epoch=PLAN.epoch - 1)), "past-epoch"),
     ],
 )
 def test_an_invalid_plan_is_refused_with_a_reason(data: dict[str, str] | None, reason: str) -> None:
@@ -60,16 +61,16 @@ def test_an_invalid_plan_is_refused_with_a_reason(data: dict[str, str] | None, r
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"destination": peer_with(address="db.example.com")}, "bad-address"),
-        ({"destination": peer_with(address="10.0.0.256")}, "bad-address"),
-        ({"destination": peer_with(address="0.0.0.0")}, "bad-address"),
-        ({"destination": peer_with(address="-Z")}, "bad-address"),
-        ({"destination": peer_with(address="127.0.0.1")}, "bad-address"),
-        ({"destination": peer_with(address="::ffff:127.0.0.1")}, "bad-address"),
-        ({"destination": peer_with(address=f"::ffff:{PLAN.probes[0].origin.address}")}, "self-probe"),
-        ({"destination": peer_with(address=PLAN.probes[0].origin.address)}, "self-probe"),
+        ({"destination": make_destination(address="db.example.com")}, "bad-address"),
+        ({"destination": make_destination(address="10.0.0.256")}, "bad-address"),
+        ({"destination": make_destination(address="0.0.0.0")}, "bad-address"),
+        ({"destination": make_destination(address="-Z")}, "bad-address"),
+        ({"destination": make_destination(address="127.0.0.1")}, "bad-address"),
+        ({"destination": make_destination(address="::ffff:127.0.0.1")}, "bad-address"),
+        ({"destination": make_destination(address=f"::ffff:{PLAN.probes[0].origin.address}")}, "self-probe"),
+        ({"destination": make_destination(address=PLAN.probes[0].origin.address)}, "self-probe"),
         ({"destination": PLAN.probes[0].origin}, "self-probe"),
-        ({"origin": peer_with()}, "wrong-zone"),
+        ({"origin": make_destination()}, "wrong-zone"),
         ({"slot": 99}, "bad-slot"),
     ],
 )
@@ -81,19 +82,18 @@ def test_an_invalid_probe_is_left_out_and_the_others_stay(fields: dict[str, obje
 
 
 def test_a_refusal_names_the_probe_by_its_index_in_the_object() -> None:
-    data = encode_with_probe(slot=99)
-    stored = msgspec.json.decode(data[PLAN_KEY])
-    stored["probes"].insert(0, [0, 99, 0, 0, 0])
-    decoded = decode_plan({PLAN_KEY: msgspec.json.encode(stored).decode()})
+    plan = msgspec.json.decode(encode_with_probe(slot=99)[PLAN_KEY])
+    plan["probes"].insert(0, [0, 99, 0, 0, 0])  # a probe of origin 0 and destination 99
+    decoded = decode_plan({PLAN_KEY: msgspec.json.encode(plan).decode()})
     assert [(r.key, r.reason) for r in decoded.refusals] == [("probes[0]", "unknown-node"), ("probes[1]", "bad-slot")]
 
 
 def test_a_plan_is_measured_in_bytes_and_not_in_characters() -> None:
     probes = tuple(
-        msgspec.structs.replace(PLAN.probes[0], destination=peer_with(node=f"n{i}", zone="ä" * 63, region="ö" * 63))
+        replace(PLAN.probes[0], destination=make_destination(node=f"n{i}", zone="ä" * 63, region="ö" * 63))
         for i in range(4000)
     )
-    plan: ZonePlan = msgspec.structs.replace(PLAN, probes=probes)
+    plan: ZonePlan = replace(PLAN, probes=probes)
     with pytest.raises(ConfigMapTooLargeError, match=re.escape(plan_object_name(PLAN.zone))):
         encode_plan(plan)
 

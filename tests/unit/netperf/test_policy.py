@@ -15,11 +15,11 @@ COSTS = st.one_of(st.none(), st.integers(2, MAX_NETWORK_COST))
 
 @given(COSTS, LATENCIES_US, LATENCIES_US, st.floats(0, 1e6), st.floats(0, 1))
 def test_a_cost_never_decreases_with_the_latency(
-    current_cost: int | None, one_us: float, other_us: float, noise_us: float, hysteresis: float
+    current_cost: int | None, latency_us: float, slower_by_us: float, noise_us: float, hysteresis: float
 ) -> None:
     policy = CostPolicy(hysteresis=hysteresis)
-    low_us, high_us = sorted((one_us, other_us))
-    low_cost, high_cost = (cost_with_hysteresis(current_cost, us, noise_us, policy) for us in (low_us, high_us))
+    low_cost = cost_with_hysteresis(current_cost, latency_us, noise_us, policy)
+    high_cost = cost_with_hysteresis(current_cost, latency_us + slower_by_us, noise_us, policy)
     assert 2 <= low_cost <= high_cost <= MAX_NETWORK_COST
 
 
