@@ -1,4 +1,4 @@
-"""Measures a plan of 100 workloads of 50 replicas on 10,000 hosts, made by the planning process, and stalls of the loop.
+"""Measures a plan of 100 workloads of 50 replicas on 10,000 hosts, by the planning process, and stalls of the loop.
 
 Stalls of the leader's loop are processor time of one turn, so that other work on the machine does not count.
 """

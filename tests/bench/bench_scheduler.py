@@ -1,4 +1,4 @@
-"""Measures the extender's time per pod: filter and prioritize over HTTP, compared with decoding and encoding the same JSON.
+"""Measures the extender's time per pod: filter and prioritize over HTTP, compared with a codec of the same JSON.
 
 The extender runs in a process of its own, with 40 zones and the Online Boutique, of which 10 of 11 pods are placed.
 """
@@ -41,23 +41,24 @@ FLOOR_REFERENCE = "the same JSON decoded and encoded with msgspec, without HTTP"
 REFERENCE = "upstream Go plugin, same machine kind, 10,000 nodes: 76 + 14 + 21 = 110 ms"
 
 
-def node_name(i: int) -> str:
-    return f"node-{i:05d}.example"
+def node_name(index: int) -> str:
+    return f"node-{index:05d}.example"
 
 
-def zone_of(i: int) -> tuple[str, str]:
-    zone = i % ZONES
+def location_of(index: int) -> tuple[str, str]:
+    """Region and zone of a node."""
+    zone = index % ZONES
     return f"region-{zone % REGIONS}", f"zone-{zone:02d}"
 
 
 def make_large_state(size: int) -> State:
-    nodes = [make_node(node_name(i), *zone_of(i), cpu="8") for i in range(size)]
-    document = yaml.safe_load(EXAMPLE.read_text())
-    document["metadata"]["namespace"] = "default"
+    nodes = [make_node(node_name(i), *location_of(i), cpu="8") for i in range(size)]
+    group = yaml.safe_load(EXAMPLE.read_text())
+    group["metadata"]["namespace"] = "default"
     weight = make_random_weight([f"zone-{z:02d}" for z in range(ZONES)], [f"region-{r}" for r in range(REGIONS)])
     pods = [make_pod(f"P{i}", node_name(i * 7 % size), name=f"p{i}", group="online-boutique") for i in range(2, 12)]
     return make_state(
-        SchedulerConfig(), *nodes, msgspec.convert(document, AppGroup), make_weighted_topology(weight), *pods
+        SchedulerConfig(), *nodes, msgspec.convert(group, AppGroup), make_weighted_topology(weight), *pods
     )
 
 
@@ -154,7 +155,11 @@ class _Request(msgspec.Struct):
     NodeNames: list[str]
 
 
-def decode_and_encode_s(requests: list[bytes], result: bytes, priorities: bytes) -> float:
+def encode_request(pod: dict[str, Any], node_names: list[str]) -> bytes:
+    return json.dumps({"Pod": pod, "Nodes": None, "NodeNames": node_names}, separators=(",", ":")).encode()
+
+
+def measure_codec_s(requests: list[bytes], result: bytes, priorities: bytes) -> float:
     """Seconds to decode both requests and to encode both responses with msgspec."""
     responses = (
         msgspec.json.decode(result, type=_FilterResult),
@@ -170,7 +175,7 @@ def decode_and_encode_s(requests: list[bytes], result: bytes, priorities: bytes)
 
 
 def measure(size: int = NODES) -> Figures:
-    """Figures for `make bench` of an extender that knows this number of nodes."""
+    """Figures of an extender that knows this number of nodes."""
     context = multiprocessing.get_context("spawn")
     pipe, extender_pipe = context.Pipe()
     process = context.Process(target=serve, args=(size, extender_pipe), daemon=True)
@@ -180,19 +185,19 @@ def measure(size: int = NODES) -> Figures:
         durations_s, floors_s, refused_share = [], [], 0.0
         for round_number in range(WARM_UP_ROUNDS + ROUNDS):
             pod, names = next_request()
-            request = json.dumps({"Pod": pod, "Nodes": None, "NodeNames": names}, separators=(",", ":")).encode()
+            first_request = encode_request(pod, names)
             started = time.perf_counter()
-            result = connection.post("/filter", request)
+            result = connection.post("/filter", first_request)
             filter_s = time.perf_counter() - started
-            passed = msgspec.json.decode(result, type=_FilterResult).nodenames
-            second = json.dumps({"Pod": pod, "Nodes": None, "NodeNames": passed}, separators=(",", ":")).encode()
+            passed_names = msgspec.json.decode(result, type=_FilterResult).nodenames
+            second_request = encode_request(pod, passed_names)
             started = time.perf_counter()
-            priorities = connection.post("/prioritize", second)
+            priorities = connection.post("/prioritize", second_request)
             duration_s = filter_s + time.perf_counter() - started
             if round_number >= WARM_UP_ROUNDS:
                 durations_s.append(duration_s)
-                floors_s.append(decode_and_encode_s([request, second], result, priorities))
-            refused_share = 1 - len(passed) / size
+                floors_s.append(measure_codec_s([first_request, second_request], result, priorities))
+            refused_share = 1 - len(passed_names) / size
         connection.close()
     finally:
         pipe.close()

@@ -1,8 +1,8 @@
 """Compares placements of whole groups by the real kube-scheduler with the brute-force optimum.
 
-Run by hand (minutes): ``python tests/bench/decision_quality.py --cases 200``. Each random group has 5 to 9 workloads with 1 to 3 replicas
-and 3 to 6 zones of one node, which its pods select by a label. All groups are scheduled at once by the default scheduler, by upstream's
-rule in each of the six orders, and by ours in both modes.
+Run by hand (minutes): ``python tests/bench/decision_quality.py --cases 200``. Each random group has 5 to 9 workloads
+with 1 to 3 replicas and 3 to 6 zones of one node, which its pods select by a label. All groups are scheduled at once by
+the default scheduler, by upstream's rule in each of the six orders, and by ours in both modes.
 """
 
 from __future__ import annotations
@@ -70,23 +70,30 @@ def list_modes() -> list[Mode]:
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Results of a mode: ratios of cost to the optimum, groups with avoidable violations, groups with pending pods, and seconds."""
+    """Results of a mode.
 
-    ratios: list[float]
-    violations: int
-    pending: int
-    seconds: float
+    Attributes:
+        cost_ratios: cost of each placed group over the optimum.
+        violating_groups: number of groups with avoidable violations.
+        pending_groups: number of groups with pending pods.
+        duration_s: of the placement of all groups.
+    """
+
+    cost_ratios: list[float]
+    violating_groups: int
+    pending_groups: int
+    duration_s: float
 
 
 @asynccontextmanager
-async def cluster(cases: list[groups.GroupCase]) -> AsyncIterator[tuple[ControlPlane, Client]]:
+async def start_cluster(cases: list[groups.GroupCase]) -> AsyncIterator[tuple[ControlPlane, Client]]:
     """A control plane with kwok, and nodes and costs of all groups."""
     async with control_plane(NAMESPACE) as (plane, client):
         await plane.start_kwok()
         await poll_until(lambda: object_exists(client, SERVICE_ACCOUNTS, "default", NAMESPACE))
-        await gather_in_batches([make_nodes(client, number, case) for number, case in enumerate(cases)])
+        await gather_in_batches([create_nodes(client, number, case) for number, case in enumerate(cases)])
         await poll_until(lambda: are_nodes_usable(client))
-        await make_costs(client, cases)
+        await set_costs_of(client, cases)
         yield plane, client
 
 
@@ -94,25 +101,25 @@ async def are_nodes_usable(client: Client) -> bool:
     return all(map(is_usable, await client.list(NODES, Node)))
 
 
-async def make_nodes(client: Client, number: int, case: groups.GroupCase) -> None:
+async def create_nodes(client: Client, number: int, case: groups.GroupCase) -> None:
     for zone, slots in enumerate(case.slots):
         name, labels = f"c{number}-z{zone}", {CASE_LABEL: str(number)}
         node = node_body(name, zone=name, region="r", capacity={"cpu": str(slots)}, labels=labels)
         await client.create(NODES, node, Node)
 
 
-async def make_costs(client: Client, cases: list[groups.GroupCase]) -> None:
+async def set_costs_of(client: Client, cases: list[groups.GroupCase]) -> None:
     costs = {
-        (f"c{number}-z{a}", f"c{number}-z{b}"): cost
+        (f"c{number}-z{origin}", f"c{number}-z{destination}"): cost
         for number, case in enumerate(cases)
-        for a, row in enumerate(case.cost)
-        for b, cost in enumerate(row)
-        if a != b
+        for origin, row in enumerate(case.cost)
+        for destination, cost in enumerate(row)
+        if origin != destination
     }
     await set_costs(client, NAMESPACE, costs)
 
 
-async def make_group(client: Client, mode: Mode, number: int, case: groups.GroupCase) -> None:
+async def create_group(client: Client, mode: Mode, number: int, case: groups.GroupCase) -> None:
     group = msgspec.to_builtins(groups.make_group(case, f"g{number}", NAMESPACE, algorithm=mode.algorithm))
     body = {**APPGROUPS.type_meta, "metadata": {"name": f"g{number}"}, "spec": group["spec"]}
     await client.create(APPGROUPS, body, Object, namespace=NAMESPACE)
@@ -143,7 +150,7 @@ async def run_mode(
             await stack.enter_async_context(run_leader(client, mode.config, namespace=NAMESPACE))
         scheduler = await plane.start_scheduler(name=f"scheduler-{time.time_ns()}", extender_url=url)
         try:
-            await gather_in_batches([make_group(client, mode, number, case) for number, case in enumerate(cases)])
+            await gather_in_batches([create_group(client, mode, number, case) for number, case in enumerate(cases)])
             return await wait_until_placed(client)
         finally:
             await plane.programs.stop(scheduler)
@@ -151,14 +158,14 @@ async def run_mode(
 
 async def wait_until_placed(client: Client) -> dict[int, list[Pod]]:
     """Wait until all pods are bound, or none has been bound for a while."""
-    started_at = last_bound_at = time.monotonic()
+    started = last_bound_s = time.monotonic()
     bound_count = -1
     while True:
         pods = await client.list(PODS, Pod, namespace=NAMESPACE)
         old_count, bound_count = bound_count, sum(bool(pod.spec.node_name) for pod in pods)
-        now = time.monotonic()
-        last_bound_at = now if bound_count != old_count else last_bound_at
-        if bound_count == len(pods) or now - last_bound_at > QUIET_S or now - started_at > TIMEOUT_S:
+        now_s = time.monotonic()
+        last_bound_s = now_s if bound_count != old_count else last_bound_s
+        if bound_count == len(pods) or now_s - last_bound_s > QUIET_S or now_s - started > TIMEOUT_S:
             break
         await asyncio.sleep(0.5)
     pods_by_case: dict[int, list[Pod]] = defaultdict(list)
@@ -174,22 +181,22 @@ def compare_with_optimum(
     duration_s: float,
 ) -> Outcome:
     """Compare placements with the optima, each the numbers of violations and the cost of a case."""
-    ratios: list[float] = []
-    violated = pending = 0
+    cost_ratios: list[float] = []
+    violating_groups = pending_groups = 0
     for number, case in enumerate(cases):
         pods = pods_by_case.get(number, [])
         if len(pods) < sum(case.replicas) or not all(pod.spec.node_name for pod in pods):
-            pending += 1
+            pending_groups += 1
             continue
-        counts = []
+        counts_by_workload = []
         for workload in range(len(case.replicas)):
             replicas_by_node = Counter(p.spec.node_name for p in pods if p.workload == f"w{workload}")
-            counts.append(tuple(replicas_by_node[f"c{number}-z{zone}"] for zone in range(len(case.slots))))
-        violations, cost = price_placement(case, counts)
+            counts_by_workload.append(tuple(replicas_by_node[f"c{number}-z{zone}"] for zone in range(len(case.slots))))
+        violations, cost = price_placement(case, counts_by_workload)
         if optima[number][0] == 0:
-            violated += violations > 0
-            ratios.append(cost / max(optima[number][1], 1))
-    return Outcome(ratios, violated, pending, duration_s)
+            violating_groups += violations > 0
+            cost_ratios.append(cost / max(optima[number][1], 1))
+    return Outcome(cost_ratios, violating_groups, pending_groups, duration_s)
 
 
 def format_table(cases: int, clean_cases: int, outcomes: dict[str, Outcome]) -> str:
@@ -205,10 +212,10 @@ def format_table(cases: int, clean_cases: int, outcomes: dict[str, Outcome]) -> 
 
 def format_row(name: str, outcome: Outcome) -> str:
     """The table's row of a mode."""
-    ratios = sorted(outcome.ratios) or [float("nan")]
+    ratios = sorted(outcome.cost_ratios) or [float("nan")]
     p95 = ratios[min(int(len(ratios) * 0.95), len(ratios) - 1)]
-    placed = f"{statistics.median(ratios):.2f} | {p95:.2f} | {outcome.violations} | {outcome.pending}"
-    return f"| {name} | {placed} | {outcome.seconds:.0f} |"
+    placed = f"{statistics.median(ratios):.2f} | {p95:.2f} | {outcome.violating_groups} | {outcome.pending_groups}"
+    return f"| {name} | {placed} | {outcome.duration_s:.0f} |"
 
 
 async def main() -> None:
@@ -227,7 +234,7 @@ async def main() -> None:
         print(f"\roptimum {number + 1} of {args.cases}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     outcomes: dict[str, Outcome] = {}
-    async with cluster(cases) as (plane, client):
+    async with start_cluster(cases) as (plane, client):
         for mode in list_modes():
             if args.only in mode.name:
                 started = time.monotonic()

@@ -61,7 +61,7 @@ def assign_zones(machines: int, seed: int | None) -> Ints:
 
 
 def build_problem(data: Mapping[str, Any], zone_seed: int | None = None) -> Problem:
-    """The problem with machines as hosts: in one zone with PreferSameNode, or with a seed in three with PreferSameZone."""
+    """The problem with all machines in one zone and PreferSameNode, or with a seed in three and PreferSameZone."""
     services, machines = data["ServiceList"], data["MachineList"]
     index_by_service = {service["Service"]: index for index, service in enumerate(services)}
     zone_of = assign_zones(len(machines), zone_seed)

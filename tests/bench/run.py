@@ -1,7 +1,7 @@
 """Run every ``bench_*.py`` beside this file and hold the figures against their budgets.
 
-Each has a function ``measure() -> Figures``. Budgets that depend on the machine are ratios within one run. Exit code 1 when
-a budget is broken.
+Each has a function ``measure() -> Figures``. Budgets that depend on the machine are ratios within one run. Exit code 1
+when a budget is broken.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``python -m tests.chaos``: injects faults drawn from a seed into a lab with all our programs, and checks invariants.
 
-Invariants are checked in the API server's audit log, in objects and in /proc, without trusting our programs. The exit code
-is 0 if none was broken, 1 if one was or the run failed, 2 for wrong arguments. ``python -m lab down --name NAME`` or the
-next run of that name removes the lab of a killed run.
+Invariants are checked in the API server's audit log, in objects and in /proc, without trusting our programs. The exit
+code is 0 if none was broken, 1 if one was or the run failed, 2 for wrong arguments. ``python -m lab down --name NAME``
+or the next run of that name removes the lab of a killed run.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Finds violations in the API server's audit log: writes without the Lease, and pods that were gated too long.
 
-The API server itself refuses a second binding, the binding of a gated pod, and writes of agents about other nodes. Writes
-are ordered by etcd's revision, which each response has, so that no clock is trusted. A killed API server may lose the line
-of a write that took effect. If the line in which a replica acquires the Lease is lost, both replicas may have written
-before its first renewal.
+The API server itself refuses a second binding, the binding of a gated pod, and writes of agents about other nodes.
+Writes are ordered by etcd's revision, which each response has, so that no clock is trusted. A killed API server may
+lose the line of a write that took effect. If the line in which a replica acquires the Lease is lost, both replicas may
+have written before its first renewal.
 """
 
 from __future__ import annotations
@@ -172,7 +172,8 @@ class GatedPod(msgspec.Struct):
     Attributes:
         name: namespace and name.
         created_s: seconds since 1970.
-        ended_s: time of its release, of its deletion, or of its binding if the line of the release is lost; None while it
+        ended_s: time of its release, of its deletion, or of its binding if the line of the release is lost; None while
+        it
             is gated.
     """
 

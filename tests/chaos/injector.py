@@ -190,7 +190,7 @@ class FaultInjector:
         await self._send_alarm("ACTIVATE")
 
     async def _send_alarm(self, action: str) -> None:
-        """Activate or deactivate the alarm of an etcd whose quota is used up; while it is active, etcd refuses writes."""
+        """Activate or deactivate the alarm of an etcd whose quota is used up, which makes etcd refuse writes."""
         plane = self._lab.control_plane
         timeout = aiohttp.ClientTimeout(total=_ETCD_TIMEOUT_S)
         try:
@@ -215,7 +215,8 @@ class FaultInjector:
 
         async def wait_and_revert() -> None:
             await asyncio.sleep(fault.duration_s)
-            # A request without a response may take effect until the API server gives it up, so it is reverted again then.
+            # A request without a response may take effect until the API server gives it up, so it is reverted again
+            # then.
             answered = await self._was_answered[fault]
             await self._retry_until_done(revert)
             if not answered:

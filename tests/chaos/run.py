@@ -140,8 +140,8 @@ class ChaosRun:
 async def run_chaos(topology: Topology, *, name: str, seed: int, minutes: float, logs_dir: Path) -> ChaosReport:
     """Inject faults into a lab, check invariants, and remove the lab.
 
-    If an invariant is broken, ``logs_dir`` gets the programs' logs, and the audit log is kept beside it. Raises LabError if
-    the lab does not start, or is not healthy before the first fault.
+    If an invariant is broken, ``logs_dir`` gets the programs' logs, and the audit log is kept beside it. Raises
+    LabError if the lab does not start, or is not healthy before the first fault.
     """
     audit_log = logs_dir.with_suffix(".audit")
     flags = (f"--audit-policy-file={_POLICY}", f"--audit-log-path={audit_log}", "--audit-log-maxsize=10000")

@@ -39,8 +39,8 @@ def read_usage(lab: Lab) -> dict[str, Usage]:
 def find_leaks(before: Mapping[str, Usage], after: Mapping[str, Usage]) -> list[str]:
     """Violations by programs whose usage grew by more than an allowance.
 
-    Memory of the control plane is not compared: etcd and the API server's watch cache keep old versions until a compaction,
-    which the faults delay.
+    Memory of the control plane is not compared: etcd and the API server's watch cache keep old versions until a
+    compaction, which the faults delay.
     """
     violations = []
     for name, usage_before in before.items():

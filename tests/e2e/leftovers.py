@@ -15,10 +15,11 @@ _DEVICES = Path("/sys/class/net")
 _TIMEOUT_S = 30.0
 
 
-def leftovers_of(lab: dict[str, Any]) -> list[str]:
+def list_leftovers(lab: dict[str, Any]) -> list[str]:
     """Return the leftovers of an ended lab with nodes; ``lab`` is the output of `lab up --json`.
 
-    A lab of another test may take the free slot at once, and then has the same names. The bridge's alias says whose names they are.
+    A lab of another test may take the free slot at once, and then has the same names. The bridge's alias says whose
+    names they are.
     """
     deadline = time.monotonic() + _TIMEOUT_S
     slot = lab["nodes"][0]["netns"].split("-")[1]
@@ -35,7 +36,7 @@ def leftovers_of(lab: dict[str, Any]) -> list[str]:
 
 
 def _find_owner(slot: str) -> str | None:
-    """Return the state directory of the lab that has a slot; empty before the lab has written it, None if the slot is free."""
+    """Return the state directory of a slot's lab; empty before the lab has written it, None if the slot is free."""
     try:
         return (_DEVICES / bridge_name(int(slot)) / "ifalias").read_text().strip()
     except OSError:
@@ -45,7 +46,8 @@ def _find_owner(slot: str) -> str | None:
 def _list_names(slot: str) -> list[str]:
     """Return network namespaces, devices and cgroups that are named after a slot."""
     names = [name for name in namespaces.list_names() if name.startswith(f"netaware-{slot}-")]
-    names += [
-        p.name for p in _DEVICES.iterdir() if p.name.startswith(f"nav{slot}-") or p.name == bridge_name(int(slot))
+    devices = [path.name for path in _DEVICES.iterdir()]
+    names += [name for name in devices if name.startswith(f"nav{slot}-") or name == bridge_name(int(slot))]
+    return names + [
+        str(path) for hierarchy in cgroups.list_hierarchies() for path in hierarchy.glob(f"netaware-{slot}-*")
     ]
-    return names + [str(p) for h in cgroups.list_hierarchies() for p in h.glob(f"netaware-{slot}-*")]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,13 +38,29 @@ def start_shipped_lab(
     """
     file = folder / "topology.yaml"
     file.write_text(topology)
-    name = yaml.safe_load(topology)["name"]
-    lab = command.json("up", "--name", f"e2e-{name}", "--topology", str(file))
+    topology_name = yaml.safe_load(topology)["name"]
+    lab = command.json("up", "--name", f"e2e-{topology_name}", "--topology", str(file))
     store = ImageStore(Path(lab["state_dir"]) / "registry")
     for image, layout in images.items():
         for name_with_tag in (image, *(f"{image.partition(':')[0]}:{tag}" for tag in more_tags)):
             store.add_oci_layout(name_with_tag, layout)
     return Cluster(lab)
+
+
+def make_deployment(
+    name: str, container: Mapping[str, Any], *, labels: Mapping[str, str] | None = None, replicas: int = 1, **spec: Any
+) -> dict[str, Any]:
+    """A Deployment of pods with a container and the label ``app``; other keywords are fields of the pods' spec."""
+    template = {
+        "metadata": {"labels": {"app": name, **(labels or {})}},
+        "spec": {"terminationGracePeriodSeconds": 1, "containers": [container], **spec},
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name},
+        "spec": {"replicas": replicas, "selector": {"matchLabels": {"app": name}}, "template": template},
+    }
 
 
 class Cluster:
@@ -54,9 +72,14 @@ class Cluster:
 
     def run(self, *args: str, text: str | None = None, timeout_s: float = 60.0) -> str:
         """Run kubectl; fail, with the output, if it fails."""
-        argv, env = [*self._kubectl, *args], {**os.environ, "KUBECTL_APPLYSET": "true"}
         result = subprocess.run(
-            argv, check=False, capture_output=True, text=True, input=text, timeout=timeout_s, env=env
+            [*self._kubectl, *args],
+            check=False,
+            capture_output=True,
+            text=True,
+            input=text,
+            timeout=timeout_s,
+            env={**os.environ, "KUBECTL_APPLYSET": "true"},
         )
         pods = self.describe_pods() if result.returncode != 0 and "rollout" in args else ""
         assert result.returncode == 0, f"{args}: {result.stderr or result.stdout}\n{pods}"
@@ -67,47 +90,51 @@ class Cluster:
         result: dict[str, Any] = json.loads(self.run("get", *args, "-o", "json"))
         return result
 
+    def list_pods(self, *args: str) -> list[dict[str, Any]]:
+        """Return pods, with the options of `kubectl get`, but those that terminate."""
+        return [pod for pod in self.get("pods", *args)["items"] if "deletionTimestamp" not in pod["metadata"]]
+
     def describe_pods(self) -> str:
         """Return a description of our pods, for an assertion's message."""
         argv = [*self._kubectl, "-n", NAMESPACE, "describe", "pods"]
         return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60).stdout[-4000:]
 
-    def apply(self, folder: Path) -> None:
-        """Apply an overlay as docs/upgrade.md says, prune the previous overlay, and wait for the rollout."""
+    def create(self, namespace: str, *bodies: Mapping[str, Any]) -> None:
+        """Create objects in a new namespace."""
+        self.run("create", "namespace", namespace)
+        self.run("apply", "-n", namespace, "-f", "-", text="\n---\n".join(map(json.dumps, bodies)))
+
+    def apply_overlay(self, folder: Path) -> None:
+        """Apply an overlay as docs/upgrade.md says, delete what only the previous one had, and wait for the rollout."""
         self.run("apply", "--server-side", "-f", str(MANIFESTS / "base" / "common" / "namespace.yaml"))
         prune = ["--prune", "--applyset=netaware", "-n", NAMESPACE, "-k", str(folder)]
         self.run("apply", "--server-side", "--force-conflicts", *prune)
-        self.await_rollout()
+        self.wait_for_rollout()
 
-    def await_rollout(self, namespace: str = NAMESPACE) -> None:
+    def wait_for_rollout(self, namespace: str = NAMESPACE) -> None:
         for name in self.run("-n", namespace, "get", "daemonsets,deployments", "-o", "name").split():
             self.run(
                 "-n", namespace, "rollout", "status", name, f"--timeout={TIMEOUT_S:.0f}s", timeout_s=TIMEOUT_S + 10
             )
 
     def read_node_fields(self) -> dict[str, Any]:
-        """Return node -> fields that only an installation changes."""
-        return {
-            node["metadata"]["name"]: (
-                node["metadata"]["labels"],
-                {k: v for k, v in node["metadata"].get("annotations", {}).items() if "kubernetes.io" not in k},
-                node["status"]["capacity"],
-                sorted(condition["type"] for condition in node["status"]["conditions"]),
-            )
-            for node in self.get("nodes")["items"]
-        }
+        """Return node -> labels, annotations, capacity and types of conditions, which only an installation changes."""
+        fields_by_node = {}
+        for node in self.get("nodes")["items"]:
+            metadata, status = node["metadata"], node["status"]
+            annotations = {k: v for k, v in metadata.get("annotations", {}).items() if "kubernetes.io" not in k}
+            condition_types = sorted(condition["type"] for condition in status["conditions"])
+            fields_by_node[metadata["name"]] = (metadata["labels"], annotations, status["capacity"], condition_types)
+        return fields_by_node
 
     def read_traffic_control(self) -> dict[str, str]:
         """Return node -> queueing disciplines and filters of its own devices, without those of pods."""
-        text_by_node = {}
-        for node in self.lab["nodes"]:
-            text = ""
-            for device in ("wan0", "mgmt0"):
-                for verb in ("qdisc", "filter"):
-                    argv = [*node["enter_command"], "tc", verb, "show", "dev", device]
-                    text += subprocess.run(argv, check=True, capture_output=True, text=True, timeout=30).stdout
-            text_by_node[node["name"]] = text
-        return text_by_node
+        output_by_node: dict[str, str] = defaultdict(str)
+        for node, device, kind in itertools.product(self.lab["nodes"], ("wan0", "mgmt0"), ("qdisc", "filter")):
+            argv = [*node["enter_command"], "tc", kind, "show", "dev", device]
+            result = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=30)
+            output_by_node[node["name"]] += result.stdout
+        return output_by_node
 
     @contextmanager
     def forward_port(self, target: str, port: int) -> Iterator[str]:

@@ -27,18 +27,21 @@ class Terminal:
 
     def paste(self, line: str, timeout_s: float = PASTE_TIMEOUT_S) -> tuple[int, str]:
         """Run a line and return its exit code and output; SIGTERM ends it after the timeout."""
-        argv = ["timeout", f"{timeout_s:.0f}", "bash", "-c", line]
-        env = self._environment
         result = subprocess.run(
-            argv, check=False, env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            ["timeout", f"{timeout_s:.0f}", "bash", "-c", line],
+            check=False,
+            env=self._environment,
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         return result.returncode, result.stdout
 
     def read_findings(self, command: str = "diagnose") -> list[dict[str, Any]]:
         """Return the findings of a command, from its JSON output."""
-        argv = ["kubectl", "netaware", command, "-o", "json"]
         result = subprocess.run(
-            argv,
+            ["kubectl", "netaware", command, "-o", "json"],
             check=False,
             env=self._environment,
             cwd=ROOT,
@@ -51,12 +54,12 @@ class Terminal:
         return findings
 
     def wait_for_findings(
-        self, check: Callable[[list[dict[str, Any]]], bool], deadline_s: float
+        self, check: Callable[[list[dict[str, Any]]], bool], timeout_s: float
     ) -> list[dict[str, Any]]:
         """Wait until ``check`` accepts the findings, and return them."""
         started = time.monotonic()
         while not check(findings := self.read_findings()):
-            assert time.monotonic() - started < deadline_s, f"after {deadline_s:.0f} s still {summarize(findings)}"
+            assert time.monotonic() - started < timeout_s, f"after {timeout_s:.0f} s still {summarize(findings)}"
             time.sleep(1)
         return findings
 
@@ -64,14 +67,14 @@ class Terminal:
         """Paste the commands among a finding's lines, first to last; return the failures as text."""
         failures = []
         for line in lines:
-            if command := self.command_in(line, placeholder_values):
+            if command := self.find_command(line, placeholder_values):
                 code, output = self.paste(command)
                 if code != 0:
                     failures.append(f"{command}: {code} {output[-300:]}")
         return failures
 
     @staticmethod
-    def command_in(line: str, placeholder_values: Mapping[str, str]) -> str:
+    def find_command(line: str, placeholder_values: Mapping[str, str]) -> str:
         """Return the command in a line, with values for its placeholders; empty if the line has no command."""
         _, _, command = f" {line}".partition(" kubectl ")
         return PLACEHOLDER.sub(lambda match: placeholder_values[match[0]], f"kubectl {command}") if command else ""

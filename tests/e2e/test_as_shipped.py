@@ -1,4 +1,4 @@
-"""The product as shipped, on four real nodes: images from the Dockerfiles and unchanged overlays are installed and uninstalled."""
+"""On four real nodes, the images of the Dockerfiles and the unchanged overlays work, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ from lab.image_build import AGENT, CONTROLLER
 from lab.realnode.cluster import APP_IMAGE
 from lab.realnode.programs import NodeBinaries
 from tests.e2e.labs import LabCommand
-from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, TIMEOUT_S, Cluster, start_shipped_lab, wait_until
+from tests.e2e.real_cluster import (
+    MANIFESTS,
+    NAMESPACE,
+    TIMEOUT_S,
+    Cluster,
+    make_deployment,
+    start_shipped_lab,
+    wait_until,
+)
 from tests.e2e.terminal import Terminal
 from tests.integration.manifests.kubectl import write_kustomization
 from tests.support.bodies import make_appgroup_body
@@ -32,10 +40,12 @@ IMAGE_LIMITS = {
     "daemonset/netaware-agent": (42, ("kubernetes", "requests", "numpy", "rich", "controller", "lab")),
     "deployment/netaware-controller": (150, ("kubernetes", "psutil", "pyroute2", "agent", "lab")),
 }
+# Prints which of its arguments are modules of the image, and the size of /opt/netaware in bytes.
 INSPECT_SCRIPT = """
 import importlib.util, json, pathlib, sys
-found = [name for name in sys.argv[1:] if importlib.util.find_spec(name)]
-print(json.dumps([found, sum(p.lstat().st_size for p in pathlib.Path("/opt/netaware").rglob("*") if p.is_file())]))
+modules = [name for name in sys.argv[1:] if importlib.util.find_spec(name)]
+files = [path for path in pathlib.Path("/opt/netaware").rglob("*") if path.is_file()]
+print(json.dumps([modules, sum(path.lstat().st_size for path in files)]))
 """
 FOUR_NODES = """\
 name: four
@@ -57,22 +67,16 @@ links:
   - {between: [z3, z4], rtt: 3ms}
 nodeDefaults: {kubelet: real, cpu: 2, memory: 4Gi}
 """
-APP_GROUP = json.dumps(
-    make_appgroup_body("shop", {"web": {"store": 10}, "store": {}}, members=2, algorithm="ReverseKahn")
-)
+APP_GROUP = make_appgroup_body("shop", {"web": {"store": 10}, "store": {}}, members=2, algorithm="ReverseKahn")
+# Round trips of FOUR_NODES.
+RTT_MS_BY_PAIR = {"z1>z2": 2, "z1>z3": 20, "z2>z4": 27, "z3>z4": 3}
 
 
-def deployment(name: str) -> dict[str, Any]:
-    labels = {"app": name, "appgroup.diktyo.x-k8s.io": "shop", "appgroup.diktyo.x-k8s.io.workload": name}
+def make_workload(name: str) -> dict[str, Any]:
+    """A Deployment of a workload of `APP_GROUP`."""
+    labels = {"appgroup.diktyo.x-k8s.io": "shop", "appgroup.diktyo.x-k8s.io.workload": name}
     container = {"name": "server", "image": APP_IMAGE, "args": ["serve"], "resources": {"requests": {"cpu": "100m"}}}
-    spec = {"schedulerName": "network-aware-scheduler", "terminationGracePeriodSeconds": 1, "containers": [container]}
-    template = {"metadata": {"labels": labels}, "spec": spec}
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": name},
-        "spec": {"selector": {"matchLabels": {"app": name}}, "template": template},
-    }
+    return make_deployment(name, container, labels=labels, schedulerName="network-aware-scheduler")
 
 
 @pytest.fixture
@@ -87,53 +91,13 @@ def cluster(
     return shipped_lab
 
 
-@pytest.mark.timeout(1500, func_only=True)
-def test_overlays_install_measure_place_pods_and_uninstall_without_leftovers_on_nodes(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    """The order: observe-only, the webhook on Kubernetes 1.35, the other overlays, enforce, and the uninstallation."""
-    nodes, traffic_control = cluster.read_node_fields(), cluster.read_traffic_control()
-    for node in cluster.lab["nodes"]:
-        # The agent does not take the speed of a TUN device for the node's capacity.
-        cluster.run("annotate", "node", node["name"], "netaware.io/bandwidth-capacity=1G")
-    for definition in find_or_fetch_operator_definitions():
-        cluster.run("apply", "--server-side", "-f", str(definition))
-    certificate = yaml.safe_dump_all(generate_webhook_manifests())  # as in docs/install.md
-    cluster.run("apply", "--server-side", "-f", str(MANIFESTS / "base" / "common" / "namespace.yaml"))
-    cluster.run("apply", "--server-side", "-f", "-", text=certificate)
-    cluster.apply(MANIFESTS / "overlays" / "observe-only")
-    cluster.apply(write_kustomization("default", "kubernetes-1.35", folder=tmp_path))
-    check_gate_of_webhook(cluster)
-    cluster.run("delete", "-f", "-", text=certificate)
-    for overlay in ("any-scheduler", "default", "prometheus-operator", "descheduler"):
-        cluster.apply(MANIFESTS / "overlays" / overlay)
-        assert bool(list_monitors(cluster)) == (overlay == "prometheus-operator")
-    check_kubectl_tools(cluster)
-    check_images(cluster)
-    check_measurement(cluster)
-    check_placement(cluster)
-    image_tags = [{"name": recipe.name, "newTag": NEXT_VERSION} for recipe in (AGENT, CONTROLLER)]
-    cluster.apply(write_kustomization("enforce", folder=tmp_path, images=image_tags))
-    agents = cluster.get("pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/name=netaware-agent")["items"]
-    images_of_agents = {p["spec"]["containers"][0]["image"] for p in agents if "deletionTimestamp" not in p["metadata"]}
-    assert images_of_agents == {f"{AGENT.name}:{NEXT_VERSION}"}
-    uninstall_and_check_gates(cluster)
-    for node in cluster.lab["nodes"]:
-        cluster.run("annotate", "node", node["name"], "netaware.io/bandwidth-capacity-")
-    # The kubelet removes from allocatable what capacity no longer has, with its next report.
-    wait_until(lambda: cluster.read_node_fields() == nodes, "the fields of nodes as before", lambda: f"{nodes}")
-    assert cluster.read_traffic_control() == traffic_control
-
-
-def check_gate_of_webhook(cluster: Cluster) -> None:
+def assert_webhook_gates_pods(cluster: Cluster) -> None:
     """A pod of an AppGroup has a gate, which only the webhook can have set."""
     assert cluster.get("mutatingadmissionpolicies")["items"] == []
-    pod = deployment("web")["spec"]["template"]
-    body = {"apiVersion": "v1", "kind": "Pod", **pod, "metadata": {**pod["metadata"], "name": "gated"}}
-    pod_text = cluster.run(
-        "create", "--dry-run=server", "-n", "default", "-o", "json", "-f", "-", text=json.dumps(body)
-    )
-    assert json.loads(pod_text)["spec"]["schedulingGates"]
+    template = make_workload("web")["spec"]["template"]
+    body = {"apiVersion": "v1", "kind": "Pod", **template, "metadata": {**template["metadata"], "name": "gated"}}
+    dry_run = ("create", "--dry-run=server", "-n", "default", "-o", "json", "-f", "-")
+    assert json.loads(cluster.run(*dry_run, text=json.dumps(body)))["spec"]["schedulingGates"]
 
 
 def list_monitors(cluster: Cluster) -> list[str]:
@@ -142,7 +106,7 @@ def list_monitors(cluster: Cluster) -> list[str]:
     return cluster.run("get", kinds, "-n", NAMESPACE, "-o", "name").split()
 
 
-def check_kubectl_tools(cluster: Cluster) -> None:
+def assert_kubectl_tools_work(cluster: Cluster) -> None:
     """Logs, exec and port-forward work; the API server forwards them to the kubelet."""
     assert "agent starts" in cluster.run("-n", NAMESPACE, "logs", "daemonset/netaware-agent")
     table = cluster.run("-n", NAMESPACE, "exec", "daemonset/netaware-agent", "--", "python", "-m", "agent", "capacity")
@@ -153,65 +117,68 @@ def check_kubectl_tools(cluster: Cluster) -> None:
             urllib.request.urlopen(f"{url}/", timeout=30)
 
 
-def check_images(cluster: Cluster) -> None:
+def assert_images_are_small(cluster: Cluster) -> None:
     """The sizes of images, with bytecode, are within `IMAGE_LIMITS`; no image has modules of another program."""
-    for workload, (limit_mib, absent) in IMAGE_LIMITS.items():
-        command = ["exec", workload, "--", "python", "-c", INSPECT_SCRIPT, *absent]
+    for workload, (limit_mib, foreign_modules) in IMAGE_LIMITS.items():
+        command = ["exec", workload, "--", "python", "-c", INSPECT_SCRIPT, *foreign_modules]
         found_modules, size_bytes = json.loads(cluster.run("-n", NAMESPACE, *command))
         assert found_modules == [], workload
         assert size_bytes <= limit_mib << 20, f"{workload}: {size_bytes / 2**20:.0f} MiB"
 
 
-def check_measurement(cluster: Cluster) -> None:
-    """Every pair of zones has a measured cost of about its emulated round trip, and nodes have the annotated bandwidth."""
+def read_costs(cluster: Cluster) -> dict[str, int]:
+    """Costs by origin and destination, such as ``z1>z2``."""
+    topologies = cluster.get("networktopologies", "-n", NAMESPACE)["items"]
+    weights = [weight for topology in topologies for weight in topology["spec"].get("weights", ())]
+    return {
+        f"{origin['origin']}>{cost['destination']}": cost["networkCost"]
+        for weight in weights
+        if weight["name"] == "NetperfCosts"
+        for level in weight["topologyList"]
+        if level["topologyKey"] == "topology.kubernetes.io/zone"
+        for origin in level["originList"]
+        for cost in origin["costList"]
+    }
 
-    def read_costs() -> dict[str, int]:
-        topologies = cluster.get("networktopologies", "-n", NAMESPACE)["items"]
-        weights = [w for t in topologies for w in t["spec"].get("weights", ()) if w["name"] == "NetperfCosts"]
-        return {
-            f"{origin['origin']}>{cost['destination']}": cost["networkCost"]
-            for weight in weights
-            for level in weight["topologyList"]
-            if level["topologyKey"] == "topology.kubernetes.io/zone"
-            for origin in level["originList"]
-            for cost in origin["costList"]
-        }
 
-    def is_measured() -> bool:
-        topologies = cluster.get("networktopologies", "-n", NAMESPACE)["items"]
-        conditions = [c for t in topologies for c in t.get("status", {}).get("conditions", ())]
-        return any(c["type"] == "Measured" and c["status"] == "True" for c in conditions) and len(read_costs()) == 12
+def is_measured(cluster: Cluster) -> bool:
+    topologies = cluster.get("networktopologies", "-n", NAMESPACE)["items"]
+    conditions = [c for topology in topologies for c in topology.get("status", {}).get("conditions", ())]
+    # Four zones have 12 pairs.
+    return any(c["type"] == "Measured" and c["status"] == "True" for c in conditions) and len(read_costs(cluster)) == 12
 
-    wait_until(is_measured, "a cost of every pair of zones", lambda: str(read_costs()))
-    costs = read_costs()
+
+def assert_costs_are_measured(cluster: Cluster) -> None:
+    """Costs are about the emulated round trips, and nodes have the annotated bandwidth."""
+    wait_until(lambda: is_measured(cluster), "a cost of every pair of zones", lambda: str(read_costs(cluster)))
+    costs = read_costs(cluster)
     # Measured round trips are never below the emulated ones; on a busy machine they are longer.
-    for pair, rtt_ms in (("z1>z2", 2), ("z1>z3", 20), ("z2>z4", 27), ("z3>z4", 3)):
+    for pair, rtt_ms in RTT_MS_BY_PAIR.items():
         assert rtt_ms <= costs[pair] <= 2 * rtt_ms + 10, costs
-    published = {n["metadata"]["name"]: n["status"]["allocatable"] for n in cluster.get("nodes")["items"]}
-    assert {a.get("network.aware.com/bandwidth") for a in published.values()} == {"1G"}
+    allocatable = [node["status"]["allocatable"] for node in cluster.get("nodes")["items"]]
+    assert {amounts.get("network.aware.com/bandwidth") for amounts in allocatable} == {"1G"}
 
 
-def check_placement(cluster: Cluster) -> None:
+def assert_placement_is_near(cluster: Cluster) -> None:
     """Pods that may call each other over 10 ms at most run in one region; netaware's scheduler alone binds them."""
-    cluster.run("create", "namespace", "shop")
-    documents = [APP_GROUP, *(json.dumps(deployment(name)) for name in ("web", "store"))]
-    cluster.run("apply", "-n", "shop", "-f", "-", text="\n---\n".join(documents))
-    cluster.await_rollout("shop")
-    pods = cluster.get("pods", "-n", "shop")["items"]
-    region_by_node = {n["name"]: n["region"] for n in cluster.lab["nodes"]}
-    regions = {p["metadata"]["labels"]["app"]: region_by_node[p["spec"]["nodeName"]] for p in pods}
-    assert regions["web"] == regions["store"], "web and store are in different regions"
-    events = cluster.get("events", "-n", "shop")["items"]
-    conflicts = [e["message"] for e in events if "is already assigned" in e.get("message", "")]
+    cluster.create("shop", APP_GROUP, make_workload("web"), make_workload("store"))
+    cluster.wait_for_rollout("shop")
+    region_by_node = {node["name"]: node["region"] for node in cluster.lab["nodes"]}
+    region_by_app = {
+        pod["metadata"]["labels"]["app"]: region_by_node[pod["spec"]["nodeName"]]
+        for pod in cluster.list_pods("-n", "shop")
+    }
+    assert region_by_app["web"] == region_by_app["store"], "web and store are in different regions"
+    messages = [event.get("message", "") for event in cluster.get("events", "-n", "shop")["items"]]
+    conflicts = [message for message in messages if "is already assigned" in message]
     assert conflicts == [], "two schedulers bound the same pod"
     cluster.run("delete", "namespace", "shop", "--wait=true")
 
 
-def uninstall_and_check_gates(cluster: Cluster) -> None:
-    """The commands of docs/install.md uninstall and open the gate of a pod whose group is incomplete."""
-    cluster.run("create", "namespace", "waiting")
-    cluster.run("apply", "-n", "waiting", "-f", "-", text="\n---\n".join((APP_GROUP, json.dumps(deployment("web")))))
-    wait_until(lambda: list_gates(cluster) == ["netaware.io/topological-order"], "a pod at its gate")
+def uninstall_while_a_pod_is_gated(cluster: Cluster) -> None:
+    """The commands of docs/install.md uninstall, and open the gate of a pod whose group is incomplete."""
+    cluster.create("waiting", APP_GROUP, make_workload("web"))
+    wait_until(lambda: list_gates(cluster) == ["netaware.io/topological-order"], "a gated pod")
     release, delete = read_shell_blocks("install", "Uninstall")
     paste(cluster, release)
     columns = "custom-columns=OWNER:.metadata.annotations.netaware\\.io/bandwidth-owner"
@@ -221,13 +188,53 @@ def uninstall_and_check_gates(cluster: Cluster) -> None:
     cluster.run("delete", "namespace", "waiting", "--wait=false")
 
 
+def list_gates(cluster: Cluster) -> list[str]:
+    """The gates of the only pod in the namespace ``waiting``, if it exists."""
+    pods = cluster.get("pods", "-n", "waiting")["items"]
+    assert len(pods) < 2
+    return [gate["name"] for pod in pods for gate in pod["spec"].get("schedulingGates", ())]
+
+
 def paste(cluster: Cluster, script: str) -> None:
     terminal = Terminal(Path(cluster.lab["kubectl"]), Path(cluster.lab["kubeconfig"]))
     code, output = terminal.paste(f"set -eu\n{script}", timeout_s=TIMEOUT_S)
     assert code == 0, f"{script}\n{output}{cluster.describe_pods()}"
 
 
-def list_gates(cluster: Cluster) -> list[str]:
-    pods = cluster.get("pods", "-n", "waiting")["items"]
-    assert len(pods) < 2
-    return [gate["name"] for pod in pods for gate in pod["spec"].get("schedulingGates", ())]
+@pytest.mark.timeout(1500, func_only=True)
+def test_overlays_install_measure_place_pods_and_uninstall_without_leftovers_on_nodes(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """The order: observe-only, the webhook on Kubernetes 1.35, the other overlays, enforce, and the uninstallation."""
+    original_fields, original_tc = cluster.read_node_fields(), cluster.read_traffic_control()
+    for node in cluster.lab["nodes"]:
+        # The agent does not take the speed of a TUN device for the node's capacity.
+        cluster.run("annotate", "node", node["name"], "netaware.io/bandwidth-capacity=1G")
+    for definition in find_or_fetch_operator_definitions():
+        cluster.run("apply", "--server-side", "-f", str(definition))
+    certificate = yaml.safe_dump_all(generate_webhook_manifests())  # as in docs/install.md
+    cluster.run("apply", "--server-side", "-f", str(MANIFESTS / "base" / "common" / "namespace.yaml"))
+    cluster.run("apply", "--server-side", "-f", "-", text=certificate)
+    cluster.apply_overlay(MANIFESTS / "overlays" / "observe-only")
+    cluster.apply_overlay(write_kustomization("default", "kubernetes-1.35", folder=tmp_path))
+    assert_webhook_gates_pods(cluster)
+    cluster.run("delete", "-f", "-", text=certificate)
+    for overlay in ("any-scheduler", "default", "prometheus-operator", "descheduler"):
+        cluster.apply_overlay(MANIFESTS / "overlays" / overlay)
+        assert bool(list_monitors(cluster)) == (overlay == "prometheus-operator")
+    assert_kubectl_tools_work(cluster)
+    assert_images_are_small(cluster)
+    assert_costs_are_measured(cluster)
+    assert_placement_is_near(cluster)
+    image_tags = [{"name": recipe.name, "newTag": NEXT_VERSION} for recipe in (AGENT, CONTROLLER)]
+    cluster.apply_overlay(write_kustomization("enforce", folder=tmp_path, images=image_tags))
+    agents = cluster.list_pods("-n", NAMESPACE, "-l", "app.kubernetes.io/name=netaware-agent")
+    assert {pod["spec"]["containers"][0]["image"] for pod in agents} == {f"{AGENT.name}:{NEXT_VERSION}"}
+    uninstall_while_a_pod_is_gated(cluster)
+    for node in cluster.lab["nodes"]:
+        cluster.run("annotate", "node", node["name"], "netaware.io/bandwidth-capacity-")
+    # The kubelet removes from allocatable what capacity no longer has, with its next report.
+    wait_until(
+        lambda: cluster.read_node_fields() == original_fields, "the original fields", lambda: f"{original_fields}"
+    )
+    assert cluster.read_traffic_control() == original_tc

@@ -1,7 +1,7 @@
 """In the lab, the fix commands of the first finding resolve it, for each obstacle to scheduling.
 
-Findings whose fix needs a user's decision only describe it; `Case.manual_fix` then has the commands. Faults of our programs are in
-test_fix_commands_of_programs.py, on real nodes.
+Findings whose fix needs a user's decision only describe it; `Case.manual_fix` then has the commands. Faults of our
+programs are in test_fix_commands_of_programs.py, on real nodes.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shlex
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -19,28 +20,29 @@ import pytest
 
 from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL
 from lab.cluster import Lab
-from netperf.contract import ZONE_LABEL
+from netperf.contract import BANDWIDTH_RESOURCE, ZONE_LABEL
 from tests.e2e.labs import installed_lab
+from tests.e2e.real_cluster import make_deployment
 from tests.e2e.terminal import Terminal, summarize
 from tests.support.bodies import make_appgroup_body
+from tests.support.tasks import running_tasks
 from tests.unit.controller.situations import SITUATIONS
 
 DEADLINE_S = 420.0
 Json = dict[str, Any]
-OURS = "network-aware-scheduler"
 PROBING = {"intervalS": 6, "slotS": 2, "durationS": 0.8}
-CODES = {situation.name: situation.code for situation in SITUATIONS}
+CODE_BY_SITUATION = {situation.name: situation.code for situation in SITUATIONS}
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1500)]
 
 
 @dataclass(frozen=True)
 class Case:
-    """An obstacle to scheduling.
+    """An obstacle to scheduling. ``NS`` in objects and commands stands for the namespace of the case.
 
     Attributes:
         name: name of the situation in tests/unit/controller/situations.py.
-        objects: objects that cause it; ``NS`` in them is the namespace of the case.
+        objects: objects that cause it.
         manual_fix: commands for a fix that the finding only describes.
         placeholders: word in capitals of a fix command -> value.
         setup: commands that change objects outside the namespace.
@@ -55,32 +57,31 @@ class Case:
     teardown: Sequence[str] = ()
 
 
-def build_deployment(name: str, *, replicas: int = 1, request: str = "", **spec: Any) -> Json:
-    labels = {"app": name, APPGROUP_LABEL: "shop", WORKLOAD_LABEL: name}
-    container: Json = {"name": "main", "image": "none"}
-    if request:
-        resource, _, amount = request.partition("=")
-        container["resources"] = {"requests": {resource: amount}, "limits": {resource: amount}}
-    if port := spec.pop("host_port", 0):
-        container["ports"] = [{"containerPort": port, "hostPort": port}]
-    known = {"schedulerName": OURS, "automountServiceAccountToken": False, "containers": [container]}
-    template = {"metadata": {"labels": labels}, "spec": {**known, **spec}}
-    body = {"replicas": replicas, "selector": {"matchLabels": {"app": name}}, "template": template}
-    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": body}
+def make_resources(resource: str, amount: str) -> Json:
+    return {"requests": {resource: amount}, "limits": {resource: amount}}
 
 
-def build_pod(name: str, node: str) -> Json:
-    """Return a pod that already has a node."""
-    template = build_deployment(name, nodeName=node)["spec"]["template"]
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, **template["metadata"]},
-        "spec": template["spec"],
-    }
+def make_workload(
+    name: str, *, replicas: int = 1, resources: Json | None = None, host_port: int = 0, **spec: Any
+) -> Json:
+    """A Deployment of a workload of the AppGroup ``shop``; other keywords are fields of its pods' spec."""
+    container: Json = {"name": "main", "image": "none", "resources": resources or {}}
+    if host_port:
+        container["ports"] = [{"containerPort": host_port, "hostPort": host_port}]
+    labels = {APPGROUP_LABEL: "shop", WORKLOAD_LABEL: name}
+    spec = {"schedulerName": "network-aware-scheduler", "automountServiceAccountToken": False, **spec}
+    return make_deployment(name, container, labels=labels, replicas=replicas, **spec)
 
 
-def build_volume(node: str = "") -> Json:
+def make_bound_pod(name: str, node: str, resources: Json) -> Json:
+    """A pod that already has a node."""
+    template = make_workload(name, resources=resources, nodeName=node)["spec"]["template"]
+    metadata = {"name": name, **template["metadata"]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+
+
+def make_volume(node: str = "") -> Json:
+    """A volume for the claim ``data``, which only pods on ``node`` may use."""
     spec: Json = {
         "capacity": {"storage": "1Gi"},
         "accessModes": ["ReadWriteOnce"],
@@ -112,15 +113,14 @@ ANTI_AFFINITY: Json = {
 }
 
 
-def patch_template(name: str, **spec: Any) -> str:
-    """Return a command that changes the pods of a Deployment's template."""
-    return f"kubectl -n NS patch deployment {name} -p '{json.dumps({'spec': {'template': {'spec': spec}}})}'"
+def make_patch_command(**spec: Any) -> str:
+    """A command that changes the spec of front's pods."""
+    return f"kubectl -n NS patch deployment front -p '{json.dumps({'spec': {'template': {'spec': spec}}})}'"
 
 
-def patch_requests(amount: str) -> str:
-    resource, _, value = amount.partition("=")
-    resources = {"requests": {resource: value}, "limits": {resource: value}}
-    return patch_template("front", containers=[{"name": "main", "resources": resources}])
+def make_resources_command(resource: str, amount: str) -> str:
+    """A command that changes the resources of front's pods."""
+    return make_patch_command(containers=[{"name": "main", "resources": make_resources(resource, amount)}])
 
 
 SCALE_TO_EIGHT = (
@@ -131,50 +131,45 @@ SCALE_TO_EIGHT = (
 PARALLEL_CASES: tuple[Case, ...] = (
     Case(
         "all nodes are full",
-        [FRONT, build_deployment("front", request="cpu=100")],
-        manual_fix=[patch_requests("cpu=100m")],
+        [FRONT, make_workload("front", resources=make_resources("cpu", "100"))],
+        manual_fix=[make_resources_command("cpu", "100m")],
     ),
     Case(
         "a node selector that matches no node",
-        [FRONT, build_deployment("front", nodeSelector={"zone": "mars"})],
-        manual_fix=[patch_template("front", nodeSelector=None)],
+        [FRONT, make_workload("front", nodeSelector={"zone": "mars"})],
+        manual_fix=[make_patch_command(nodeSelector=None)],
     ),
     Case(
         "a volume in another zone",
         [
             FRONT,
-            {
-                **build_pod("hog", "n8"),
-                "spec": build_deployment("hog", request="cpu=3900m", nodeName="n8")["spec"]["template"]["spec"],
-            },
-            build_volume("n8"),
+            # With this pod, n8 has 0.1 of its 4 CPUs left.
+            make_bound_pod("hog", "n8", make_resources("cpu", "3900m")),
+            make_volume("n8"),
             CLAIM,
-            build_deployment("front", request="cpu=500m", **WITH_CLAIM),
+            make_workload("front", resources=make_resources("cpu", "500m"), **WITH_CLAIM),
         ],
         manual_fix=["kubectl -n NS delete pod hog --grace-period=0 --force"],
     ),
     Case(
         "an unbound claim",
-        [FRONT, CLAIM, build_deployment("front", **WITH_CLAIM)],
-        manual_fix=[f"echo '{json.dumps(build_volume())}' | kubectl create -f -"],
+        [FRONT, CLAIM, make_workload("front", **WITH_CLAIM)],
+        manual_fix=[f"echo '{json.dumps(make_volume())}' | kubectl create -f -"],
     ),
     Case(
         "no node has enough bandwidth",
-        [FRONT, build_deployment("front", request="network.aware.com/bandwidth=100T")],
-        manual_fix=[patch_requests("network.aware.com/bandwidth=1M")],
+        [FRONT, make_workload("front", resources=make_resources(BANDWIDTH_RESOURCE, "100T"))],
+        manual_fix=[make_resources_command(BANDWIDTH_RESOURCE, "1M")],
         placeholders={"NODE": "n1", "SPEED": "1G"},
     ),
     Case(
         "host ports in use",
-        [FRONT_OF_NINE, build_deployment("front", replicas=9, host_port=31999)],
+        [FRONT_OF_NINE, make_workload("front", replicas=9, host_port=31999)],
         manual_fix=SCALE_TO_EIGHT,
     ),
     Case(
         "anti-affinity with more replicas than nodes",
-        [
-            FRONT_OF_NINE,
-            build_deployment("front", replicas=9, affinity=ANTI_AFFINITY),
-        ],
+        [FRONT_OF_NINE, make_workload("front", replicas=9, affinity=ANTI_AFFINITY)],
         manual_fix=SCALE_TO_EIGHT,
     ),
     Case(
@@ -182,22 +177,21 @@ PARALLEL_CASES: tuple[Case, ...] = (
         [
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "NS-other"}},
             make_appgroup_body("shop", {"front": {}, "cart": {}}, members=2, namespaces={"cart": "NS-other"}),
-            build_deployment("front"),
-            {**build_deployment("cart"), "metadata": {"name": "cart", "namespace": "NS-other"}},
+            make_workload("front"),
+            {**make_workload("cart"), "metadata": {"name": "cart", "namespace": "NS-other"}},
         ],
     ),
 )
-PINNED: Json = {"nodeSelector": {"kubernetes.io/hostname": "n5"}}
 SERIAL_CASES: tuple[Case, ...] = (
     Case(
         "every node has a taint",
-        [FRONT, build_deployment("front", nodeSelector={ZONE_LABEL: "z3"})],
+        [FRONT, make_workload("front", nodeSelector={ZONE_LABEL: "z3"})],
         setup=["kubectl taint nodes n5 n6 n7 gpu=only:NoSchedule"],
         teardown=["kubectl taint nodes n5 n6 n7 gpu-"],
     ),
     Case(
         "every node is cordoned",
-        [FRONT, build_deployment("front", **PINNED)],
+        [FRONT, make_workload("front", nodeSelector={"kubernetes.io/hostname": "n5"})],
         setup=["kubectl cordon n1 n5"],
         teardown=["kubectl uncordon n1"],
     ),
@@ -226,9 +220,10 @@ class FixRunner:
 
     async def wait_until(self, check: Callable[[], bool], message: Callable[[], str]) -> None:
         """Wait until ``check`` is true with findings that are read after this call."""
-        started, running_read = time.monotonic(), self._reads + 1
-        while not (self._reads > running_read and check()):
-            if time.monotonic() - started > DEADLINE_S:
+        # The read that runs at this moment may be older.
+        deadline, unusable_reads = time.monotonic() + DEADLINE_S, self._reads + 1
+        while not (self._reads > unusable_reads and check()):
+            if time.monotonic() > deadline:
                 pytest.fail(message())
             await asyncio.sleep(0.2)
 
@@ -242,35 +237,33 @@ class FixRunner:
         assert code == 0 or line.startswith("kubectl netaware "), f"{line}: {output}"
         return output
 
-    async def apply(self, objects: Sequence[Json], namespace: str) -> None:
+    async def create(self, objects: Sequence[Json], namespace: str) -> None:
         for body in objects:
-            text = json.dumps(body).replace("NS", namespace).replace("'", "'\\''")
-            where = "" if '"namespace"' in json.dumps(body["metadata"]) else f"-n {namespace}"
-            await self.paste(f"echo '{text}' | kubectl {where} create -f -")
+            document = json.dumps(body).replace("NS", namespace)
+            option = "" if "namespace" in body["metadata"] else f"-n {namespace}"
+            await self.paste(f"echo {shlex.quote(document)} | kubectl {option} create -f -")
+
+    def list_findings(self, namespace: str) -> list[Json]:
+        """The findings that affect objects of a namespace."""
+        return [f for f in self.findings if any(name.startswith(f"{namespace}/") for name in f["affects"])]
 
     async def resolve(self, case: Case, namespace: str) -> None:
         """Wait for the finding of a case whose objects exist, run its fix commands, and wait until it is gone."""
-        code = CODES[case.name]
-
-        def findings_of_namespace() -> list[Json]:
-            prefix = f"{namespace}/"
-            return [f for f in self.findings if any(name.startswith(prefix) for name in f["affects"])]
-
+        code = CODE_BY_SITUATION[case.name]
         await self.wait_until(
-            lambda: any(f["code"] == code for f in findings_of_namespace()),
+            lambda: any(f["code"] == code for f in self.list_findings(namespace)),
             lambda: f"{case.name} has no finding: {summarize(self.findings)}",
         )
-        first = findings_of_namespace()[0]
-        assert first["code"] == code, f"{case.name}: {summarize(findings_of_namespace())}"
-        for line in first["fix"]:
-            command = self.terminal.command_in(line, case.placeholders)
-            if command:
+        first_finding = self.list_findings(namespace)[0]
+        assert first_finding["code"] == code, f"{case.name}: {summarize(self.list_findings(namespace))}"
+        for line in first_finding["fix"]:
+            if command := self.terminal.find_command(line, case.placeholders):
                 await self.paste(command)
         for line in case.manual_fix:
             await self.paste(line.replace("NS", namespace))
         await self.wait_until(
-            lambda: all(f["code"] != code for f in findings_of_namespace()),
-            lambda: f"not resolved by {first['fix']}: {summarize(findings_of_namespace())}",
+            lambda: all(f["code"] != code for f in self.list_findings(namespace)),
+            lambda: f"not resolved by {first_finding['fix']}: {summarize(self.list_findings(namespace))}",
         )
 
 
@@ -278,7 +271,7 @@ async def run_case(runner: FixRunner, case: Case, namespace: str) -> None:
     await runner.paste(f"kubectl create namespace {namespace}")
     for line in case.setup:
         await runner.paste(line)
-    await runner.apply(case.objects, namespace)
+    await runner.create(case.objects, namespace)
     await runner.resolve(case, namespace)
     for line in case.teardown:
         await runner.paste(line)
@@ -296,13 +289,9 @@ async def run_in_parallel(runner: FixRunner, cases: Sequence[Case]) -> None:
 async def test_the_fix_commands_of_the_first_finding_resolve_it() -> None:
     async with installed_lab("e2e-lines", controller_config={"topology": {"probing": PROBING}}) as (lab, _, _):
         runner = FixRunner(lab)
-        reader = asyncio.ensure_future(runner.read_findings())
-        try:
+        async with running_tasks(runner.read_findings()):
             await runner.wait_until_no_findings()
             await run_in_parallel(runner, PARALLEL_CASES)
             for i, case in enumerate(SERIAL_CASES):
                 await runner.wait_until_no_findings()
                 await run_case(runner, case, f"alone{i}")
-        finally:
-            reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Commands start, find, stop and clean up labs, also two at once, and after a kill, an interrupt or the end of a program."""
+"""Commands start, find, stop and clean up labs, also after a kill, an interrupt or the end of a program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from lab import namespaces
 from lab.processes import find_processes
 from tests.e2e.labs import LabCommand
-from tests.e2e.leftovers import leftovers_of
+from tests.e2e.leftovers import list_leftovers
 from tests.e2e.real_cluster import Cluster, wait_until
 
 SMALL = """\
@@ -35,10 +35,24 @@ def small(tmp_path: Path) -> str:
     return str(file)
 
 
-def state_of(command: LabCommand, name: str) -> str:
+def read_state(command: LabCommand, name: str) -> str:
+    """The state in the output of `status`, whose exit code depends on it."""
     with command.popen("status", "--name", name, "--json") as process:
         stdout, _ = process.communicate(timeout=30)
     return str(json.loads(stdout)["state"])
+
+
+def read_rtt_us(command: LabCommand, name: str) -> float:
+    """The round trip between z1 and z2 in a lab."""
+    links = command.json("wan", "show", "--name", name)["links"]
+    return float(next(link["rtt_us"] for link in links if link["zones"] == ["z1", "z2"]))
+
+
+def list_ended_programs(command: LabCommand, name: str) -> list[str]:
+    """Programs of a running lab that have ended."""
+    status = command.json("status", "--name", name)
+    assert status["state"] == "running"
+    return [program["name"] for program in status["programs"] if not program["alive"]]
 
 
 @pytest.mark.usefixtures("require_lab_privileges")
@@ -46,28 +60,30 @@ def test_up_starts_a_cluster_with_ready_nodes_and_down_removes_it(lab_command: L
     lab = lab_command.json("up", "--name", "e2e-life")
     assert [node["name"] for node in lab["nodes"]] == [f"n{i}" for i in range(1, 9)]
     assert lab["zones"] == ["z1", "z2", "z3", "z4"]
-    nodes = {node["metadata"]["name"]: node for node in Cluster(lab).get("nodes")["items"]}
+    cluster = Cluster(lab)
+    api_node_by_name = {node["metadata"]["name"]: node for node in cluster.get("nodes")["items"]}
     for node in lab["nodes"]:
-        api_node = nodes[node["name"]]
+        api_node = api_node_by_name[node["name"]]
         assert api_node["metadata"]["labels"]["topology.kubernetes.io/zone"] == node["zone"]
         assert api_node["metadata"]["labels"]["topology.kubernetes.io/region"] == node["region"]
         assert {"type": "InternalIP", "address": node["address"]} in api_node["status"]["addresses"]
         assert "taints" not in api_node["spec"]
         assert node["netns"] in namespaces.list_names()
-    Cluster(lab).run("create", "deployment", "web", "--image=none", "--replicas=4")
-    wait_until(lambda: [p["status"]["phase"] for p in Cluster(lab).get("pods")["items"]] == ["Running"] * 4, "4 pods")
-
-    enter = ["nsenter", f"--net=/run/netns/{lab['nodes'][5]['netns']}", lab["kubectl"]]
-    argv = [*enter, "--kubeconfig", lab["kubeconfig"], "get", "--raw", "/readyz"]
-    assert subprocess.run(argv, check=True, capture_output=True, timeout=30).stdout == b"ok"
-
     assert lab_command.json("up", "--name", "e2e-life") == lab
+
+    cluster.run("create", "deployment", "web", "--image=none", "--replicas=4")
+    wait_until(lambda: [pod["status"]["phase"] for pod in cluster.list_pods()] == ["Running"] * 4, "4 pods")
+    kubectl = [*lab["nodes"][5]["enter_command"], lab["kubectl"], "--kubeconfig", lab["kubeconfig"]]
+    ready = subprocess.run([*kubectl, "get", "--raw", "/readyz"], check=True, capture_output=True, timeout=30)
+    assert ready.stdout == b"ok"
+
     status = lab_command.json("status", "--name", "e2e-life")
     assert status["state"] == "running"
     assert all(program["alive"] and program["rss_bytes"] > 0 for program in status["programs"])
-    assert len(status["wan"]["links"]) == 10
+    assert len(status["wan"]["links"]) == 10, "6 pairs of zones, and 4 zones"
+
     assert lab_command.json("down", "--name", "e2e-life")["outcome"] == "ended"
-    assert leftovers_of(lab) == []
+    assert list_leftovers(lab) == []
     assert lab_command.json("status", "--name", "e2e-life", code=3)["state"] == "absent"
     assert lab_command.json("down", "--name", "e2e-life")["outcome"] == "absent"
 
@@ -75,21 +91,21 @@ def test_up_starts_a_cluster_with_ready_nodes_and_down_removes_it(lab_command: L
 @pytest.mark.chaos
 @pytest.mark.usefixtures("require_lab_privileges")
 def test_two_labs_run_side_by_side_and_down_stops_one(lab_command: LabCommand, small: str) -> None:
-    first = lab_command.json("up", "--name", "e2e-one", "--topology", small)
-    second = lab_command.json("up", "--name", "e2e-two", "--topology", small)
-    assert first["server"] != second["server"]
+    lab_one = lab_command.json("up", "--name", "e2e-one", "--topology", small)
+    lab_two = lab_command.json("up", "--name", "e2e-two", "--topology", small)
+    assert lab_one["server"] != lab_two["server"]
     for key in ("netns", "address", "management_address"):
-        assert not {n[key] for n in first["nodes"]} & {n[key] for n in second["nodes"]}
-    Cluster(first).run("create", "namespace", "only-in-one")
-    names = [item["metadata"]["name"] for item in Cluster(second).get("namespaces")["items"]]
-    assert "only-in-one" not in names
+        assert {node[key] for node in lab_one["nodes"]}.isdisjoint(node[key] for node in lab_two["nodes"])
+    Cluster(lab_one).run("create", "namespace", "only-in-one")
+    assert "only-in-one" not in Cluster(lab_two).run("get", "namespaces")
     lab_command("wan", "set", "--name", "e2e-one", "z1", "z2", "--delay", "9ms")
-    links_by_lab = [lab_command.json("wan", "show", "--name", n)["links"] for n in ("e2e-one", "e2e-two")]
-    delays = [next(link["rtt_us"] for link in links if len(set(link["zones"])) == 2) for links in links_by_lab]
-    assert delays == [9000.0, 3000.0]
+    assert read_rtt_us(lab_command, "e2e-one") == 9000
+    assert read_rtt_us(lab_command, "e2e-two") == 3000
+
     lab_command("down", "--name", "e2e-one")
-    assert leftovers_of(first) == []
-    assert len(Cluster(second).get("nodes")["items"]) == 2
+
+    assert list_leftovers(lab_one) == []
+    assert len(Cluster(lab_two).get("nodes")["items"]) == 2
 
 
 @pytest.mark.chaos
@@ -98,7 +114,7 @@ def test_two_labs_run_side_by_side_and_down_stops_one(lab_command: LabCommand, s
 def test_the_next_command_cleans_up_a_killed_lab(lab_command: LabCommand, small: str, next_command: str) -> None:
     lab = lab_command.json("up", "--name", "e2e-killed", "--topology", small)
     os.kill(lab["pid"], signal.SIGKILL)
-    wait_until(lambda: state_of(lab_command, "e2e-killed") == "killed", "the end of the lab")
+    wait_until(lambda: read_state(lab_command, "e2e-killed") == "killed", "the end of the lab")
     assert set(namespaces.list_names()) >= {node["netns"] for node in lab["nodes"]}
     if next_command == "up":
         new_lab = lab_command.json("up", "--name", "e2e-killed", "--topology", small)
@@ -107,26 +123,23 @@ def test_the_next_command_cleans_up_a_killed_lab(lab_command: LabCommand, small:
         assert all(process.pid not in lab["programs"].values() for process in find_processes(Path(lab["state_dir"])))
     else:
         assert lab_command.json("down", "--name", "e2e-killed")["outcome"] == "cleaned up"
-        assert leftovers_of(lab) == []
+        assert list_leftovers(lab) == []
 
 
 def test_a_lab_without_nodes_goes_on_when_a_program_ends_and_reports_it(lab_command: LabCommand, small: str) -> None:
     lab = lab_command.json("up", "--name", "e2e-none", "--topology", "none")
-    assert (lab["nodes"], lab["topology"]) == ([], None)
+    assert lab["nodes"] == []
+    assert lab["topology"] is None
     assert Cluster(lab).get("nodes")["items"] == []
     assert lab["server"].startswith("https://127.0.0.1:")
     with lab_command.popen("up", "--name", "e2e-none", "--topology", small) as process:
         _, stderr = process.communicate(timeout=30)
     assert process.returncode == 1
     assert "runs with topology none" in stderr
+
     os.kill(lab["programs"]["kube-scheduler"], signal.SIGKILL)
 
-    def ended_programs() -> list[str]:
-        status = lab_command.json("status", "--name", "e2e-none")
-        assert status["state"] == "running"
-        return [program["name"] for program in status["programs"] if not program["alive"]]
-
-    wait_until(lambda: ended_programs() == ["kube-scheduler"], "the end of kube-scheduler")
+    wait_until(lambda: list_ended_programs(lab_command, "e2e-none") == ["kube-scheduler"], "the end of kube-scheduler")
     assert Cluster(lab).get("namespaces")["items"], "the kubeconfig works"
     log = lab_command.labs / "e2e-none.log"
     wait_until(lambda: "a program ended" in log.read_text(), "a line in the log")
@@ -136,11 +149,12 @@ def test_a_lab_without_nodes_goes_on_when_a_program_ends_and_reports_it(lab_comm
 @pytest.mark.usefixtures("require_lab_privileges")
 def test_an_interrupted_start_leaves_nothing(lab_command: LabCommand, small: str) -> None:
     with lab_command.popen("up", "--name", "e2e-ctrl-c", "--topology", small) as process:
-        wait_until((lab_command.labs / "e2e-ctrl-c" / "logs").exists, "its programs", every_s=0.05)
+        state_dir = lab_command.labs / "e2e-ctrl-c"
+        wait_until((state_dir / "logs").exists, "its programs", every_s=0.05)
         assert [name for name in namespaces.list_names() if name.endswith("-e2e-west")]
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
     assert process.returncode == 130
     assert not [name for name in namespaces.list_names() if name.endswith("-e2e-west")]
-    assert find_processes(lab_command.labs / "e2e-ctrl-c") == []
-    assert not (lab_command.labs / "e2e-ctrl-c").exists()
+    assert find_processes(state_dir) == []
+    assert not state_dir.exists()

@@ -13,9 +13,11 @@ from tests.e2e.labs import LabCommand
 from tests.e2e.real_cluster import Cluster
 
 DROP_PRIVILEGES = ["setpriv", "--bounding-set=-net_admin,-sys_admin", "--"]
+UNPRIVILEGED = DROP_PRIVILEGES if os.geteuid() == 0 else []
+"""Prefix of commands that run without privileges."""
 
 
-def run_lab(command: LabCommand, *args: str, prefix: list[str] = DROP_PRIVILEGES) -> subprocess.CompletedProcess[str]:
+def run_lab(command: LabCommand, *args: str, prefix: list[str]) -> subprocess.CompletedProcess[str]:
     argv = [*prefix, sys.executable, "-m", "lab", *args]
     return subprocess.run(argv, check=False, capture_output=True, text=True, env=command.env, timeout=100)
 
@@ -23,9 +25,8 @@ def run_lab(command: LabCommand, *args: str, prefix: list[str] = DROP_PRIVILEGES
 @pytest.fixture
 def user_namespaces() -> None:
     """Skips the test if a process without privileges may not create a user namespace here."""
-    prefix = DROP_PRIVILEGES if os.geteuid() == 0 else []
     code = "from lab.unprivileged import plan_launch; plan_launch(['true'], {})"
-    result = subprocess.run([*prefix, sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    result = subprocess.run([*UNPRIVILEGED, sys.executable, "-c", code], check=False, capture_output=True, text=True)
     if result.returncode != 0:
         pytest.skip(result.stderr.strip().splitlines()[-1])
 
@@ -33,17 +34,16 @@ def user_namespaces() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("user_namespaces")
 def test_the_host_reaches_a_lab_in_a_user_namespace(lab_command: LabCommand) -> None:
-    prefix = DROP_PRIVILEGES if os.geteuid() == 0 else []
-    started = run_lab(lab_command, "up", "--name", "e2e-userns", "--json", prefix=prefix)
+    up = run_lab(lab_command, "up", "--name", "e2e-userns", "--json", prefix=UNPRIVILEGED)
     try:
-        assert started.returncode == 0, started.stderr
-        lab = json.loads(started.stdout)
+        assert up.returncode == 0, up.stderr
+        lab = json.loads(up.stdout)
         assert lab["server"].startswith("https://127.0.0.1:")
-        nodes = Cluster(lab).run("get", "nodes", "-o", "name").split()
-        assert nodes == [f"node/n{i}" for i in range(1, 9)]
-        list_names = [*lab["enter_command"], "ls", "/run/netns"]
-        names = subprocess.run(list_names, check=True, capture_output=True, text=True, timeout=30).stdout.split()
-        assert names == [node["netns"] for node in lab["nodes"]]
+        node_names = Cluster(lab).run("get", "nodes", "-o", "name").split()
+        assert node_names == [f"node/n{i}" for i in range(1, 9)]
+        ls = [*lab["enter_command"], "ls", "/run/netns"]
+        namespaces = subprocess.run(ls, check=True, capture_output=True, text=True, timeout=30).stdout.split()
+        assert namespaces == [node["netns"] for node in lab["nodes"]]
         lab_command("wan", "set", "--name", "e2e-userns", "z1", "z2", "--delay", "4ms")
     finally:
         lab_command("down", "--name", "e2e-userns")

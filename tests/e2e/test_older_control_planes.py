@@ -1,4 +1,4 @@
-"""The product works on the oldest supported minor of Kubernetes with both placements, and after the upgrade to the newest minor.
+"""The product works on the oldest supported minor of Kubernetes, and after the upgrade to the newest minor.
 
 The first run builds the oldest control plane, which takes some minutes.
 """
@@ -33,7 +33,7 @@ from tests.support.controller_program import start_webhook
 from tests.support.tools.builds import OLDEST_CONTROL_PLANE
 
 DEADLINE_S = 360.0
-BOUTIQUE = "boutique"
+BOUTIQUE, POD_COUNT = "boutique", 11
 wait_until = partial(poll_until, timeout_s=DEADLINE_S, every_s=0.3)
 
 pytestmark = [pytest.mark.minors, pytest.mark.timeout(1500, func_only=True)]
@@ -46,60 +46,16 @@ def link_programs(folder: Path, binaries: Mapping[str, Path]) -> None:
         (folder / name).symlink_to(path)
 
 
-def minor_of(binaries: Binaries) -> str:
-    return binaries.version.removeprefix("v").rpartition(".")[0]
+def write_overlay(binaries: Binaries, folder: Path) -> Path:
+    """Write the overlay that docs/install.md names for clusters of this version."""
+    minor = binaries.version.removeprefix("v").rpartition(".")[0]
+    return write_kustomization("default", f"kubernetes-{minor}", "replace-pending", folder=folder)
 
 
 @pytest.fixture(scope="module")
 def oldest() -> Binaries:
     """Programs of the oldest supported release."""
     return find_or_build_programs(OLDEST_CONTROL_PLANE)
-
-
-@pytest.mark.parametrize("placement", ["extender", "affinity"])
-@pytest.mark.usefixtures("require_lab_privileges")
-async def test_pods_are_placed_on_the_oldest_minor_and_after_the_upgrade_to_the_newest(
-    tmp_path: Path, oldest: Binaries, placement: PlacementMode
-) -> None:
-    newest = find_or_build_programs()
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    link_programs(programs, {**newest.paths, **oldest.paths})
-
-    def overlay(minor: str) -> Path:
-        """Return the overlay that docs/install.md names for clusters of this version."""
-        return write_kustomization("default", f"kubernetes-{minor}", "replace-pending", folder=tmp_path)
-
-    binaries = Binaries(oldest.version, {name: programs / name for name in newest.paths})
-    started = Lab.start(
-        load_topology("four-zones"),
-        name=f"e2e-oldest-{placement}",
-        components=COMPONENTS,
-        folder=tmp_path / "labs",
-        binaries=binaries,
-    )
-    async with started as lab, Client(lab.client_config) as client:
-        steps = Steps(lab, client, placement)
-        config = {"scheduler": {"placement": placement}}
-        await install(lab, controller_config=config, overlay=overlay(minor_of(oldest)))
-        keys = tmp_path / "keys"
-        keys.mkdir()
-        _, configuration = start_webhook(lab.programs, keys)
-        webhook = keys / "webhook.yaml"
-        webhook.write_text(yaml.safe_dump(configuration))
-        await steps.kubectl("apply", "--server-side", "-f", webhook)
-        await steps.wait_until_installed()
-        await steps.place()
-        await steps.drain()
-        link_programs(programs, newest.paths)
-        for program in [program for program in lab.programs if program.name.startswith("kube-")]:
-            await lab.programs.restart(program)
-            await wait_until(lambda: steps.serves(newest.version), "the newest API server")
-        await steps.kubectl("apply", "--server-side", "-k", overlay(minor_of(newest)))
-        await steps.kubectl("delete", "-f", webhook)
-        await wait_until(steps.are_gated, "pods to be gated by the policy")
-        await steps.roll_out()
-        await steps.drain()
 
 
 class Steps:
@@ -114,11 +70,29 @@ class Steps:
     async def kubectl(self, *arguments: str | Path) -> str:
         return await self._lab.control_plane.run_kubectl(*arguments, timeout_s=DEADLINE_S)
 
-    async def serves(self, version: str) -> bool:
-        try:
-            return "ok" in await self.kubectl("get", "--raw", "/readyz") and version in await self.kubectl("version")
-        except BootError:
-            return False
+    async def install_webhook(self, folder: Path) -> Path:
+        """Start the webhook, and apply and return the file of its configuration."""
+        keys = folder / "keys"
+        keys.mkdir()
+        _, configuration = start_webhook(self._lab.programs, keys)
+        (folder / "webhook.yaml").write_text(yaml.safe_dump(configuration))
+        await self.kubectl("apply", "--server-side", "-f", folder / "webhook.yaml")
+        return folder / "webhook.yaml"
+
+    async def restart_control_plane(self, version: str) -> None:
+        """Restart Kubernetes' programs one after the other, and wait until the API server has this version."""
+
+        async def is_serving() -> bool:
+            try:
+                return "ok" in await self.kubectl("get", "--raw", "/readyz") and version in await self.kubectl(
+                    "version"
+                )
+            except BootError:
+                return False
+
+        for program in [program for program in self._lab.programs if program.name.startswith("kube-")]:
+            await self._lab.programs.restart(program)
+            await wait_until(is_serving, f"the API server of {version}")
 
     async def wait_until_installed(self) -> None:
         await wait_until(self._is_measured, "costs that were measured")
@@ -139,29 +113,27 @@ class Steps:
 
     async def roll_out(self) -> None:
         """Replace every pod by a restart of the Deployments."""
-        before = {pod.metadata.uid for pod in await self._list_placed_pods()}
+        old_uids = {pod.metadata.uid for pod in await self._list_placed_pods()}
         await self.kubectl("rollout", "restart", "deployments", "-n", BOUTIQUE)
 
         async def are_replaced() -> bool:
-            return (
-                not before & {pod.metadata.uid for pod in await self._list_placed_pods()} and await self._are_placed()
-            )
+            uids = {pod.metadata.uid for pod in await self._list_placed_pods()}
+            return uids.isdisjoint(old_uids) and await self._are_placed()
 
         await wait_until(are_replaced, "eleven new pods on nodes, as planned")
 
     async def drain(self) -> None:
         """Drain the node with the most pods, and wait until they are placed on other nodes."""
         nodes = [pod.spec.node_name for pod in await self._list_placed_pods()]
-        node = max(nodes, key=nodes.count)
-        await self.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force")
+        fullest_node = max(nodes, key=nodes.count)
+        await self.kubectl("drain", fullest_node, "--ignore-daemonsets", "--delete-emptydir-data", "--force")
 
         async def are_elsewhere() -> bool:
-            return await self._are_placed() and all(
-                pod.spec.node_name != node for pod in await self._list_placed_pods()
-            )
+            nodes = {pod.spec.node_name for pod in await self._list_placed_pods()}
+            return fullest_node not in nodes and await self._are_placed()
 
-        await wait_until(are_elsewhere, f"eleven pods on nodes other than {node}")
-        await self.kubectl("uncordon", node)
+        await wait_until(are_elsewhere, f"eleven pods on nodes other than {fullest_node}")
+        await self.kubectl("uncordon", fullest_node)
 
     async def _list_placed_pods(self) -> list[Pod]:
         return [pod for pod in await self._client.list(PODS, Pod, namespace=BOUTIQUE) if pod.spec.node_name]
@@ -169,15 +141,16 @@ class Steps:
     async def _are_placed(self) -> bool:
         """Whether eleven pods are each on the planned node, or with affinity in the planned zone."""
         pods = await self._client.list(PODS, Pod, namespace=BOUTIQUE)
-        zones = {n.metadata.name: n.metadata.label(ZONE_LABEL) for n in await self._client.list(NODES, Object)}
+        nodes = await self._client.list(NODES, Object)
         groups = await self._client.list(APPGROUPS, AppGroup, namespace=BOUTIQUE)
+        zone_by_node = {node.metadata.name: node.metadata.label(ZONE_LABEL) for node in nodes}
         targets = [json.loads(pod.metadata.annotation(TARGET_ANNOTATION) or "{}") for pod in pods]
-        placed = [(pod.spec.node_name, zones.get(pod.spec.node_name, "")) for pod in pods]
-        planned = [(target.get("node"), target.get("zone")) for target in targets]
-        as_planned = (
-            placed == planned if self._placement == "extender" else [z for _, z in placed] == [z for _, z in planned]
+        are_planned = all(
+            zone_by_node.get(pod.spec.node_name) == target.get("zone")
+            and (self._placement == "affinity" or pod.spec.node_name == target.get("node"))
+            for pod, target in zip(pods, targets, strict=True)
         )
-        return len(pods) == 11 and all(node for node, _ in placed) and as_planned and len(groups) == 1
+        return len(groups) == 1 and len(pods) == POD_COUNT and all(pod.spec.node_name for pod in pods) and are_planned
 
     async def _is_measured(self) -> bool:
         topology = await get_network_topology(self._client)
@@ -186,7 +159,42 @@ class Steps:
 
     async def are_gated(self) -> bool:
         """Whether admission gates a pod; the pod is created by a dry run only."""
-        pod = next(iter(self._application.deployments.values()))["spec"]["template"]
-        body = {"apiVersion": "v1", "kind": "Pod", **pod, "metadata": {**pod["metadata"], "name": "dry-run"}}
+        template = next(iter(self._application.deployments.values()))["spec"]["template"]
+        metadata = {**template["metadata"], "name": "dry-run"}
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
         response = await self._client.request("POST", f"{PODS.path(BOUTIQUE)}?dryRun=All", body=body)
         return bool(json.loads(response)["spec"].get("schedulingGates"))
+
+
+@pytest.mark.parametrize("placement", ["extender", "affinity"])
+@pytest.mark.usefixtures("require_lab_privileges")
+async def test_pods_are_placed_on_the_oldest_minor_and_after_the_upgrade_to_the_newest(
+    tmp_path: Path, oldest: Binaries, placement: PlacementMode
+) -> None:
+    newest = find_or_build_programs()
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    link_programs(programs, {**newest.paths, **oldest.paths})
+    lab_context = Lab.start(
+        load_topology("four-zones"),
+        name=f"e2e-oldest-{placement}",
+        components=COMPONENTS,
+        folder=tmp_path / "labs",
+        binaries=Binaries(oldest.version, {name: programs / name for name in newest.paths}),
+    )
+    async with lab_context as lab, Client(lab.client_config) as client:
+        steps = Steps(lab, client, placement)
+        config = {"scheduler": {"placement": placement}}
+        await install(lab, controller_config=config, overlay=write_overlay(oldest, tmp_path))
+        webhook = await steps.install_webhook(tmp_path)
+        await steps.wait_until_installed()
+        await steps.place()
+        await steps.drain()
+
+        link_programs(programs, newest.paths)
+        await steps.restart_control_plane(newest.version)
+        await steps.kubectl("apply", "--server-side", "-k", write_overlay(newest, tmp_path))
+        await steps.kubectl("delete", "-f", webhook)
+        await wait_until(steps.are_gated, "pods to be gated by the policy")
+        await steps.roll_out()
+        await steps.drain()

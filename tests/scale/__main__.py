@@ -1,7 +1,7 @@
 """``python -m tests.scale``: measures our controller with ten thousand nodes in a hundred zones on a real API server.
 
-There are no kubelets, and agents are simulated. Needs 6 GB of memory, no privileges, and some minutes to fill the cluster
-before the measurement. Prints one JSON object; the exit code is 0 if the Lease had no transitions, else 1.
+There are no kubelets, and agents are simulated. Needs 6 GB of memory, no privileges, and some minutes to fill the
+cluster before the measurement. Prints one JSON object; the exit code is 0 if the Lease had no transitions, else 1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Simulates the agents of whole zones, as the API server and the controller see them.
 
-Each `ZoneAgents` watches its zone's plan once. It writes the results of each agent in a separate request when the agent's
-probes are due. Latencies are derived from the names of the zones, with a noise of one per cent.
+Each `ZoneAgents` watches its zone's plan once. It writes the results of each agent in a separate request when the
+agent's probes are due. Latencies are derived from the names of the zones, with a noise of one per cent.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def zone_name(index: int) -> str:
 
 
 def make_node(name: str, *, zone: int, number: int) -> dict[str, Any]:
-    """A ready node of about 5 kB with labels, conditions, images and an announced agent; ``number`` sets its address."""
+    """A ready node of about 5 kB with labels, conditions, images and an agent; ``number`` sets its address."""
     address = f"10.{number >> 14 & 255}.{number >> 7 & 127}.{number & 127}"
     labels = {
         "kubernetes.io/hostname": name,
