@@ -1,117 +1,54 @@
-"""The agent announces itself, probes by plan, and counts each failure by its outcome, on a real API server."""
+"""The agent probes by its plan, counts each failure by its outcome, and flags bad samples, on a real API server."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from kubekit.client import Client
-from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Node, Object
-from lab.controlplane import ControlPlane, find_free_ports
-from lab.credentials import credentials_dir
+from kubekit.wire import CONFIGMAPS, NODES, Node, Object
+from lab.controlplane import ControlPlane
 from lab.netperf_install import Netperf
 from lab.polling import poll_until
 from netperf.contract import ZONE_LABEL
-from netperf.plans import DATAGRAM_PORT, PLAN_KEY, Peer, Probe, ProbeSettings, ZonePlan, encode_plan, plan_object_name
+from netperf.plans import DATAGRAM_PORT, PLAN_KEY, Peer, encode_plan
 from netperf.probers.netserver import Netserver
 from netperf.probers.responder import DatagramResponder
-from netperf.results import decode_results
-from netperf.sample import NodeLocation, Sample
-from tests.integration.agent.agents import Agent, running_agent
+from tests.integration.agent.probing_node import (
+    NODE_ADDRESS,
+    RESULTS_NAME,
+    SLOT_S,
+    ProbingNode,
+    read_series,
+    wait_for_counts,
+)
 from tests.integration.conftest import MakeNode
 from tests.integration.netperf.peers import (
     ADDRESS,
     PASSPHRASE,
     RELAY_ADDRESS,
     cpu_group,
-    free_port,
     lossy_relay,
     misbehaving_peer,
     running_server,
 )
-
-HOME = "127.66.0.1"
-RESULTS = "netperf-metrics"
-SLOT_S = 2.0
+from tests.support.tasks import running_tasks
 
 pytestmark = pytest.mark.timeout(150)
-
-
-class ProbingNode:
-    """The node of an agent, its zone, plan and results."""
-
-    def __init__(self, client: Client, control_plane: ControlPlane, namespace: str, folder: Path) -> None:
-        self.client, self.namespace = client, namespace
-        self._control_plane, self._folder = control_plane, folder
-        self.name = f"home-{uuid.uuid4().hex[:6]}"
-        self.zone = f"zone-{self.name}"
-        self.settings = ProbeSettings(control_port=free_port(), data_port=free_port(), datagram_port=free_port())
-        self.epoch = 1
-
-    def make_plan(self, addresses: Mapping[str, str], *, idle_slots: int = 0, **settings: Any) -> ZonePlan:
-        """A plan that probes these zones in this order; zone ``x`` has a node ``x``."""
-        origin = Peer(self.name, HOME, self.zone)
-        probes = tuple(
-            Probe(origin=origin, destination=Peer(zone, address, zone), slot=slot)
-            for slot, (zone, address) in enumerate(addresses.items())
-        )
-        self.settings = msgspec.structs.replace(self.settings, **settings)
-        slots = len(probes) + idle_slots
-        return ZonePlan(
-            zone=self.zone,
-            epoch=self.epoch,
-            interval_s=SLOT_S * slots,
-            slot_count=slots,
-            results_name=RESULTS,
-            settings=self.settings,
-            probes=probes,
-        )
-
-    async def write_plan(self, plan: ZonePlan | str) -> None:
-        """Write the plan's ConfigMap, or one with an invalid text."""
-        data = {PLAN_KEY: plan} if isinstance(plan, str) else encode_plan(plan)
-        name = plan_object_name(self.zone)
-        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
-        await self.client.apply(CONFIGMAPS, name, body, Object, field_manager="tests", namespace=self.namespace)
-
-    async def read_samples(self, zones: Sequence[str]) -> dict[str, Sample]:
-        """Samples of the results by destination zone and test."""
-        selector = f"metadata.name={RESULTS}"
-        found = await self.client.list(CONFIGMAPS, ConfigMap, namespace=self.namespace, field_selector=selector)
-        locations = {zone: NodeLocation(zone, zone) for zone in zones}
-        locations[self.name] = NodeLocation(self.name, self.zone)
-        results = decode_results((found[0].data if found else None) or {}, locations)
-        assert results.refusal_counts == {}
-        return {f"{s.destination.zone}/{s.measurement.test}": s for s in results.samples.values()}
-
-    @asynccontextmanager
-    async def run_agent(self, *flags: str, netperf: Netperf | None, prefix: Sequence[str] = ()) -> AsyncIterator[Agent]:
-        """Run the agent of this node; without netperf it sends only datagrams."""
-        passphrase_file = self._folder / "passphrase"
-        passphrase_file.write_bytes(PASSPHRASE)
-        variables = netperf.env if netperf else {}
-        env = {**variables, "NETAWARE_NETPERF": str(netperf.netperf) if netperf else "/nonexistent"}
-        arguments = [
-            f"--node-name={self.name}",
-            f"--credentials={credentials_dir(self._control_plane.kubeconfig)}",
-            f"--address={HOME}",
-            f"--namespace={self.namespace}",
-            f"--passphrase-file={passphrase_file}",
-            "--bandwidth=off",
-            *flags,
-        ]
-        async with running_agent(self._folder, find_free_ports(1)[0], *arguments, env=env, prefix=prefix) as agent:
-            yield agent
+HEALTHY_ADDRESS = "127.66.0.15"
+ADDRESS_BY_ZONE = {
+    "gone": "127.66.0.11",
+    "resets": "127.66.0.12",
+    "stranger": "127.66.0.13",
+    "killed": "127.66.0.14",
+    "healthy": HEALTHY_ADDRESS,
+    "hangs": "127.66.0.16",
+}
 
 
 @pytest.fixture
@@ -119,27 +56,15 @@ async def probing_node(
     client: Client, control_plane: ControlPlane, namespace: str, make_node: MakeNode, tmp_path: Path
 ) -> ProbingNode:
     node = ProbingNode(client, control_plane, namespace, tmp_path)
-    await client.create(CONFIGMAPS, {"metadata": {"name": RESULTS}}, Object, namespace=namespace)
-    await make_node(node.name, zone=node.zone, address=HOME)
+    await client.create(CONFIGMAPS, {"metadata": {"name": RESULTS_NAME}}, Object, namespace=namespace)
+    await make_node(node.name, zone=node.zone, address=NODE_ADDRESS)
     return node
 
 
-async def read_series(agent: Agent, family: str) -> dict[tuple[str, ...], float]:
-    """Values of a family by destination zone and, if present, test and outcome, flag or reason."""
-    _, text = await agent.get("/metrics")
-    names = ("destination_zone", "test", "outcome", "flag", "reason")
-    metrics = (metric for metric in text_string_to_metric_families(text) if metric.name == family)
-    return {tuple(s.labels[n] for n in names if n in s.labels): s.value for metric in metrics for s in metric.samples}
-
-
-async def wait_for_counts(agent: Agent, family: str, *keys: tuple[str, ...]) -> None:
-    """Wait until each of these series of a family has a count above 0."""
-
-    async def are_counted() -> bool:
-        count_by_key = await read_series(agent, family)
-        return all(count_by_key.get(key, 0) >= 1 for key in keys)
-
-    await poll_until(are_counted)
+def make_netserver(
+    netperf_programs: Netperf, port: int, address: str = HEALTHY_ADDRESS, passphrase: bytes = PASSPHRASE
+) -> Netserver:
+    return Netserver(str(netperf_programs.netserver), address, port, passphrase)
 
 
 async def keep_killing(address: str) -> None:
@@ -155,165 +80,152 @@ async def keep_killing(address: str) -> None:
 async def test_each_failure_is_counted_by_outcome_and_has_no_latency(
     probing_node: ProbingNode, netperf_programs: Netperf
 ) -> None:
-    zones = {
-        name: f"127.66.0.{i}" for i, name in enumerate(("gone", "resets", "stranger", "killed", "healthy", "hangs"), 11)
-    }
-    plan = probing_node.make_plan(zones, idle_slots=3)  # a run to a peer that hangs takes six seconds
-    port, netserver = plan.settings.control_port, str(netperf_programs.netserver)
+    plan = probing_node.make_plan(ADDRESS_BY_ZONE, idle_slots=3)  # a run to a peer that hangs takes six seconds
+    port = plan.settings.control_port
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(misbehaving_peer(port, "hangs", zones["hangs"]))
-        await stack.enter_async_context(misbehaving_peer(port, "resets", zones["resets"]))
+        for zone in ("hangs", "resets"):
+            await stack.enter_async_context(misbehaving_peer(port, zone, ADDRESS_BY_ZONE[zone]))
         for zone, passphrase in (
             ("stranger", b"some quite other passphrase"),
             ("killed", PASSPHRASE),
             ("healthy", PASSPHRASE),
         ):
-            await stack.enter_async_context(running_server(Netserver(netserver, zones[zone], port, passphrase)))
-        killing = asyncio.create_task(keep_killing(zones["killed"]))
-        stack.callback(killing.cancel)
+            netserver = make_netserver(netperf_programs, port, ADDRESS_BY_ZONE[zone], passphrase)
+            await stack.enter_async_context(running_server(netserver))
+        await stack.enter_async_context(running_tasks(keep_killing(ADDRESS_BY_ZONE["killed"])))
         await probing_node.write_plan(plan)
         agent = await stack.enter_async_context(probing_node.run_agent(netperf=netperf_programs))
+
         outcomes = ("refused", "reset", "unauthenticated", "reset", "ok", "timeout")
-        wanted = [(zone, "TCP_RR", outcome) for zone, outcome in zip(zones, outcomes, strict=True)]
-        await wait_for_counts(agent, "netaware_probe_runs", *wanted)
+        keys = [(zone, "TCP_RR", outcome) for zone, outcome in zip(ADDRESS_BY_ZONE, outcomes, strict=True)]
+        await wait_for_counts(agent, "netaware_probe_runs", *keys)
         # A run that ended before its server was killed has a number; every other failure has none.
         may_succeed = {"healthy", "killed"}
-        succeeded_zones = {
-            zone for zone, _, outcome in await read_series(agent, "netaware_probe_runs") if outcome == "ok"
-        }
-        assert {"healthy"} <= succeeded_zones <= may_succeed
-        assert {key[0] for key in await read_series(agent, "netaware_probe_latency_seconds")} <= may_succeed
-        samples = await poll_until(lambda: probing_node.read_samples([*zones]))
+        runs = await read_series(agent, "netaware_probe_runs")
+        assert {zone for zone, _, outcome in runs if outcome == "ok"} <= may_succeed
+        assert {zone for (zone, *_) in await read_series(agent, "netaware_probe_latency_seconds")} <= may_succeed
+        samples = await poll_until(lambda: probing_node.read_samples([*ADDRESS_BY_ZONE]))
         assert samples.keys() <= {"healthy/TCP_RR", "killed/TCP_RR"}
         assert PASSPHRASE.decode() not in agent.log
         assert "-Z" not in agent.log
 
 
-async def wait_for_announcement(probing_node: ProbingNode, prober: str, port: int) -> None:
-    async def is_announced() -> bool:
-        text = (await probing_node.client.get(NODES, probing_node.name, Node)).metadata.annotation("netaware.io/agent")
-        announcement = json.loads(text or "{}")
-        return (announcement.get("prober"), announcement.get("port")) == (prober, port)
-
-    await poll_until(is_announced)
-
-
-async def test_an_agent_announces_itself_runs_all_tests_and_drops_pairs_that_leave_the_plan(
+async def test_all_tests_of_the_plan_run_and_streams_within_their_budget(
     probing_node: ProbingNode, netperf_programs: Netperf
 ) -> None:
     plan = probing_node.make_plan(
-        {"healthy": "127.66.0.16"}, extra_tests=("UDP_RR", "TCP_STREAM"), rounds_per_extra_test=2
+        {"healthy": HEALTHY_ADDRESS}, extra_tests=("UDP_RR", "TCP_STREAM"), rounds_per_extra_test=2
     )
     await probing_node.write_plan(plan)
     async with (
-        running_server(
-            Netserver(str(netperf_programs.netserver), "127.66.0.16", plan.settings.control_port, PASSPHRASE)
-        ),
+        running_server(make_netserver(netperf_programs, plan.settings.control_port)),
         # Any stream spends this for longer than the test lasts, also on a slow machine.
         probing_node.run_agent("--max-stream-bandwidth=10k", netperf=netperf_programs) as agent,
     ):
-        await wait_for_announcement(probing_node, "netperf", plan.settings.control_port)
-        wanted = [("healthy", test, "ok") for test in ("TCP_RR", "UDP_RR", "TCP_STREAM")]
+        successes = [("healthy", test, "ok") for test in ("TCP_RR", "UDP_RR", "TCP_STREAM")]
         over_budget = ("healthy", "TCP_STREAM", "over-budget")
-        await wait_for_counts(agent, "netaware_probe_runs", *wanted, over_budget)
+        await wait_for_counts(agent, "netaware_probe_runs", *successes, over_budget)
         runs = await read_series(agent, "netaware_probe_runs")
-        assert runs[over_budget] >= runs["healthy", "TCP_STREAM", "ok"] == 1
+        assert runs["healthy", "TCP_STREAM", "ok"] == 1
         # Every second round runs TCP_RR, see rounds_per_extra_test.
         assert abs(runs["healthy", "TCP_RR", "ok"] - sum(runs.values()) / 2) <= 1
 
         async def has_all_samples() -> bool:
-            return set(await probing_node.read_samples(["healthy"])) == {f"healthy/{test}" for _, test, _ in wanted}
+            return set(await probing_node.read_samples(["healthy"])) == {f"healthy/{test}" for _, test, _ in successes}
 
         await poll_until(has_all_samples)
-        assert (
-            (await probing_node.read_samples(["healthy"]))["healthy/TCP_STREAM"].measurement.throughput_bps or 0
-        ) > 8e6
+        samples = await probing_node.read_samples(["healthy"])
+        assert (samples["healthy/TCP_STREAM"].measurement.throughput_bps or 0) > 8e6
         assert await agent.is_ok("/readyz")
-        probing_node.epoch += 1
-        await probing_node.write_plan(msgspec.structs.replace(probing_node.make_plan({}, idle_slots=1), probes=()))
+
+
+async def test_series_of_a_pair_end_when_it_leaves_the_plan_and_the_announcement_stays_after_the_agent(
+    probing_node: ProbingNode, netperf_programs: Netperf
+) -> None:
+    plan = probing_node.make_plan({"healthy": HEALTHY_ADDRESS})
+    await probing_node.write_plan(plan)
+    async with (
+        running_server(make_netserver(netperf_programs, plan.settings.control_port)),
+        probing_node.run_agent(netperf=netperf_programs) as agent,
+    ):
+        await probing_node.wait_for_announcement("netperf", plan.settings.control_port)
+
+        async def has_series() -> bool:
+            return bool(await read_series(agent, "netaware_probe_latency_seconds"))
 
         async def has_no_series() -> bool:
-            return not await read_series(agent, "netaware_probe_latency_seconds")
+            return not await has_series()
 
+        await poll_until(has_series)
+        probing_node.epoch += 1
+        await probing_node.write_plan(probing_node.make_plan({}, idle_slots=1))
         await poll_until(has_no_series)
         assert await agent.stop() == 0
-    await wait_for_announcement(probing_node, "netperf", plan.settings.control_port)
-
-
-async def wait_for_flagged_sample(probing_node: ProbingNode, zone: str, flag: str) -> Sample:
-    """Wait until the sample of the probes to a zone has a flag; an earlier sample may have been written without it."""
-
-    async def find_sample() -> Sample | None:
-        sample = (await probing_node.read_samples([zone])).get(f"{zone}/TCP_RR")
-        return sample if sample is not None and flag in sample.quality_flags else None
-
-    sample: Sample = await poll_until(find_sample)
-    return sample
+    await probing_node.wait_for_announcement("netperf", plan.settings.control_port)
 
 
 async def test_without_netperf_datagrams_measure_loss_once_the_node_has_a_zone(probing_node: ProbingNode) -> None:
-    def label(zone: str | None) -> dict[str, Any]:
-        return {"metadata": {"labels": {ZONE_LABEL: zone}}}
-
-    await probing_node.client.patch(NODES, probing_node.name, label(None), Node)
+    without_zone, with_zone = ({"metadata": {"labels": {ZONE_LABEL: zone}}} for zone in (None, probing_node.zone))
+    await probing_node.client.patch(NODES, probing_node.name, without_zone, Node)
     plan = probing_node.make_plan({"lossy": RELAY_ADDRESS}, idle_slots=2)
     await probing_node.write_plan(plan)
     port = plan.settings.datagram_port
     async with (
         running_server(DatagramResponder(ADDRESS, port, PASSPHRASE)),
-        lossy_relay(port, drops=lambda n: n % 4 == 0),
+        lossy_relay(port, drops=lambda number: number % 4 == 0),
         probing_node.run_agent(netperf=None) as agent,
     ):
-        await wait_for_announcement(probing_node, "datagrams", DATAGRAM_PORT)  # the default, without a plan
+        await probing_node.wait_for_announcement("datagrams", DATAGRAM_PORT)  # the default, without a plan
         await asyncio.sleep(2 * SLOT_S)
         assert agent.log.count("no zone label") == 1
         assert await read_series(agent, "netaware_probe_runs") == {}
-        await probing_node.client.patch(NODES, probing_node.name, label(probing_node.zone), Node)
+
+        await probing_node.client.patch(NODES, probing_node.name, with_zone, Node)
         await wait_for_counts(agent, "netaware_probe_quality_flags", ("lossy", "TCP_RR", "loss"))
-        (loss,) = (await read_series(agent, "netaware_probe_datagram_loss_ratio")).values()
-        assert 0.05 < loss < 0.5
+        (loss_ratio,) = (await read_series(agent, "netaware_probe_datagram_loss_ratio")).values()
+        assert 0.05 < loss_ratio < 0.5, "of a quarter"
         assert await read_series(agent, "netaware_probe_sample_trusted") == {("lossy",): 0.0}
-        sample = await wait_for_flagged_sample(probing_node, "lossy", "loss")
+        sample = await probing_node.wait_for_flagged_sample("lossy", "loss")
         assert sample.measurement.prober == "datagrams"
 
 
 @pytest.mark.measure
 @pytest.mark.alone
 async def test_samples_of_a_throttled_agent_are_flagged(probing_node: ProbingNode, netperf_programs: Netperf) -> None:
-    plan = probing_node.make_plan({"healthy": "127.66.0.16"})
+    plan = probing_node.make_plan({"healthy": HEALTHY_ADDRESS})
     await probing_node.write_plan(plan)
     with cpu_group(quota_ratio=0.25) as group:
         enter_cgroup = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
         async with (
-            running_server(
-                Netserver(str(netperf_programs.netserver), "127.66.0.16", plan.settings.control_port, PASSPHRASE)
-            ),
+            running_server(make_netserver(netperf_programs, plan.settings.control_port)),
             probing_node.run_agent(netperf=netperf_programs, prefix=enter_cgroup) as agent,
         ):
             await wait_for_counts(agent, "netaware_probe_quality_flags", ("healthy", "TCP_RR", "throttled"))
             assert await read_series(agent, "netaware_probe_sample_trusted") == {("healthy",): 0.0}
-            await wait_for_flagged_sample(probing_node, "healthy", "throttled")
+            await probing_node.wait_for_flagged_sample("healthy", "throttled")
 
 
 async def test_an_invalid_plan_is_refused_with_its_reason_and_the_current_one_stays(probing_node: ProbingNode) -> None:
-    zones = {"gone": "127.66.0.11", "also-gone": "127.66.0.12"}
-    past_epoch_plan = encode_plan(probing_node.make_plan(zones))[PLAN_KEY]
+    address_by_zone = {"gone": "127.66.0.11", "also-gone": "127.66.0.12"}
+    past_epoch_plan = encode_plan(probing_node.make_plan(address_by_zone))[PLAN_KEY]
     probing_node.epoch = 5
-    await probing_node.write_plan(probing_node.make_plan(zones))
+    await probing_node.write_plan(probing_node.make_plan(address_by_zone))
     async with probing_node.run_agent(netperf=None) as agent:
 
         async def count_plan_probes() -> float:
             return sum((await read_series(agent, "netaware_probe_plan_probes")).values())
 
         assert await poll_until(count_plan_probes) == 2
-        for bad, reason in ((past_epoch_plan, "past-epoch"), (past_epoch_plan[:-20], "bad-json")):
-            await probing_node.write_plan(bad)
+        for invalid_plan, reason in ((past_epoch_plan, "past-epoch"), (past_epoch_plan[:-20], "bad-json")):
+            await probing_node.write_plan(invalid_plan)
             await wait_for_counts(agent, "netaware_probe_plan_refusals", (reason,))
             assert await count_plan_probes() == 2
-        probing_node.epoch = 6
-        changed = probing_node.make_plan({**zones, "named": "peer.example.com"})
-        unknown = msgspec.structs.replace(changed.probes[0], origin=Peer("no-such-node", HOME, probing_node.zone))
-        await probing_node.write_plan(msgspec.structs.replace(changed, probes=(unknown, *changed.probes[1:])))
+
         # The probe to a name is refused; that of an unknown node is not a probe of this agent.
+        probing_node.epoch = 6
+        plan = probing_node.make_plan({**address_by_zone, "named": "peer.example.com"})
+        origin = Peer("no-such-node", NODE_ADDRESS, probing_node.zone)
+        probe_of_unknown_node = msgspec.structs.replace(plan.probes[0], origin=origin)
+        await probing_node.write_plan(msgspec.structs.replace(plan, probes=(probe_of_unknown_node, *plan.probes[1:])))
         await wait_for_counts(agent, "netaware_probe_plan_refusals", ("bad-address",))
         assert await count_plan_probes() == 1
