@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import uuid
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import pytest_asyncio
 
+from agent.bandwidth.annotations import Direction
 from agent.bandwidth.rules import plugin_ifb_name
 from agent.capacity.publisher import POLL_S
 from agent.node import OwnNode
 from kubekit.client import JSON_PATCH, Client
 from kubekit.wire import EVENTS, NODES, PODS, Pod, Wire
 from lab.controlplane import ControlPlane, find_free_ports
-from lab.credentials import credentials_dir, save_credentials
+from lab.credentials import save_credentials
 from lab.polling import poll_until
 from tests.integration.agent.agents import Agent, call_agent, create_pod, report_pod_address, running_agent
 from tests.integration.agent.pods_on_node import NETWORK, NodePod, node_pod, run
@@ -24,7 +28,6 @@ from tests.integration.conftest import MakeNode
 
 BANDWIDTH = "network.aware.com/bandwidth"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
-PROBING_OFF = "--probing=off"
 
 
 class EventNote(Wire, frozen=True):
@@ -35,9 +38,40 @@ class EventNote(Wire, frozen=True):
     type: str
 
 
-@pytest.fixture
-def node_name() -> str:
-    return f"node-{uuid.uuid4().hex[:6]}"
+class AnnotatedPod(NamedTuple):
+    """A pod with annotations of 10 Mbit/s in both directions and a request of 1 Mbit/s, as an object and on this machine."""
+
+    client: Client
+    pod: Pod
+    kernel_pod: NodePod
+
+    @property
+    def namespace(self) -> str:
+        return self.pod.metadata.namespace
+
+    async def report_address(self) -> None:
+        await report_pod_address(self.client, self.pod, self.kernel_pod.address)
+
+    async def annotate(self, direction: Direction, rate: str) -> None:
+        change = {"metadata": {"annotations": {f"kubernetes.io/{direction}-bandwidth": rate}}}
+        await self.client.patch(PODS, self.pod.metadata.name, change, Pod, namespace=self.namespace)
+
+    async def delete(self) -> None:
+        await self.client.delete(PODS, self.pod.metadata.name, namespace=self.namespace, grace_period_s=0)
+
+    async def read_warnings(self) -> dict[str, str]:
+        """Notes of the warnings in the namespace, by reason."""
+        events = await self.client.list(EVENTS, EventNote, namespace=self.namespace)
+        return {event.reason: event.note for event in events if event.type == "Warning"}
+
+    def read_root_qdisc(self) -> str:
+        return run(f"tc qdisc show dev {self.kernel_pod.host_device} root")
+
+    async def has_verdict(self, agent: Agent, verdict: str) -> bool:
+        """Whether the agent's metrics show this verdict for each limit of the pod."""
+        series = await agent.metrics("netaware_pod_bandwidth_verdict")
+        series_of_pod = [labels for labels in series if f'pod="{self.kernel_pod.name}"' in labels]
+        return bool(series_of_pod) and all(f'verdict="{verdict}"' in labels for labels in series_of_pod)
 
 
 @pytest.fixture
@@ -46,12 +80,45 @@ def port() -> int:
 
 
 @pytest_asyncio.fixture
-async def node(make_node: MakeNode, node_name: str) -> str:
-    await make_node(node_name, zone="z1", region="r1", address="127.0.0.1")
-    return node_name
+async def node_name(make_node: MakeNode) -> str:
+    name = f"node-{uuid.uuid4().hex[:6]}"
+    await make_node(name, zone="z1", region="r1", address="127.0.0.1")
+    return name
+
+
+@pytest.fixture
+def flags(control_plane: ControlPlane, node_name: str, tmp_path: Path) -> list[str]:
+    """Flags of the node's agent, which does not probe; a confined one cannot read another user's kubeconfig."""
+    folder, token = tmp_path / "credentials", {"token": control_plane.admin_token}
+    save_credentials(folder, control_plane.server, control_plane.authority.certificate, token)
+    return [f"--node-name={node_name}", f"--credentials={folder}", "--probing=off"]
+
+
+@pytest_asyncio.fixture
+async def annotated_pod(client: Client, namespace: str, node_name: str) -> AsyncIterator[AnnotatedPod]:
+    with node_pod(30, adopt_uid=True) as kernel_pod:
+        annotations = {f"kubernetes.io/{direction}-bandwidth": "10M" for direction in ("ingress", "egress")}
+        pod = await create_pod(client, namespace, kernel_pod.name, node_name, annotations, bandwidth="1M")
+        kernel_pod.join_cgroup(pod.metadata.uid)
+        yield AnnotatedPod(client, pod, kernel_pod)
+
+
+@pytest_asyncio.fixture
+async def enforcing_agent(
+    annotated_pod: AnnotatedPod, flags: list[str], port: int, tmp_path: Path
+) -> AsyncIterator[Agent]:
+    """An agent that enforces limits with NET_ADMIN alone and a read-only root."""
+    confine = [
+        *("unshare", "--mount", "--", "sh", "-c", 'mount -o remount,bind,ro / && exec "$@"', "sh"),
+        *("setpriv", "--bounding-set=-all,+net_admin", "--inh-caps=-all", "--"),
+    ]
+    enforce = "--bandwidth=enforce", f"--cni-network={NETWORK}"
+    async with running_agent(tmp_path, port, *flags, *enforce, prefix=confine) as agent:
+        yield agent
 
 
 async def read_bandwidth(client: Client, name: str) -> tuple[str | None, str | None]:
+    """The bandwidth in the node's capacity and allocatable."""
     status = (await client.get(NODES, name, OwnNode)).status
     return (status.capacity or {}).get(BANDWIDTH), (status.allocatable or {}).get(BANDWIDTH)
 
@@ -65,38 +132,38 @@ async def wait_for_bandwidth(client: Client, name: str, value: str | None) -> No
     await poll_until(is_published, timeout_s=POLL_S / 2)
 
 
-async def test_a_zeroed_or_removed_capacity_is_published_again_and_cleaned_up(
-    control_plane: ControlPlane, client: Client, node: str, port: int, tmp_path: Path
+async def test_a_zeroed_or_removed_capacity_is_published_again(
+    client: Client, node_name: str, flags: list[str], port: int, tmp_path: Path
 ) -> None:
-    flags = [
-        f"--node-name={node}",
-        f"--credentials={credentials_dir(control_plane.kubeconfig)}",
-        "--capacity=10G",
-        PROBING_OFF,
-    ]
-    async with running_agent(tmp_path, port, *flags) as agent:
-        await wait_for_bandwidth(client, node, "10G")
+    async with running_agent(tmp_path, port, *flags, "--capacity=10G") as agent:
+        await wait_for_bandwidth(client, node_name, "10G")
         path = "/status/capacity/network.aware.com~1bandwidth"
         for interference in ({"op": "replace", "path": path, "value": "0"}, {"op": "remove", "path": path}):
-            await client.patch(NODES, node, [interference], OwnNode, patch_type=JSON_PATCH, subresource="status")
-            await wait_for_bandwidth(client, node, "10G")
-        # The node's annotation wins over the flag.
-        note = {"metadata": {"annotations": {"netaware.io/bandwidth-capacity": "4G"}}}
-        await client.patch(NODES, node, note, OwnNode)
-        await wait_for_bandwidth(client, node, "4G")
+            await client.patch(NODES, node_name, [interference], OwnNode, patch_type=JSON_PATCH, subresource="status")
+            await wait_for_bandwidth(client, node_name, "10G")
         assert await agent.stop() == 0
-    assert await read_bandwidth(client, node) == ("4G", "4G")
+    assert await read_bandwidth(client, node_name) == ("10G", "10G"), "pods must still fit while the agent restarts"
+
+
+async def test_the_nodes_annotation_wins_over_the_flag_and_stays_after_a_cleanup(
+    client: Client, node_name: str, flags: list[str], port: int, tmp_path: Path
+) -> None:
+    annotation = {"netaware.io/bandwidth-capacity": "4G"}
+    await client.patch(NODES, node_name, {"metadata": {"annotations": annotation}}, OwnNode)
+    async with running_agent(tmp_path, port, *flags, "--capacity=10G"):
+        await wait_for_bandwidth(client, node_name, "4G")
     # An agent that cleans up stays ready, so that a rollout reaches every node.
-    async with running_agent(tmp_path, port, *flags, "--cleanup") as agent:
-        await wait_for_bandwidth(client, node, None)
+    async with running_agent(tmp_path, port, *flags, "--capacity=10G", "--cleanup") as agent:
+        await wait_for_bandwidth(client, node_name, None)
         await poll_until(lambda: agent.is_ok("/readyz"))
-    code, _, stderr = await call_agent("run", *flags[:2], "--cleanup=once")
-    assert (code, await read_bandwidth(client, node)) == (0, (None, None)), stderr
-    left = await client.get(NODES, node, OwnNode)
-    assert [name for name in left.metadata.annotations or {} if name.startswith("netaware.io/")] == [
-        "netaware.io/bandwidth-capacity"
-    ]
-    assert [c for c in left.status.conditions or () if c.type == "NetawareBandwidth"] == []
+    code, _, stderr = await call_agent("run", *flags, "--cleanup=once")
+    assert code == 0, stderr
+    assert await read_bandwidth(client, node_name) == (None, None)
+
+    node = await client.get(NODES, node_name, OwnNode)
+    annotations = node.metadata.annotations or {}
+    assert {name: annotations[name] for name in annotations if name.startswith("netaware.io/")} == annotation
+    assert "NetawareBandwidth" not in [condition.type for condition in node.status.conditions or ()]
 
 
 async def test_an_agent_without_an_api_server_waits_and_stops_at_once(tmp_path: Path, port: int) -> None:
@@ -106,7 +173,8 @@ async def test_an_agent_without_an_api_server_waits_and_stops_at_once(tmp_path: 
     async with running_agent(tmp_path, port, "--node-name=n1", f"--credentials={folder}") as agent:
         await poll_until(lambda: agent.is_ok("/healthz"))
         status, body = await agent.get("/readyz")
-        assert (status, "node n1 was not read yet" in body) == (503, True)
+        assert status == 503
+        assert "node n1 was not read yet" in body
         await asyncio.sleep(1.0)
         assert agent.log.count("cannot watch") <= 4
         assert await agent.stop() == 0
@@ -114,92 +182,88 @@ async def test_an_agent_without_an_api_server_waits_and_stops_at_once(tmp_path: 
 
 async def test_an_invalid_flag_is_named_in_one_line_with_exit_code_2() -> None:
     code, stdout, stderr = await call_agent("run", "--node-name=n1", "--credentials=/does-not-exist")
-    assert (code, stdout) == (2, "")
+    assert code == 2
+    assert stdout == ""
     assert stderr.startswith("error: --credentials: /does-not-exist is not a directory")
     assert stderr.count("\n") == 1
 
 
-async def has_verdict(agent: Agent, kernel_pod: NodePod, verdict: str) -> bool:
-    series = await agent.metrics("netaware_pod_bandwidth_verdict")
-    series_of_pod = [text for text in series if f'pod="{kernel_pod.name}"' in text]
-    return bool(series_of_pod) and all(f'verdict="{verdict}"' in text for text in series_of_pod)
+@needs_root
+async def test_a_pod_is_limited_once_it_has_an_address_with_net_admin_alone_and_a_read_only_root(
+    enforcing_agent: Agent, annotated_pod: AnnotatedPod
+) -> None:
+    await poll_until(lambda: "the pod has no address yet" in enforcing_agent.log)
+    assert "tbf" not in annotated_pod.read_root_qdisc()
+
+    await annotated_pod.report_address()
+    await poll_until(lambda: annotated_pod.has_verdict(enforcing_agent, "enforced"))
+    assert "rate 10Mbit" in annotated_pod.read_root_qdisc()
+    status = Path(f"/proc/{enforcing_agent.process.pid}/status").read_text()
+    (capabilities,) = re.findall(r"^CapEff:\t(\S+)$", status, re.MULTILINE)
+    assert int(capabilities, 16) == 1 << 12, "CAP_NET_ADMIN, capabilities(7)"
+    assert await enforcing_agent.stop() == 0
 
 
 @needs_root
-async def test_a_pod_is_limited_until_its_end_with_net_admin_alone_and_a_read_only_root(
-    control_plane: ControlPlane, client: Client, namespace: str, node: str, port: int, tmp_path: Path
+async def test_a_limit_follows_its_annotation_and_is_restored_after_its_removal(
+    enforcing_agent: Agent, annotated_pod: AnnotatedPod, flags: list[str]
 ) -> None:
-    confine = [
-        *("unshare", "--mount", "--", "sh", "-c", 'mount -o remount,bind,ro / && exec "$@"', "sh"),
-        *("setpriv", "--bounding-set=-all,+net_admin", "--inh-caps=-all", "--"),
-    ]
-    folder = tmp_path / "credentials"
-    save_credentials(
-        folder, control_plane.server, control_plane.authority.certificate, {"token": control_plane.admin_token}
-    )
-    flags = [f"--node-name={node}", f"--credentials={folder}", PROBING_OFF, "--bandwidth=enforce"]
-    with node_pod(30, adopt_uid=True) as kernel_pod:
-        annotations = {"kubernetes.io/ingress-bandwidth": "10M", "kubernetes.io/egress-bandwidth": "10M"}
-        pod = await create_pod(client, namespace, kernel_pod.name, node, annotations, bandwidth="1M")
-        kernel_pod.join_cgroup(pod.metadata.uid)
-        async with running_agent(tmp_path, port, *flags, f"--cni-network={NETWORK}", prefix=confine) as agent:
-            await poll_until(lambda: "the pod has no address yet" in agent.log)
-            assert "tbf" not in run(f"tc qdisc show dev {kernel_pod.host_device}")
-            await report_pod_address(client, pod, kernel_pod.address)
-            await poll_until(lambda: has_verdict(agent, kernel_pod, "enforced"))
-            assert "rate 10Mbit" in run(f"tc qdisc show dev {kernel_pod.host_device} root")
-            status = Path(f"/proc/{agent.process.pid}/status").read_text()
-            capabilities = next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff"))
-            assert int(capabilities, 16) == 1 << 12  # CAP_NET_ADMIN, capabilities(7)
+    await annotated_pod.report_address()
+    await poll_until(lambda: annotated_pod.has_verdict(enforcing_agent, "enforced"))
+    await annotated_pod.annotate("ingress", "30M")
+    await poll_until(lambda: "rate 30Mbit" in annotated_pod.read_root_qdisc())
 
-            change = {"metadata": {"annotations": {"kubernetes.io/ingress-bandwidth": "30M"}}}
-            await client.patch(PODS, pod.metadata.name, change, Pod, namespace=namespace)
+    run(f"tc qdisc del dev {annotated_pod.kernel_pod.host_device} root")
+    await poll_until(lambda: "rate 30Mbit" in annotated_pod.read_root_qdisc())
 
-            def has_new_limit() -> bool:
-                return "rate 30Mbit" in run(f"tc qdisc show dev {kernel_pod.host_device} root")
+    code, _, stderr = await call_agent("run", *flags, "--bandwidth=enforce", "--cleanup=once")
+    assert code == 0, stderr
+    assert "limits removed count=" in stderr
+    await poll_until(lambda: "rate 30Mbit" in annotated_pod.read_root_qdisc())
 
-            await poll_until(has_new_limit)
 
-            run(f"tc qdisc del dev {kernel_pod.host_device} root")
-            await poll_until(has_new_limit)
+@needs_root
+async def test_an_invalid_annotation_and_one_that_differs_from_the_request_are_events(
+    enforcing_agent: Agent, annotated_pod: AnnotatedPod
+) -> None:
+    await annotated_pod.report_address()
+    await poll_until(lambda: annotated_pod.has_verdict(enforcing_agent, "enforced"))
+    await annotated_pod.annotate("egress", "10m")
 
-            code, _, stderr = await call_agent("run", *flags, "--cleanup=once")
-            assert (code, "limits removed count=" in stderr) == (0, True), stderr
-            await poll_until(has_new_limit)  # the running agent sets them again
+    async def are_events_sent() -> bool:
+        warning_by_reason = await annotated_pod.read_warnings()
+        return "unreasonably small (< 1kbit)" in warning_by_reason.get("BandwidthInvalid", "") and (
+            "scheduled for 1000000 bit/s" in warning_by_reason.get("BandwidthMismatch", "")
+        )
 
-            invalid_limit = {"metadata": {"annotations": {"kubernetes.io/egress-bandwidth": "10m"}}}
-            await client.patch(PODS, pod.metadata.name, invalid_limit, Pod, namespace=namespace)
+    await poll_until(are_events_sent)
 
-            async def are_events_sent() -> bool:
-                events = await client.list(EVENTS, EventNote, namespace=namespace)
-                warning_by_reason = {event.reason: event.note for event in events if event.type == "Warning"}
-                return "unreasonably small (< 1kbit)" in warning_by_reason.get("BandwidthInvalid", "") and (
-                    "scheduled for 1000000 bit/s" in warning_by_reason.get("BandwidthMismatch", "")
-                )
 
-            await poll_until(are_events_sent)
-            await client.delete(PODS, pod.metadata.name, namespace=namespace, grace_period_s=0)
-            run(f"ip link del {kernel_pod.host_device}")
+@needs_root
+async def test_the_ifb_and_the_series_of_a_deleted_pod_are_removed(
+    enforcing_agent: Agent, annotated_pod: AnnotatedPod
+) -> None:
+    kernel_pod = annotated_pod.kernel_pod
+    ifb = plugin_ifb_name(NETWORK, kernel_pod.container)
+    await annotated_pod.report_address()
+    await poll_until(lambda: annotated_pod.has_verdict(enforcing_agent, "enforced"))
+    assert ifb in run("ip -br link")
 
-            async def is_removed() -> bool:
-                series = await agent.metrics("netaware_pod_bandwidth_")
-                is_ifb_deleted = plugin_ifb_name(NETWORK, kernel_pod.container) not in run("ip -br link")
-                return is_ifb_deleted and not any(kernel_pod.name in text for text in series)
+    await annotated_pod.delete()
+    run(f"ip link del {kernel_pod.host_device}")
 
-            await poll_until(is_removed)
-            assert await agent.stop() == 0
+    async def is_removed() -> bool:
+        series = await enforcing_agent.metrics("netaware_pod_bandwidth_")
+        return ifb not in run("ip -br link") and not any(kernel_pod.name in labels for labels in series)
+
+    await poll_until(is_removed)
 
 
 @needs_root
 async def test_observing_reports_the_verdict_and_changes_nothing(
-    control_plane: ControlPlane, client: Client, namespace: str, node: str, port: int, tmp_path: Path
+    annotated_pod: AnnotatedPod, flags: list[str], port: int, tmp_path: Path
 ) -> None:
-    flags = [f"--node-name={node}", f"--credentials={credentials_dir(control_plane.kubeconfig)}"]
-    with node_pod(31, adopt_uid=True) as kernel_pod:
-        annotations = {"kubernetes.io/ingress-bandwidth": "10M"}
-        pod = await create_pod(client, namespace, kernel_pod.name, node, annotations)
-        kernel_pod.join_cgroup(pod.metadata.uid)
-        await report_pod_address(client, pod, kernel_pod.address)
-        async with running_agent(tmp_path, port, *flags, PROBING_OFF) as agent:
-            await poll_until(lambda: has_verdict(agent, kernel_pod, "missing"))
-            assert "noqueue" in run(f"tc qdisc show dev {kernel_pod.host_device} root")
+    await annotated_pod.report_address()
+    async with running_agent(tmp_path, port, *flags) as agent:
+        await poll_until(lambda: annotated_pod.has_verdict(agent, "missing"))
+        assert "noqueue" in annotated_pod.read_root_qdisc()
