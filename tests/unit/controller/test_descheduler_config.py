@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -13,7 +13,7 @@ from controller.__main__ import main
 from kubekit.errors import ConfigError
 from tests.support.descheduler_builders import DeschedulerConfig, decide_once, make_snapshot
 
-SEED = """
+KOORDINATOR_EXAMPLE = """
 apiVersion: descheduler/v1alpha2
 kind: DeschedulerConfiguration
 # Execute the LowNodeLoad plugin every 60s
@@ -43,7 +43,7 @@ profiles:
         cpu: 50
         memory: 60
 """
-EVERYTHING = """
+ALL_LOW_NODE_LOAD_ARGS = """
 apiVersion: descheduler/v1alpha2
 kind: LowNodeLoadArgs
 paused: true
@@ -69,74 +69,88 @@ nodePools:
   highThresholds: {cpu: 90, memory: 90, network.aware.com/bandwidth: 90}
 - name: rest
 """
-
-
-def args(**fields: Any) -> dict[str, Any]:
-    return {"lowThresholds": {"cpu": 20}, "highThresholds": {"cpu": 50}, **fields}
-
-
-def configuration(**fields: Any) -> dict[str, Any]:
-    return {"kind": "DeschedulerConfiguration", **fields}
-
-
-def profile(**fields: Any) -> dict[str, Any]:
-    return configuration(profiles=[fields])
-
-
-def enabling(point: str, plugin: str) -> dict[str, Any]:
-    return profile(plugins={point: {"enabled": [{"name": plugin}]}})
-
-
-def migration_args(**fields: Any) -> dict[str, Any]:
-    return {"name": "MigrationController", "args": fields}
-
-
-def section(**fields: Any) -> DeschedulerConfig:
-    return msgspec.convert(fields, DeschedulerConfig)
-
-
 ENABLED = {"plugins": {"balance": {"enabled": [{"name": "LowNodeLoad"}]}}}
 LOW_ONLY = {"lowThresholds": {"cpu": 80}}
 WITHOUT_VALUES = {"matchExpressions": [{"key": "a", "operator": "In"}]}
 FIRST_ARGS = "profiles[0].pluginConfig[0].args"
 BANDWIDTH_POLICY = {f"{name}Thresholds": {"network.aware.com/bandwidth": 30} for name in ("low", "high")}
-CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"koord-descheduler-config": SEED}}
+CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"koord-descheduler-config": KOORDINATOR_EXAMPLE}}
 
 
-@pytest.mark.parametrize("document", [yaml.safe_load(SEED), CONFIG_MAP])
+def make_args(**fields: Any) -> dict[str, Any]:
+    return {"lowThresholds": {"cpu": 20}, "highThresholds": {"cpu": 50}, **fields}
+
+
+def make_configuration(**fields: Any) -> dict[str, Any]:
+    return {"kind": "DeschedulerConfiguration", **fields}
+
+
+def make_profile(**fields: Any) -> dict[str, Any]:
+    return make_configuration(profiles=[fields])
+
+
+def enable_plugin(point: str, plugin: str) -> dict[str, Any]:
+    return make_profile(plugins={point: {"enabled": [{"name": plugin}]}})
+
+
+def make_migration_args(**fields: Any) -> dict[str, Any]:
+    return {"name": "MigrationController", "args": fields}
+
+
+def make_example_without_low_node_load() -> dict[str, Any]:
+    """koordinator's example with arguments of LowNodeLoad, but without the plugin."""
+    document = yaml.safe_load(KOORDINATOR_EXAMPLE)
+    document["profiles"][0]["plugins"]["balance"]["enabled"] = []
+    return cast("dict[str, Any]", document)
+
+
+def make_section(**fields: Any) -> DeschedulerConfig:
+    """The section ``descheduler`` of the controller's configuration."""
+    return msgspec.convert(fields, DeschedulerConfig)
+
+
+@pytest.mark.parametrize("document", [yaml.safe_load(KOORDINATOR_EXAMPLE), CONFIG_MAP])
 def test_the_example_of_koordinator_is_read_alone_and_from_a_config_map(document: dict[str, Any]) -> None:
-    config = section(policy=document).resolve()
+    config = make_section(policy=document).resolve()
     assert config.low_node_load is not None
     assert config.interval_s == 60
     assert config.low_node_load.args.evictable_namespaces.exclude == ["kube-system", "koordinator-system"]
     (pool,) = config.low_node_load.pools
-    assert (pool.low_thresholds, pool.high_thresholds) == ({"cpu": 20, "memory": 30}, {"cpu": 50, "memory": 60})
+    assert pool.low_thresholds == {"cpu": 20, "memory": 30}
+    assert pool.high_thresholds == {"cpu": 50, "memory": 60}
 
 
 def test_every_field_of_low_node_load_args_is_read() -> None:
-    load = section(policy=yaml.safe_load(EVERYTHING)).resolve().low_node_load
+    load = make_section(policy=yaml.safe_load(ALL_LOW_NODE_LOAD_ARGS)).resolve().low_node_load
     assert load is not None
     args = load.args
-    assert (args.paused, args.dry_run, args.number_of_nodes, args.node_metric_expiration_seconds) == (True, True, 3, 90)
-    assert (args.evictable_namespaces.include, args.node_fit, load.detector_cache_timeout_s) == (["shop"], False, 600.0)
+    assert (args.paused, args.dry_run, args.node_fit) == (True, True, False)
+    assert (args.number_of_nodes, args.node_metric_expiration_seconds) == (3, 90)
+    assert args.evictable_namespaces.include == ["shop"]
+    assert load.detector_cache_timeout_s == 600
     assert load.pod_selectors[0].matches({"app": "b"})
     assert not load.pod_selectors[0].matches({"app": "c"})
+
+
+def test_a_node_pool_inherits_the_fields_that_it_does_not_have() -> None:
+    load = make_section(policy=yaml.safe_load(ALL_LOW_NODE_LOAD_ARGS)).resolve().low_node_load
+    assert load is not None
     gpu, rest = load.pools
     assert not gpu.use_deviation
     assert gpu.high_thresholds["cpu"] == 90
+    assert gpu.selector.matches({"gpu": "true"})
     assert gpu.low_thresholds["cpu"] == 10, "inherited"
     assert gpu.anomaly_timeout_s == 150, "inherited"
-    assert (gpu.consecutive_abnormalities, gpu.consecutive_normalities) == (4, 2)
-    assert gpu.selector.matches({"gpu": "true"})
+    assert (gpu.consecutive_abnormalities, gpu.consecutive_normalities) == (4, 2), "inherited"
     assert rest.use_deviation
     assert rest.high_thresholds["cpu"] == 15.5
-    assert rest.selector.matches({"disk": "ssd"}), "inherited"
+    assert rest.selector.matches({"disk": "ssd"})
     assert not rest.selector.matches({})
     assert rest.weights == {"cpu": 2, "memory": 1}
 
 
 def test_defaults_of_low_node_load_args() -> None:
-    load = section().resolve().low_node_load
+    load = make_section().resolve().low_node_load
     assert load is not None
     args = load.args
     assert (args.paused, args.dry_run, args.node_fit, args.number_of_nodes) == (False, False, True, 0)
@@ -145,17 +159,26 @@ def test_defaults_of_low_node_load_args() -> None:
     assert not pool.use_deviation
     assert pool.weights == {"cpu": 1, "memory": 1}
     assert (pool.anomaly_timeout_s, pool.consecutive_abnormalities, pool.consecutive_normalities) == (60, 5, 3)
-    limits = section().resolve().limits
+    limits = make_section().resolve().limits
     assert (limits.per_node, limits.workload_backoff_s) == (2, 300)
-    assert not section().enabled, "pods are evicted only if the descheduler is enabled"
+    assert not make_section().enabled, "pods are evicted only if the descheduler is enabled"
 
 
-def test_low_node_load_is_off_unless_the_profile_enables_it_and_ignored_args_are_a_warning(
+def test_low_node_load_is_off_unless_the_profile_enables_it() -> None:
+    document = make_example_without_low_node_load()
+    del document["profiles"][0]["pluginConfig"]
+    config = make_section(policy=document).resolve()
+    assert config.low_node_load is None
+    assert config.warnings == ()
+
+
+def test_args_of_a_plugin_that_is_not_enabled_are_a_warning_of_check_config_and_of_the_dry_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    document = yaml.safe_load(SEED)
-    document["profiles"][0]["plugins"]["balance"]["enabled"] = []
-    config = section(policy=document).resolve()
+    document = make_example_without_low_node_load()
+
+    config = make_section(policy=document).resolve()
+
     assert config.low_node_load is None
     (warning,) = config.warnings
     assert warning.startswith("descheduler.policy.profiles[0].plugins.balance.enabled: does not name LowNodeLoad, so")
@@ -164,81 +187,86 @@ def test_low_node_load_is_off_unless_the_profile_enables_it_and_ignored_args_are
     path.write_text(yaml.safe_dump({**head, "descheduler": {"policy": document}}))
     assert main(["check-config", str(path)]) == 0
     assert warning in capsys.readouterr().err
-    del document["profiles"][0]["pluginConfig"]
-    assert section(policy=document).resolve().warnings == ()
 
 
 def test_the_policy_overrides_limits_interval_dry_run_and_node_selector() -> None:
-    document = yaml.safe_load(SEED) | {
+    document = yaml.safe_load(KOORDINATOR_EXAMPLE) | {
         "maxNoOfPodsToEvictPerNode": 5,
         "maxNoOfPodsToEvictPerNamespace": 7,
         "maxNoOfPodsToEvictTotal": 9,
         "dryRun": True,
         "nodeSelector": {"matchLabels": {"disk": "ssd"}},
     }
-    migration = migration_args(maxMigratingPerNode=1, maxMigratingPerWorkload="20%", evictFailedBarePods=True)
-    migration["args"]["objectLimiters"] = {"workload": {"duration": "10m"}}
-    document["profiles"][0]["pluginConfig"].append(migration)
-    config = section(policy=document, intervalS=5).resolve()
+    migration_controller = make_migration_args(
+        maxMigratingPerNode=1,
+        maxMigratingPerWorkload="20%",
+        evictFailedBarePods=True,
+        objectLimiters={"workload": {"duration": "10m"}},
+    )
+    document["profiles"][0]["pluginConfig"].append(migration_controller)
+
+    config = make_section(policy=document, intervalS=5).resolve()
+
     assert (config.limits.per_node, config.limits.per_namespace, config.limits.per_round) == (1, 7, 9)
-    assert (config.limits.per_workload, config.limits.workload_backoff_s) == ("20%", 600)
+    assert config.limits.per_workload == "20%"
+    assert config.limits.workload_backoff_s == 600
     assert config.dry_run
     assert config.interval_s == 60
     assert config.low_node_load is not None
     assert not config.low_node_load.pools[0].selector.matches({})
 
 
-@pytest.mark.parametrize(("total", "limit"), [({}, 1_000_000), ({"maxNoOfPodsToEvictTotal": 9}, 9)])
-def test_a_max_migrating_of_zero_is_no_limit_as_in_koordinator(total: dict[str, int], limit: int) -> None:
-    policy = profile(pluginConfig=[migration_args(maxMigratingGlobally=0)]) | total
-    assert section(policy=policy).resolve().limits.per_round == limit
+@pytest.mark.parametrize(("other_limit", "limit"), [({}, 1_000_000), ({"maxNoOfPodsToEvictTotal": 9}, 9)])
+def test_a_max_migrating_of_zero_is_no_limit_as_in_koordinator(other_limit: dict[str, int], limit: int) -> None:
+    policy = make_profile(pluginConfig=[make_migration_args(maxMigratingGlobally=0)]) | other_limit
+    assert make_section(policy=policy).resolve().limits.per_round == limit
 
 
 @pytest.mark.parametrize(
     ("document", "field"),
     [
-        (args(lowThresholds={"cpu": 60}), "lowThresholds.cpu"),
-        (args(highThresholds={"cpu": 101}), "highThresholds.cpu"),
-        (args(highThresholds={"cpu": float("nan")}), "highThresholds.cpu"),
-        (args(lowThresholds={"gpu": 1}, highThresholds={"gpu": 2}), "lowThresholds.gpu"),
-        (args(highThresholds={"cpu": 50, "memory": 60}), "lowThresholds.memory"),
-        (args(lowThresholds={"cpu": 20, "memory": 60}), "highThresholds.memory"),
-        (args(highThresholds={"cpu": "much"}), "highThresholds.cpu"),
-        (args(evictableNamespaces={"include": ["a"], "exclude": ["b"]}), "evictableNamespaces"),
-        (args(nodeSelector={"matchLabel": {"a": "b"}}), "nodeSelector.matchLabel"),
-        (args(nodePools=[{}], nodeSelector=WITHOUT_VALUES), "nodeSelector"),
-        (args(podSelectors=[{"name": "x"}]), "podSelectors[0].selector"),
-        (args(podSelectors=[{"selector": WITHOUT_VALUES}]), "podSelectors[0].selector"),
-        (args(numberOfNodes=-1), "numberOfNodes"),
-        (args(nodeMetricExpirationSeconds=0), "nodeMetricExpirationSeconds"),
-        (args(resourceWeights={"cpu": 0}), "resourceWeights.cpu"),
-        (args(nodePools=[{}], anomalyCondition={"timeout": "soon"}), "anomalyCondition.timeout"),
-        (args(anomalyCondition={"consecutiveAbnormalities": 0}), "anomalyCondition.consecutiveAbnormalities"),
-        (args(detectorCacheTimeout="-5m"), "detectorCacheTimeout"),
-        (args(nodePools=[{"name": "a"}, {"name": "a"}]), "nodePools"),
-        (args(nodePools=[{"name": "a", "lowThresholds": {"cpu": 70}}]), "nodePools[0].lowThresholds.cpu"),
-        (args(nodePools=[{"name": "a", "prodHighThresholds": {"cpu": 70}}]), "nodePools[0].prodHighThresholds"),
+        (make_args(lowThresholds={"cpu": 60}), "lowThresholds.cpu"),
+        (make_args(highThresholds={"cpu": 101}), "highThresholds.cpu"),
+        (make_args(highThresholds={"cpu": float("nan")}), "highThresholds.cpu"),
+        (make_args(lowThresholds={"gpu": 1}, highThresholds={"gpu": 2}), "lowThresholds.gpu"),
+        (make_args(highThresholds={"cpu": 50, "memory": 60}), "lowThresholds.memory"),
+        (make_args(lowThresholds={"cpu": 20, "memory": 60}), "highThresholds.memory"),
+        (make_args(highThresholds={"cpu": "much"}), "highThresholds.cpu"),
+        (make_args(evictableNamespaces={"include": ["a"], "exclude": ["b"]}), "evictableNamespaces"),
+        (make_args(nodeSelector={"matchLabel": {"a": "b"}}), "nodeSelector.matchLabel"),
+        (make_args(nodePools=[{}], nodeSelector=WITHOUT_VALUES), "nodeSelector"),
+        (make_args(podSelectors=[{"name": "x"}]), "podSelectors[0].selector"),
+        (make_args(podSelectors=[{"selector": WITHOUT_VALUES}]), "podSelectors[0].selector"),
+        (make_args(numberOfNodes=-1), "numberOfNodes"),
+        (make_args(nodeMetricExpirationSeconds=0), "nodeMetricExpirationSeconds"),
+        (make_args(resourceWeights={"cpu": 0}), "resourceWeights.cpu"),
+        (make_args(nodePools=[{}], anomalyCondition={"timeout": "soon"}), "anomalyCondition.timeout"),
+        (make_args(anomalyCondition={"consecutiveAbnormalities": 0}), "anomalyCondition.consecutiveAbnormalities"),
+        (make_args(detectorCacheTimeout="-5m"), "detectorCacheTimeout"),
+        (make_args(nodePools=[{"name": "a"}, {"name": "a"}]), "nodePools"),
+        (make_args(nodePools=[{"name": "a", "lowThresholds": {"cpu": 70}}]), "nodePools[0].lowThresholds.cpu"),
+        (make_args(nodePools=[{"name": "a", "prodHighThresholds": {"cpu": 70}}]), "nodePools[0].prodHighThresholds"),
         ({"useDeviationThresholds": True}, "highThresholds"),
         ({"kind": "HighNodeLoadArgs"}, "kind"),
         ({"apiVersion": "descheduler/v1"}, "apiVersion"),
         ({"kind": "ConfigMap", "data": {}}, "data"),
-        (configuration(deschedulingInterval="often"), "deschedulingInterval"),
-        (configuration(maxNoOfPodsToEvictPerNode=-1), "maxNoOfPodsToEvictPerNode"),
-        (configuration(profiles=[{}, {}]), "profiles"),
-        (profile(pluginConfig=[migration_args(maxMigratingPerNode=-1)]), f"{FIRST_ARGS}.maxMigratingPerNode"),
-        (profile(pluginConfig=[{"name": "LoadAware"}]), "profiles[0].pluginConfig[0].name"),
+        (make_configuration(deschedulingInterval="often"), "deschedulingInterval"),
+        (make_configuration(maxNoOfPodsToEvictPerNode=-1), "maxNoOfPodsToEvictPerNode"),
+        (make_configuration(profiles=[{}, {}]), "profiles"),
+        (make_profile(pluginConfig=[make_migration_args(maxMigratingPerNode=-1)]), f"{FIRST_ARGS}.maxMigratingPerNode"),
+        (make_profile(pluginConfig=[{"name": "LoadAware"}]), "profiles[0].pluginConfig[0].name"),
         (
-            profile(**ENABLED, pluginConfig=[{"name": "LowNodeLoad", "args": LOW_ONLY}]),
+            make_profile(**ENABLED, pluginConfig=[{"name": "LowNodeLoad", "args": LOW_ONLY}]),
             f"{FIRST_ARGS}.highThresholds.cpu",
         ),
-        (enabling("deschedule", "LowNodeLoad"), "profiles[0].plugins.deschedule.enabled[0].name"),
-        (enabling("balance", "MigrationController"), "profiles[0].plugins.balance.enabled[0].name"),
-        (enabling("balance", "HighNodeUtilization"), "profiles[0].plugins.balance.enabled[0].name"),
+        (enable_plugin("deschedule", "LowNodeLoad"), "profiles[0].plugins.deschedule.enabled[0].name"),
+        (enable_plugin("balance", "MigrationController"), "profiles[0].plugins.balance.enabled[0].name"),
+        (enable_plugin("balance", "HighNodeUtilization"), "profiles[0].plugins.balance.enabled[0].name"),
     ],
 )
 def test_an_invalid_policy_is_refused_naming_the_field(document: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        section(policy=document).validate("descheduler")
+        make_section(policy=document).validate("descheduler")
     assert refused.value.field == f"descheduler.policy.{field}"
 
 
@@ -258,5 +286,5 @@ def test_an_invalid_policy_is_refused_naming_the_field(document: dict[str, Any],
 )
 def test_an_invalid_section_is_refused_naming_the_field(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        section(**fields).validate("descheduler")
+        make_section(**fields).validate("descheduler")
     assert refused.value.field == field
