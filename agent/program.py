@@ -55,13 +55,7 @@ async def run_agent(config: AgentConfig) -> None:
 
 
 class _AgentParts:
-    """The enabled parts of the agent. Packages are imported only if enabled, to save memory.
-
-    Attributes:
-        tasks: to run, by name.
-        checks: for /readyz.
-        registry: of the metrics.
-    """
+    """The enabled parts of the agent: their tasks by name, checks and metrics. Other parts are not imported, to save memory."""
 
     def __init__(self, client: Client, config: AgentConfig) -> None:
         self._client, self._config = client, config

@@ -43,14 +43,7 @@ class BootstrapConfig(Section, frozen=True):
 
 
 class Bootstrap:
-    """Creates the configured objects if they are missing.
-
-    Args:
-        client: client with the leader's write fence.
-        topologies: store of all NetworkTopologies.
-        config: which objects to create.
-        namespace: namespace of netaware, where the objects are created.
-    """
+    """Creates the configured objects in ``namespace`` if they are missing. ``topologies`` has the NetworkTopologies of all namespaces."""
 
     def __init__(
         self, client: Client, topologies: Reflector[NetworkTopology], config: BootstrapConfig, *, namespace: str

@@ -56,12 +56,7 @@ async def run_manager(cluster: ClusterConfig, config: ControllerConfiguration) -
 
 
 class Manager:
-    """Creates the controllers and runs them.
-
-    Attributes:
-        cache: the stores that the controllers share.
-        elector: leader elector of this replica.
-    """
+    """Creates the controllers and runs them. ``cache`` has the stores that they share; ``elector`` decides whether they run."""
 
     def __init__(self, client: Client, config: ControllerConfiguration, registry: CollectorRegistry) -> None:
         # The name of this replica in the Lease and in events.

@@ -20,13 +20,7 @@ class PrometheusError(KubekitError):
 
 
 class VectorSample(msgspec.Struct, frozen=True):
-    """A sample of an instant vector.
-
-    Attributes:
-        labels: its labels, with ``__name__`` if the expression keeps it.
-        value: its value.
-        at_s: time of the evaluation in unix seconds.
-    """
+    """A sample of an instant vector: labels (with ``__name__`` if the expression keeps it), value, and time in unix seconds."""
 
     labels: dict[str, str]
     value: float

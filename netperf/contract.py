@@ -62,6 +62,8 @@ MEASURED_WEIGHTS_ANNOTATION = "netaware.io/measured-weights"
 
 MAX_ANNOTATION_BYTES = 512
 """Longest annotation that the agent writes on its node; the admission policy has the same limit."""
+MIN_TRAFFIC_PAUSE_S, MAX_TRAFFIC_CPU_SHARE = 30.0, 0.005
+"""Shortest pause between two readings of connection tracking, and the largest share of a core that readings may take."""
 
 
 class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -102,10 +104,6 @@ def decode_announcement(text: str) -> Announcement | None:
         return _decode(text)
     except DECODE_ERRORS:
         return None
-
-
-MIN_TRAFFIC_PAUSE_S, MAX_TRAFFIC_CPU_SHARE = 30.0, 0.005
-"""Shortest pause between two readings of connection tracking, and the largest share of a core that readings may take."""
 
 
 def traffic_pause_s(reading_cpu_s: float) -> float:

@@ -89,12 +89,7 @@ class TrafficMeter(msgspec.Struct):
 
 
 class TrafficMeters:
-    """Measured traffic of the limited pods of a node.
-
-    Attributes:
-        meter_by_key: meters of the limits in the latest readings.
-        excess_by_key: descriptions of current excesses.
-    """
+    """Measured traffic of a node's limited pods: a meter for each limit in the latest readings, and descriptions of current excesses."""
 
     def __init__(self) -> None:
         self.meter_by_key: dict[LimitKey, TrafficMeter] = {}

@@ -76,14 +76,9 @@ class DisputeDetector:
 
 
 class Publisher:
-    """Publishes the capacity of one node.
+    """Publishes the capacity of one node; ``node_capacity`` is None until it was chosen first.
 
-    Args:
-        read_links: reads the node's links.
-        instance_type: from the firmware, for nodes without the label.
-
-    Attributes:
-        node_capacity: the chosen capacity; None before the first choice.
+    ``instance_type`` comes from the firmware. It counts if the node has no label with its type.
     """
 
     def __init__(

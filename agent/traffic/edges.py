@@ -120,10 +120,10 @@ class EdgeTotals:
         self.responding_addresses: set[bytes] = set()
         self.uncounted_connections = 0
         self.last_round = RoundTotals(0.0, ())
-        self._deleted_at_s: dict[bytes, float] = {}
+        self._deleted_at_s_by_address: dict[bytes, float] = {}
         self._state_by_edge: dict[TrafficEdge, _EdgeState] = {}
         # Request and response bytes of the connections that ended since the round began.
-        self._ended_bytes: dict[TrafficEdge, tuple[int, int]] = {}
+        self._ended_bytes_by_edge: dict[TrafficEdge, tuple[int, int]] = {}
         # Connections of a new edge may have begun before the agent, or be counted in `OVERFLOW_EDGE` in the last complete round.
         self._must_reset_new_edges = True
         self._now_s = self._read_at_s = 0.0
@@ -135,11 +135,11 @@ class EdgeTotals:
         An address of a deleted pod is kept for `ADDRESS_EXPIRY_S`, unless another pod gets it.
         """
         for address in self.workload_by_address.keys() - workload_by_address.keys():
-            if now_s - self._deleted_at_s.setdefault(address, now_s) > ADDRESS_EXPIRY_S:
-                del self.workload_by_address[address], self._deleted_at_s[address]
+            if now_s - self._deleted_at_s_by_address.setdefault(address, now_s) > ADDRESS_EXPIRY_S:
+                del self.workload_by_address[address], self._deleted_at_s_by_address[address]
                 self.responding_addresses.discard(address)
         for address, workload in workload_by_address.items():
-            self._deleted_at_s.pop(address, None)
+            self._deleted_at_s_by_address.pop(address, None)
             self.workload_by_address[address] = workload
 
     def add_ended(self, connection: Connection) -> None:
@@ -148,10 +148,14 @@ class EdgeTotals:
         edge = self._find_edge(connection)
         if edge is None or connection.request_bytes is None:
             return
-        if len(self._ended_bytes) >= MAX_EDGES and edge not in self._ended_bytes and edge not in self._state_by_edge:
+        if (
+            len(self._ended_bytes_by_edge) >= MAX_EDGES
+            and edge not in self._ended_bytes_by_edge
+            and edge not in self._state_by_edge
+        ):
             edge = OVERFLOW_EDGE
-        request_bytes, response_bytes = self._ended_bytes.get(edge, (0, 0))
-        self._ended_bytes[edge] = (
+        request_bytes, response_bytes = self._ended_bytes_by_edge.get(edge, (0, 0))
+        self._ended_bytes_by_edge[edge] = (
             request_bytes + connection.request_bytes,
             response_bytes + (connection.response_bytes or 0),
         )
@@ -162,11 +166,11 @@ class EdgeTotals:
         for state in self._state_by_edge.values():
             state.request.live_bytes = state.response.live_bytes = 0
             state.is_live = False
-        for edge, (request_bytes, response_bytes) in self._ended_bytes.items():
+        for edge, (request_bytes, response_bytes) in self._ended_bytes_by_edge.items():
             state = self._find_or_add_state(edge)
             state.request.ended_bytes += request_bytes
             state.response.ended_bytes += response_bytes
-        self._ended_bytes.clear()
+        self._ended_bytes_by_edge.clear()
 
     def add_live(self, connection: Connection) -> None:
         """Add a live connection from the dump."""
@@ -209,7 +213,7 @@ class EdgeTotals:
         # A copy, because a thread collects metrics during a round.
         for address in self.responding_addresses.copy():
             workload = self.workload_by_address.get(address)
-            if workload is not None and address not in self._deleted_at_s:
+            if workload is not None and address not in self._deleted_at_s_by_address:
                 yield address, workload
 
     def _find_or_add_state(self, edge: TrafficEdge) -> _EdgeState:

@@ -22,12 +22,7 @@ MAX_ROWS_SHOWN = 15
 
 
 class BillView(msgspec.Struct, frozen=True, rename="camel"):
-    """The bill of traffic, and where the traffic was read.
-
-    Attributes:
-        source: name of the metrics from which the traffic was read.
-        window_s: range of the traffic's rates.
-    """
+    """The bill of traffic, the name of the metrics from which the traffic was read, and the range of its rates."""
 
     source: str
     window_s: int

@@ -266,8 +266,8 @@ def _make_placement_table(answer: Simulation) -> RenderableType:
 def _format_placement(outcome: PlacementOutcome, workload: str) -> str:
     """The zones of a workload's replicas, with counts; the node for one without a zone."""
     nodes, zones = outcome.nodes_by_workload[workload], outcome.zones_by_workload[workload]
-    places = sorted(zone or node for node, zone in zip(nodes, zones, strict=True) if node)
-    return format_counts(Counter([*places, *["does not fit"] * nodes.count("")]))
+    zones_or_nodes = sorted(zone or node for node, zone in zip(nodes, zones, strict=True) if node)
+    return format_counts(Counter([*zones_or_nodes, *["does not fit"] * nodes.count("")]))
 
 
 def _make_summary_table(answer: Simulation) -> RenderableType:

@@ -35,12 +35,7 @@ PAUSE_FACTOR = 4.0
 
 
 class PageData(NamedTuple):
-    """The answer to a request for data.
-
-    Attributes:
-        etag: the header ETag: a hash of the data without ``readAt``.
-        body: JSON, compressed by gzip.
-    """
+    """The answer to a request for data: the header ETag, a hash of the data without ``readAt``, and JSON, compressed by gzip."""
 
     etag: str
     body: bytes

@@ -120,14 +120,9 @@ class _SentDatagram(NamedTuple):
 
 
 class DatagramStream:
-    """Sends datagrams to several destinations in turn, and keeps a window of answers for each.
+    """Sends datagrams to several destinations in turn, except while ``is_paused``, and keeps a window of answers for each.
 
-    Args:
-        address: the node's own address, a literal.
-        passphrase: the probing passphrase, which the responders share.
-
-    Attributes:
-        is_paused: whether sending is paused.
+    ``address`` is the node's own, a literal. The responders have the same ``passphrase``.
     """
 
     def __init__(self, address: str, passphrase: bytes) -> None:
