@@ -164,7 +164,7 @@ class Lab:
                 "management_address": network.management_address,
                 "netns": network.netns,
                 "kubelet": network.node.kubelet,
-                "pod_ranges": [network.pod_range] if network.pod_range else [],
+                "pod_range": network.pod_range,
                 "enter_command": self._build_enter_command(network),
             }
             for network in self.networks
@@ -274,10 +274,7 @@ async def _start_nodes(
 
 
 async def _start_wan(lab: Lab, topology: Topology, programs: Programs) -> None:
-    nodes = [
-        WanNode(n.node.zone, n.netns, n.address, n.node.nic_bps, (n.pod_range,) if n.pod_range else ())
-        for n in lab.networks
-    ]
+    nodes = [WanNode(n.node.zone, n.netns, n.address, n.node.nic_bps, n.pod_range) for n in lab.networks]
     plan = WanPlan(WAN_DEVICE, _WAN_SEED, nodes, list_links(topology))
     plan_file = lab.paths.state_dir / "wan.json"
     plan_file.write_bytes(msgspec.json.encode(plan))

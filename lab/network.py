@@ -85,12 +85,16 @@ def _host_device_prefix(slot: int) -> str:
     return f"nav{slot}-"
 
 
+def _netns_prefix(slot: int) -> str:
+    return f"netaware-{slot}-"
+
+
 def plan_network(slot: int, nodes: Sequence[LabNode]) -> LabNetwork:
     """Return names and addresses of a slot's network: management 198.18.slot.0/24, wide-area 198.19.slot.0/24."""
     planned = (
         NodeNetwork(
             node,
-            f"netaware-{slot}-{node.name}",
+            f"{_netns_prefix(slot)}{node.name}",
             f"198.19.{slot}.{i}",
             f"198.18.{slot}.{i}",
             f"{_POD_BASE + (slot << _SLOT_BITS) + (i << _POD_BITS)}/{32 - _POD_BITS}" if node.kubelet == REAL else "",
@@ -151,9 +155,9 @@ def create_network(nodes: Sequence[LabNode], state_dir: Path) -> LabNetwork:
             bridge = find_device_index(host_netlink, bridge_name(network.slot))
             host_netlink.addr("add", index=bridge, address=network.gateway, prefixlen=_PREFIX_LENGTH)
             host_netlink.link("set", index=bridge, state="up")
-            for number, node in enumerate(network.node_networks):
-                _create_node(host_netlink, bridge, f"{_host_device_prefix(network.slot)}{number}", node)
-                _create_wan_device(node)
+            for number, node_network in enumerate(network.node_networks):
+                _create_node(host_netlink, bridge, f"{_host_device_prefix(network.slot)}{number}", node_network)
+                _create_wan_device(node_network)
             _route_pods(host_netlink, network)
     except (NetlinkError, OSError) as error:
         remove_network(state_dir)
@@ -161,24 +165,23 @@ def create_network(nodes: Sequence[LabNode], state_dir: Path) -> LabNetwork:
     return network
 
 
-def _create_node(host_netlink: IPRoute, bridge: int, host_device: str, node: NodeNetwork) -> None:
-    namespaces.create(node.netns)
-    host_netlink.link(
-        "add", ifname=host_device, kind="veth", peer={"ifname": MANAGEMENT_DEVICE, "net_ns_fd": node.netns}
-    )
+def _create_node(host_netlink: IPRoute, bridge: int, host_device: str, network: NodeNetwork) -> None:
+    namespaces.create(network.netns)
+    peer = {"ifname": MANAGEMENT_DEVICE, "net_ns_fd": network.netns}
+    host_netlink.link("add", ifname=host_device, kind="veth", peer=peer)
     host_netlink.link("set", index=find_device_index(host_netlink, host_device), master=bridge, state="up")
-    with namespaces.enter(node.netns), IPRoute() as node_netlink:
+    with namespaces.enter(network.netns), IPRoute() as node_netlink:
         node_netlink.link("set", index=find_device_index(node_netlink, "lo"), state="up")
         management = find_device_index(node_netlink, MANAGEMENT_DEVICE)
-        node_netlink.addr("add", index=management, address=node.management_address, prefixlen=_PREFIX_LENGTH)
+        node_netlink.addr("add", index=management, address=network.management_address, prefixlen=_PREFIX_LENGTH)
         node_netlink.link("set", index=management, state="up")
 
 
-def _create_wan_device(node: NodeNetwork) -> None:
-    with namespaces.enter(node.netns), IPRoute() as node_netlink:
+def _create_wan_device(network: NodeNetwork) -> None:
+    with namespaces.enter(network.netns), IPRoute() as node_netlink:
         node_netlink.link("add", ifname=WAN_DEVICE, kind="tuntap", mode="tun")
         wan = find_device_index(node_netlink, WAN_DEVICE)
-        node_netlink.addr("add", index=wan, address=node.address, prefixlen=_PREFIX_LENGTH)
+        node_netlink.addr("add", index=wan, address=network.address, prefixlen=_PREFIX_LENGTH)
         node_netlink.link("set", index=wan, mtu=_MTU, state="up")
         # The agent takes the device of the default route for the node's uplink.
         node_netlink.route("add", dst="0.0.0.0/0", oif=wan)
@@ -186,16 +189,16 @@ def _create_wan_device(node: NodeNetwork) -> None:
 
 def _route_pods(host_netlink: IPRoute, network: LabNetwork) -> None:
     """Add routes to the pods of real nodes: over the wide-area network from other nodes, and over the bridge from the host."""
-    real_nodes = [node for node in network.node_networks if node.pod_range]
+    real_networks = [node_network for node_network in network.node_networks if node_network.pod_range]
     bridge = find_device_index(host_netlink, bridge_name(network.slot))
-    for node in real_nodes:
-        for destination in (f"{node.address}/32", node.pod_range):
-            host_netlink.route("add", dst=destination, gateway=node.management_address, oif=bridge)
-    for node in network.node_networks if real_nodes else ():
-        with namespaces.enter(node.netns), IPRoute() as node_netlink:
+    for real_network in real_networks:
+        for destination in (f"{real_network.address}/32", real_network.pod_range):
+            host_netlink.route("add", dst=destination, gateway=real_network.management_address, oif=bridge)
+    for node_network in network.node_networks if real_networks else ():
+        with namespaces.enter(node_network.netns), IPRoute() as node_netlink:
             wan = find_device_index(node_netlink, WAN_DEVICE)
-            for other in real_nodes:
-                if other is not node:
+            for other in real_networks:
+                if other is not node_network:
                     node_netlink.route("add", dst=other.pod_range, gateway=other.address, oif=wan)
 
 
@@ -237,10 +240,10 @@ def remove_network(state_dir: Path) -> None:
             # No alias: the lab was killed just after it created the bridge. Another alias: the bridge of another lab.
             if alias not in {"", _bridge_alias(state_dir)}:
                 return
-        prefix = f"netaware-{slot}-"
-        cgroups.remove(f"{prefix}*")
-        for name in [name for name in namespaces.list_names() if name.startswith(prefix)]:
-            namespaces.remove(name)
+        cgroups.remove(f"{_netns_prefix(slot)}*")
+        for name in namespaces.list_names():
+            if name.startswith(_netns_prefix(slot)):
+                namespaces.remove(name)
         # The kernel would remove the veth pairs of a namespace later, when the next lab may need their names.
         for link in host_netlink.get_links():
             if str(link.get_attr("IFLA_IFNAME")).startswith(_host_device_prefix(slot)):

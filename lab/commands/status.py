@@ -7,6 +7,8 @@ from contextlib import suppress
 from typing import Any
 
 import psutil
+from rich.console import Console
+from rich.table import Table
 
 from lab.commands import arguments
 from lab.commands.up import read_description
@@ -79,10 +81,6 @@ def _describe_wan(paths: LabPaths) -> dict[str, Any]:
 
 
 def _print_report(report: dict[str, Any]) -> None:
-    # Imported here, because --json does not need them.
-    from rich.console import Console
-    from rich.table import Table
-
     console = Console()
     console.print(f"lab [bold]{report['name']}[/]: {report['state']}")
     if report["state"] == "killed":

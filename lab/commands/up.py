@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.table import Table
 
 from kubekit.errors import ConfigError
 from kubekit.runtime import run_program
@@ -186,8 +187,6 @@ def _print_usage(lab: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         arguments.print_json(lab)
         return
-    from rich.table import Table
-
     console = Console()
     console.print(f"Lab [bold]{lab['name']}[/]: Kubernetes {lab['version']}, up in {lab['boot_s']} s")
     if lab["nodes"]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+from rich.console import Console
+from rich.table import Table
 
 from kubekit.errors import ConfigError
 from lab.commands import arguments
@@ -15,9 +17,6 @@ from lab.paths import lab_paths
 from lab.reclaim import find_running_pid
 from lab.topology import Link, parse_duration_us, parse_loss
 from lab.wan.control import WanControl
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 def add_parser(commands: Any) -> None:
@@ -84,16 +83,12 @@ def _read_changes(args: argparse.Namespace) -> dict[str, float]:
 def _print_links(links: dict[tuple[str, str], Link], *, as_json: bool) -> None:
     if as_json:
         arguments.print_json({"links": describe_links(links)})
-        return
-    from rich.console import Console
-
-    Console().print(build_link_table(describe_links(links)))
+    else:
+        Console().print(build_link_table(describe_links(links)))
 
 
 def build_link_table(links: Iterable[Mapping[str, Any]]) -> Table:
     """Return a table of the result of `describe_links`."""
-    from rich.table import Table
-
     table = Table("zone", "zone", "round trip", "jitter", "loss")
     for link in links:
         cells = f"{link['rtt_us'] / 1e3:g} ms", f"+ 0 to {link['jitter_us'] / 1e3:g} ms", f"{link['loss']:.2%}"

@@ -61,7 +61,7 @@ async def start_real_nodes(
     programs: Programs,
     binaries: NodeBinaries,
 ) -> RealNodes:
-    """Start every node whose kubelet is real, and apply DNS and metrics-server; `await_usable_nodes` awaits that they are Ready.
+    """Start every node whose kubelet is real, and apply DNS and metrics-server. The nodes become Ready later.
 
     Args:
         lab: name of the lab.
@@ -78,7 +78,7 @@ async def start_real_nodes(
     """
     environment, nft = binaries.debian.environment, binaries.debian.find_program("nft")
     assert nft is not None, "the programs of real nodes include nft"
-    real_networks = [node for node in network.node_networks if node.pod_range]
+    real_networks = [node_network for node_network in network.node_networks if node_network.pod_range]
     await asyncio.to_thread(machine.check_machine, environment, nft, node_count=len(real_networks))
     snapshotter = await asyncio.to_thread(machine.choose_snapshotter, state_dir)
     images = await asyncio.to_thread(_create_image_store, state_dir / "registry", binaries, control_plane)

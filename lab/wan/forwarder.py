@@ -42,7 +42,7 @@ class Forwarder:
         self._queue = DelayQueue([node.zone for node in plan.nodes], links, Random(plan.seed))
         self._devices = [open_device(node.netns, plan.device, node.nic_bps) for node in plan.nodes]
         self._node_of_device = {fd: index for index, fd in enumerate(self._devices)}
-        self._routes = Routes([(node.address, *node.routed_ranges) for node in plan.nodes])
+        self._routes = Routes([[node.address, *filter(None, [node.pod_range])] for node in plan.nodes])
         self._poll = select.epoll()
         for fd in self._devices:
             self._poll.register(fd, select.EPOLLIN)

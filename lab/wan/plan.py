@@ -16,14 +16,14 @@ class WanNode(msgspec.Struct, frozen=True):
         netns: name of the namespace with its device.
         address: its IPv4 address.
         nic_bps: speed of its network card, bits per second.
-        routed_ranges: address ranges of its pods, in CIDR notation.
+        pod_range: addresses of its pods, in CIDR notation; empty without a real kubelet.
     """
 
     zone: str
     netns: str
     address: str
     nic_bps: int
-    routed_ranges: tuple[str, ...] = ()
+    pod_range: str = ""
 
 
 class WanLink(msgspec.Struct, frozen=True):

@@ -27,14 +27,9 @@ TIMEOUT_S = 300.0
 def start_shipped_lab(
     command: LabCommand, folder: Path, topology: str, images: Mapping[str, Path], *more_tags: str
 ) -> Cluster:
-    """Start a lab of real nodes, named after its topology, whose registry has our images.
+    """Start a lab of real nodes, named after its topology, whose file is written into ``folder``.
 
-    Args:
-        command: the fixture ``lab_command``.
-        folder: folder for the topology's file.
-        topology: text of the topology.
-        images: image name with tag -> OCI layout.
-        more_tags: further tags of the images.
+    The lab's registry has ``images`` (name with tag -> OCI layout) with their tag, and with ``more_tags``.
     """
     file = folder / "topology.yaml"
     file.write_text(topology)
