@@ -1,4 +1,4 @@
-"""Test files that cannot share the machine with each other are in a chain, or run alone."""
+"""Test files that cannot share the machine are in a chain of tests/support/chains.py, whose files run one after the other."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ TESTS = Path(__file__).parents[2]
 CHAINED = {file for files in CHAINS.values() for file in files}
 
 
-@pytest.mark.parametrize("shared", ["node_binaries", "pods_on_node import"])
-def test_files_that_share_a_machine_wide_resource_are_in_a_chain(shared: str) -> None:
-    files = [file for kind in ("integration", "e2e") for file in (TESTS / kind).rglob("test_*.py")]
-    users = {file.stem for file in files if shared in (text := file.read_text()) and "pytest.mark.alone" not in text}
-    assert users
-    assert users <= CHAINED
+@pytest.mark.parametrize(
+    "source_text",
+    [
+        pytest.param("node_binaries", id="the fixture of real nodes"),
+        pytest.param("pods_on_node import", id="the module that creates pods in this machine's cgroups"),
+    ],
+)
+def test_files_that_use_a_resource_of_the_machine_are_in_a_chain_or_run_alone(source_text: str) -> None:
+    files = [file for folder in ("integration", "e2e") for file in (TESTS / folder).rglob("test_*.py")]
+    users = [file for file in files if source_text in file.read_text()]
+    assert users, "no file uses it any more"
+    assert {file.stem for file in users if "pytest.mark.alone" not in file.read_text()} <= CHAINED
 
 
 def test_every_file_of_a_chain_exists() -> None:

@@ -1,0 +1,79 @@
+"""Programs and packages that a lab needs are built or fetched once, and again only if they changed or do not run."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from lab.build import find_or_build_programs
+from lab.debian import find_or_unpack_packages
+from lab.errors import BuildError, UnsupportedError
+from lab.image_build import ImageRecipe, fingerprint_recipe
+
+# Stand-ins for Debian's tools: a download creates a package, whose only content is its root folder.
+APT_GET = """#!/bin/sh
+case "$*" in *download*) echo "$@" >> "$DOWNLOADS"; sleep 0.1; touch tool.deb;; esac
+"""
+DPKG = """#!/bin/sh
+mkdir -p "$3"
+"""
+
+
+def write_script(file: Path, script: str) -> None:
+    file.write_text(script)
+    file.chmod(0o755)
+
+
+def test_a_wrong_folder_of_prebuilt_programs_is_an_error_with_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path / "absent"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(BuildError, match="KUBEBUILDER_ASSETS"):
+        find_or_build_programs()
+
+
+def test_cached_packages_whose_programs_do_not_run_are_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "netaware" / "debian" / "tools"
+    folder.mkdir(parents=True)
+    (folder / ".complete").write_text("nft")
+    monkeypatch.setenv("PATH", "")
+    assert find_or_unpack_packages("tools", ["nft"]).root == folder
+    with pytest.raises(UnsupportedError, match="apt-get"):
+        find_or_unpack_packages("tools", ["nft"], programs=["usr/sbin/nft"])
+
+
+def test_two_processes_that_need_the_same_packages_fetch_them_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_script(tmp_path / "apt-get", APT_GET)
+    write_script(tmp_path / "dpkg", DPKG)
+    downloads = tmp_path / "downloads"
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("DOWNLOADS", str(downloads))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with ThreadPoolExecutor() as executor:
+        futures = [executor.submit(find_or_unpack_packages, "tools", ["nft"]) for _ in range(2)]
+    assert all(future.result().root.is_dir() for future in futures)
+    assert len(downloads.read_text().splitlines()) == 1
+
+
+def test_the_fingerprint_changes_only_with_files_that_the_dockerfile_copies(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM a AS b\nCOPY module package/ ./\nFROM c\nCOPY --from=b /x /x\n")
+    (tmp_path / "package" / "__pycache__").mkdir(parents=True)
+    (tmp_path / "module").write_text("1")
+    (tmp_path / "package" / "code.py").write_text("2")
+    recipe = ImageRecipe("image", "Dockerfile", tmp_path)
+    assert recipe.sources == ("module", "package")
+    fingerprint = fingerprint_recipe(recipe)
+    (tmp_path / "package" / "__pycache__" / "code.pyc").write_text("compiled")
+    (tmp_path / "not-copied").write_text("3")
+    assert fingerprint_recipe(recipe) == fingerprint
+    (tmp_path / "package" / "code.py").write_text("changed")
+    assert fingerprint_recipe(recipe) != fingerprint
