@@ -43,32 +43,24 @@ def test_the_service_account_directory_is_the_default(directory: Path, monkeypat
         load_cluster_config(environ={})
 
 
-def test_a_token_file_is_read_again_after_a_minute(tmp_path: Path) -> None:
+def test_a_token_file_is_read_again_after_a_minute_and_keeps_its_token_if_it_cannot_be_read(tmp_path: Path) -> None:
     now_s = 0.0
     token_file = tmp_path / "token"
-    token_file.write_text("first\n")
     read_token = TokenFile(token_file, clock=lambda: now_s)
-    assert read_token() == "first"
-    token_file.write_text("second\n")
-    assert read_token() == "first"
-    now_s = 61
-    assert read_token() == "second"
-
-
-def test_a_token_file_that_cannot_be_read_keeps_the_last_token_and_is_an_error_without_one(tmp_path: Path) -> None:
-    now_s = 0.0
-    token_file = tmp_path / "token"
-    token_file.write_text("first\n")
-    read_token = TokenFile(token_file, clock=lambda: now_s)
-    assert read_token() == "first"
-    token_file.unlink()
-    now_s = 61
-    assert read_token() == "first"
-    token_file.write_bytes(b"\xff")
-    now_s = 122
-    assert read_token() == "first"
     with pytest.raises(ConfigError, match=f"^{re.escape(str(token_file))}: token cannot be read"):
-        TokenFile(token_file)()
+        read_token()
+    for content, advance_s, token in (
+        (b"first\n", 0, "first"),
+        (b"second\n", 59, "first"),
+        (b"second\n", 2, "second"),
+        (b"\xff", 61, "second"),
+    ):
+        token_file.write_bytes(content)
+        now_s += advance_s
+        assert read_token() == token, content
+    token_file.unlink()
+    now_s += 61
+    assert read_token() == "second"
 
 
 @pytest.mark.parametrize(

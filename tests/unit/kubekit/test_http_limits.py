@@ -91,17 +91,6 @@ async def test_half_open_connections_are_limited_and_block_no_request() -> None:
         assert server.connection_limiter.closed_count >= 50 - MAX_PER_PEER
 
 
-async def test_two_peers_with_all_connections_idle_block_no_probe() -> None:
-    async with (
-        make_server().running() as address,
-        open_idle_connections(address, count=MAX_PER_PEER, peer="127.0.0.2"),
-        open_idle_connections(address, count=MAX_PER_PEER, peer="127.0.0.3"),
-        asyncio.timeout(30),
-    ):
-        for _ in range(30):
-            assert await get_status(address) == 200
-
-
 async def test_two_peers_with_all_connections_waiting_for_a_response_block_no_probe() -> None:
     server = make_server()
     requests = asyncio.Semaphore(0)

@@ -83,33 +83,22 @@ async def test_a_key_added_while_it_is_reconciled_is_reconciled_again_afterwards
     assert started_keys.count("a") == 2
 
 
-async def test_the_shortest_delay_of_a_key_counts() -> None:
+async def test_the_shortest_delay_of_a_key_counts_and_no_other_is_left() -> None:
     queue, loop = WorkQueue(), asyncio.get_running_loop()
-    reconciled_at_s, added_at_s = list[float](), loop.time()
-
-    async def reconcile(_: str) -> None:
-        reconciled_at_s.append(loop.time())
-
-    for delay_s in (600.0, 0.05, 900.0):
-        queue.add_after("a", delay_s)
-    async with run_workers(queue, reconcile):
-        await poll_until(lambda: reconciled_at_s)
-        await wait_until_idle(queue)
-    (at_s,) = reconciled_at_s
-    assert at_s - added_at_s >= 0.045
-
-
-async def test_a_key_added_without_a_delay_is_reconciled_at_once_and_has_no_delay_left() -> None:
-    queue, reconciled_keys = WorkQueue(), list[str]()
+    reconciled_at_s, added_at_s = list[tuple[str, float]](), loop.time()
 
     async def reconcile(key: str) -> None:
-        reconciled_keys.append(key)
+        reconciled_at_s.append((key, loop.time()))
 
-    queue.add_after("a", 600.0)
-    queue.add("a")
+    for delay_s in (600.0, 0.05, 900.0):
+        queue.add_after("soon", delay_s)
+    queue.add_after("now", 600.0)
+    queue.add("now")
     async with run_workers(queue, reconcile):
+        await poll_until(lambda: len(reconciled_at_s) == 2)
         await wait_until_idle(queue)
-    assert reconciled_keys == ["a"]
+    assert [key for key, _ in reconciled_at_s] == ["now", "soon"]
+    assert reconciled_at_s[1][1] - added_at_s >= 0.045
 
 
 async def test_a_reconcile_can_request_to_be_called_again() -> None:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,8 +27,11 @@ from netperf.results import (
 )
 from netperf.sample import Failure, NodeLocation, Sample
 from netperf.upstream_keys import MAX_KEY_LENGTH
-from tests.unit.netperf.encoded_samples import LOCATIONS, drop_removals, encode_sample, make_sample
 from tests.unit.netperf.probe_plans import NOW_S, make_plan
+from tests.unit.netperf.zone_samples import drop_removals, encode_sample, locate, make_node_sample
+
+LOCATIONS = {name: locate(name) for name in ("a1", "a2", "b1.example", "c1")}
+SAMPLE = make_node_sample("a1", "b1.example", 1700, sequence=3)
 
 
 def make_measurement(percentiles_us: list[float], others: dict[str, Any]) -> Measurement:
@@ -42,7 +44,7 @@ LATENCIES_US = st.floats(min_value=0.01, max_value=6e8).map(lambda us: round(us,
 SAMPLES = st.builds(
     Sample,
     origin=st.sampled_from([LOCATIONS["a1"], LOCATIONS["a2"]]),
-    destination=st.sampled_from([LOCATIONS["b1.example.com"], LOCATIONS["c1"]]),
+    destination=st.sampled_from([LOCATIONS["b1.example"], LOCATIONS["c1"]]),
     sequence=st.integers(0, 2**40),
     taken_at=st.floats(0, 4e9).map(lambda s: round(s, 3)),
     quality_flags=st.lists(st.sampled_from(["throttled", "loss", "stalled"]), unique=True, max_size=3).map(tuple),
@@ -71,7 +73,7 @@ def encode_failed_stream(sequence: int) -> dict[str, str]:
 
 def decode_sequences(sample_sequence: int, failure_sequence: int, now_s: float) -> tuple[list[int], list[int]]:
     """The sequences of the decoded samples and failures, from a sample and a failed stream of one pair of nodes."""
-    sample = msgspec.structs.replace(make_sample("a1", "c1"), sequence=sample_sequence)
+    sample = make_node_sample("a1", "c1", 1700, sample_sequence)
     results = decode_results(encode_sample(sample) | encode_failed_stream(failure_sequence), LOCATIONS, now_s=now_s)
     samples, failures = results.samples.values(), results.failures.values()
     return [sample.sequence for sample in samples], [failure.sequence for failure in failures]
@@ -130,7 +132,7 @@ def test_invalid_keys_are_refused_with_a_reason(key: str, reason: str) -> None:
     ],
 )
 def test_a_damaged_sample_is_refused_with_a_reason(damage: Callable[[str], str], reason: str) -> None:
-    ((key, value),) = encode_sample(make_sample()).items()
+    ((key, value),) = encode_sample(SAMPLE).items()
     damaged = damage(value)
     assert damaged != value
     results = decode_results({key: damaged}, LOCATIONS)
@@ -141,9 +143,9 @@ def test_a_damaged_sample_is_refused_with_a_reason(damage: Callable[[str], str],
 @pytest.mark.parametrize(
     ("refused_sample", "locations", "reason"),
     [
-        (make_sample(p50_us=None, p90_us=None, p99_us=None), LOCATIONS, "no-value"),
-        (make_sample(), {"a1": LOCATIONS["a1"]}, "unknown-node"),
-        (make_sample(), {**LOCATIONS, "a1": NodeLocation("a1", "z-new", "r")}, "moved-node"),
+        (make_node_sample("a1", "b1.example", None), LOCATIONS, "no-value"),
+        (SAMPLE, {"a1": LOCATIONS["a1"]}, "unknown-node"),
+        (SAMPLE, {**LOCATIONS, "a1": NodeLocation("a1", "new-zone")}, "moved-node"),
     ],
 )
 def test_a_sample_without_a_number_or_of_a_deleted_or_moved_node_is_refused(
@@ -154,11 +156,11 @@ def test_a_sample_without_a_number_or_of_a_deleted_or_moved_node_is_refused(
 
 def test_our_keys_cannot_have_the_external_prober() -> None:
     """External samples have no time and never age."""
-    external = make_sample(prober="external")
+    external = make_node_sample("a1", "b1.example", 1700, prober="external")
     samples = [
         external,
-        make_sample("a2", prober="external", test="UDP_RR"),
-        msgspec.structs.replace(make_sample("a1", "c1"), datagrams=external.measurement, cost_source="datagrams"),
+        make_node_sample("a2", "b1.example", 1700, prober="external", test="UDP_RR"),
+        make_node_sample("a1", "c1", 1700, datagrams=external.measurement, cost_source="datagrams"),
     ]
     for sample in samples:
         results = decode_results(encode_sample(sample), LOCATIONS)
@@ -168,7 +170,7 @@ def test_our_keys_cannot_have_the_external_prober() -> None:
 
 def test_a_mebibyte_of_invalid_keys_is_counted_and_a_valid_key_is_decoded() -> None:
     noise = {f"noise-{i}": "x" * 1000 for i in range(900)} | {f"netaware.v1.a{i}_c1_TCP_RR": "{" for i in range(500)}
-    results = decode_results({**noise, **encode_sample(make_sample())}, LOCATIONS)
+    results = decode_results({**noise, **encode_sample(SAMPLE)}, LOCATIONS)
     assert len(results.samples) == 1
     assert results.refusal_counts == {"bad-json": 500}
     assert len(results.refusals) == MAX_LISTED_REFUSALS
@@ -177,7 +179,7 @@ def test_a_mebibyte_of_invalid_keys_is_counted_and_a_valid_key_is_decoded() -> N
 @pytest.mark.parametrize(("failure_sequence", "is_newest"), [(2, False), (3, True), (4, True)])
 def test_a_newer_success_of_any_test_replaces_a_failure(failure_sequence: int, is_newest: bool) -> None:
     """The next run of an extra test that failed is ten rounds later."""
-    data = encode_failed_stream(failure_sequence) | encode_sample(make_sample("a1", "c1"))
+    data = encode_failed_stream(failure_sequence) | encode_sample(make_node_sample("a1", "c1", 1700, sequence=3))
     results = decode_results(data, LOCATIONS)
     assert len(results.samples) == 1
     assert bool(results.failures) == is_newest
@@ -199,11 +201,13 @@ def test_keys_of_unplanned_pairs_are_removed_and_keys_of_other_components_stay()
     planned_locations = [location for name, location in LOCATIONS.items() if name != "a2"]
     nodes = [ProbeNode(name=at.node, address=f"10.0.0.{i}", zone=at.zone) for i, at in enumerate(planned_locations)]
     planned_keys = list_planned_keys(plan_probes(nodes, PlanOptions(), {}, NOW_S).plan_by_zone.values())
-    planned, unplanned = (encode_sample(make_sample(origin), upstream=("p90",)) for origin in ("a1", "a2"))
+    planned, unplanned = (
+        encode_sample(make_node_sample(origin, "b1.example", 1700), upstream=("p90",)) for origin in ("a1", "a2")
+    )
     foreign = {"netperf.p90.latency.milliseconds.origin.c1.destination.a2": "5", "foreign-key": "x"}
     data = {**planned, **unplanned, **foreign, "netaware.v1.broken": "{"}
     assert find_keys_to_remove(data, planned_keys) == {*unplanned, "netaware.v1.broken"}
-    (key,) = encode_sample(make_sample())
+    (key,) = encode_sample(SAMPLE)
     assert find_keys_to_remove({**data, key: "{half"}, planned_keys) >= {key}, "refused values are removed too"
 
 

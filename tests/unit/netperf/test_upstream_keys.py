@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from netperf.measurement import Percentile
 from netperf.results import decode_results, encode_samples, sample_key
 from netperf.sample import NodeLocation
 from netperf.upstream_keys import MAX_KEY_LENGTH, upstream_key
-from tests.unit.netperf.encoded_samples import LOCATIONS, encode_sample, make_sample
+from tests.unit.netperf.zone_samples import encode_sample, locate, make_node_sample
 
+LOCATIONS = {name: locate(name) for name in ("a1", "a2", "b1.example", "c1")}
 P90: tuple[Percentile, ...] = ("p90",)
 NAMES_WITH_DOTS = st.text(alphabet="ab.1-", min_size=1, max_size=30)
 NODE_NAMES = st.text(alphabet="abz09-.", min_size=1, max_size=253)
@@ -38,10 +38,10 @@ def test_keys_of_names_with_dots_are_decoded(names: list[str]) -> None:
 @pytest.mark.parametrize("order", [1, -1], ids=["in order", "in reverse order"])
 def test_both_spellings_are_decoded_and_microseconds_have_precedence(order: int) -> None:
     value_by_key = {
-        "netperf.p90.latency.milliseconds.origin.a1.destination.b1.example.com": "7",
-        "netperf_p90_latency_microseconds.origin.a1.destination.b1.example.com": "6543",
-        "netperf.p50.latency.milliseconds.origin.a1.destination.b1.example.com": "5",
-        "netperf.p99.latency.milliseconds.origin.a1.destination.b1.example.com": "8.1041999999999996",
+        "netperf.p90.latency.milliseconds.origin.a1.destination.b1.example": "7",
+        "netperf_p90_latency_microseconds.origin.a1.destination.b1.example": "6543",
+        "netperf.p50.latency.milliseconds.origin.a1.destination.b1.example": "5",
+        "netperf.p99.latency.milliseconds.origin.a1.destination.b1.example": "8.1041999999999996",
     }
     (sample,) = decode_results(dict(list(value_by_key.items())[::order]), LOCATIONS).samples.values()
     assert sample.measurement.prober == "external"
@@ -51,17 +51,19 @@ def test_both_spellings_are_decoded_and_microseconds_have_precedence(order: int)
 
 
 def test_written_keys_have_milliseconds_and_our_sample_has_precedence() -> None:
-    data = encode_sample(make_sample(p50_us=3, p90_us=1700, p99_us=2400), upstream=("p50", "p90", "p99"))
-    key = "netperf.{}.latency.milliseconds.origin.a1.destination.b1.example.com"
+    data = encode_sample(
+        make_node_sample("a1", "b1.example", 1700, p50_us=3, p99_us=2400), upstream=("p50", "p90", "p99")
+    )
+    key = "netperf.{}.latency.milliseconds.origin.a1.destination.b1.example"
     assert [data[key.format(percentile)] for percentile in ("p50", "p90", "p99")] == ["1", "2", "2"], "at least 1"
     assert [sample.measurement.prober for sample in decode_results(data, LOCATIONS).samples.values()] == ["netperf"]
 
 
 def test_keys_of_flagged_samples_are_not_written_and_keys_of_missing_numbers_are_removed() -> None:
-    flagged = replace(make_sample(), quality_flags=("throttled",))
+    flagged = make_node_sample("a1", "b1.example", 1700, quality_flags=("throttled",))
     assert not any(key.startswith("netperf.") for key in encode_samples([flagged], P90))
-    patch = encode_samples([make_sample(p90_us=None)], P90)
-    assert patch["netperf.p90.latency.milliseconds.origin.a1.destination.b1.example.com"] is None
+    patch = encode_samples([make_node_sample("a1", "b1.example", 1700, p90_us=None)], P90)
+    assert patch["netperf.p90.latency.milliseconds.origin.a1.destination.b1.example"] is None
 
 
 @pytest.mark.parametrize(
@@ -77,7 +79,7 @@ def test_keys_of_flagged_samples_are_not_written_and_keys_of_missing_numbers_are
 def test_unplanned_keys_are_refused_in_zones_that_agents_measure(
     origin: str, destination: str, is_refused: bool
 ) -> None:
-    locations = LOCATIONS | {name: NodeLocation(name, f"z-{name[0]}", "r") for name in ("d1", "e1")}
+    locations = {name: NodeLocation(name, name[0]) for name in ("a1", "a2", "c1", "d1", "e1")}
     key = upstream_key(origin, destination, "p90")
     assert key is not None
     planned_keys = {sample_key(locations["a1"], locations["c1"], "TCP_RR")}

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from netperf.cost_state import CostState, update_state
 from netperf.costs import ZoneCosts, compute_costs
 from netperf.latencies import ZonePair
-from netperf.measurement import Measurement
+from netperf.measurement import Measurement, Percentile
 from netperf.policy import CostPolicy
+from netperf.results import encode_samples
 from netperf.sample import Failure, NodeLocation, Sample
 
 POLICY = CostPolicy()
@@ -18,25 +19,37 @@ REGION_BY_ZONE = {"a": "r1", "b": "r1", "c": "r2", "d": "r2"}
 WALL_S = 1.7e9
 
 
+def locate(node: str) -> NodeLocation:
+    """The location of a node, whose name begins with the name of its zone."""
+    return NodeLocation(node, node[0], REGION_BY_ZONE[node[0]])
+
+
 def make_node_sample(origin: str, destination: str, us: float | None, sequence: int = 1, **fields: object) -> Sample:
-    """A sample of two nodes, whose names begin with the names of their zones; ``fields`` are of the sample or its measurement."""
+    """A sample of two nodes; ``fields`` are of the sample or its measurement."""
     measurement = Measurement(prober="netperf", test="TCP_RR", p50_us=us, p90_us=us, transactions=1000)
-    origin_location, destination_location = (
-        NodeLocation(node, node[0], REGION_BY_ZONE[node[0]]) for node in (origin, destination)
-    )
-    measured = {key: value for key, value in fields.items() if key in Measurement.__struct_fields__}
-    return Sample(
-        origin=origin_location,
-        destination=destination_location,
-        measurement=replace(measurement, **measured),
+    sample = Sample(
+        origin=locate(origin),
+        destination=locate(destination),
+        measurement=replace(measurement, **{k: v for k, v in fields.items() if k in Measurement.__struct_fields__}),
         sequence=sequence,
-        **{"taken_at": WALL_S} | {key: value for key, value in fields.items() if key not in measured},  # type: ignore[arg-type]
+        taken_at=WALL_S,
     )
+    return replace(sample, **{k: v for k, v in fields.items() if k not in Measurement.__struct_fields__})
 
 
 def make_zone_sample(pair: str, us: float | None, sequence: int = 1, **fields: object) -> Sample:
     """A sample of the first nodes of two zones, which are written as two letters."""
     return make_node_sample(f"{pair[0]}1", f"{pair[1]}1", us, sequence, **fields)
+
+
+def drop_removals(patch: dict[str, str | None]) -> dict[str, str]:
+    """The keys that a patch writes, without those that it removes."""
+    return {key: value for key, value in patch.items() if value is not None}
+
+
+def encode_sample(sample: Sample, upstream: tuple[Percentile, ...] = ()) -> dict[str, str]:
+    """The keys of a sample in a results object, also those in upstream's format for these percentiles."""
+    return drop_removals(encode_samples([sample], upstream))
 
 
 def make_zone_samples(us_by_pair: Mapping[str, float], sequence: int = 1) -> list[Sample]:
