@@ -17,7 +17,7 @@ from kubekit import logs
 log = logs.get("agent.kernel")
 
 _LINK_TYPES = frozenset({RTM_NEWLINK, RTM_DELLINK})
-_BUFFER_BYTES = 1 << 20
+_BUFFER_BYTES = 1 << 20  # for bursts, as when many pods start
 
 
 class KernelEvents:

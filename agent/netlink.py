@@ -19,8 +19,8 @@ ATTRIBUTE = struct.Struct("=HH")
 """struct nlattr: length, type."""
 ERRNO = struct.Struct("=i")
 """Start of the body of NLMSG_ERROR and NLMSG_DONE: a negative errno, or 0."""
-_MAX_DATAGRAM_BYTES = 1 << 16
-_SO_RCVBUFFORCE = 33
+_MAX_DATAGRAM_BYTES = 1 << 16  # twice the kernel's largest
+_SO_RCVBUFFORCE = 33  # asm-generic/socket.h; the socket module does not name it
 _BATCH_SIZE = 64
 """Number of datagrams that are read before other tasks may run."""
 

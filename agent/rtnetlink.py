@@ -40,7 +40,7 @@ ROOT = 0xFFFFFFFF
 _TCA_TBF_PARMS, _TCA_TBF_RATE64 = 1, 4
 _TBF = struct.Struct("=8xI8xIIII")
 """struct tc_tbf_qopt: rate and peak rate (tc_ratespec, rate last), limit, buffer, mtu."""
-_TICK_S = 64e-9
+_TICK_S = 64e-9  # /proc/net/psched
 _BASIC_STATS = struct.Struct("=Q")
 """The start of struct gnet_stats_basic: bytes."""
 

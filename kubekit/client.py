@@ -33,8 +33,8 @@ STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 _APPLY_PATCH = "application/apply-patch+yaml"
 
 DEFAULT_TIMEOUT_S = 15.0
-LIST_TIMEOUT_S = 60.0
-PAGE_SIZE = 500
+LIST_TIMEOUT_S = 60.0  # for each page
+PAGE_SIZE = 500  # as kubectl
 WATCH_LIFETIME_S = 300.0
 """Shortest lifetime of a watch; the longest is twice this time, so that watches do not end together."""
 MAX_WATCH_SILENCE_S = 85.0

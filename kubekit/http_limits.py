@@ -27,7 +27,7 @@ MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PEER = 512, 256
 MAX_HANDSHAKES, MAX_HANDSHAKES_PER_PEER = 128, 64
 """High enough for an API server, which opens a connection for each request of a burst."""
 
-_TLS_RECORD_BYTES = 16 << 10
+_TLS_RECORD_BYTES = 16 << 10  # the largest record (RFC 8446)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -220,7 +220,8 @@ async def read_body(request: web.Request, max_bytes: int, timeout_s: float) -> b
     """
     if (request.content_length or 0) > max_bytes:
         raise BodyTooLargeError
-    parts, size_bytes = list[bytes](), 0
+    parts: list[bytes] = []
+    size_bytes = 0
     async with asyncio.timeout(timeout_s):
         async for part in request.content.iter_any():
             size_bytes += len(part)

@@ -22,7 +22,7 @@ log = logs.get("kubekit.runtime")
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 MEMORY_GROWTH_FACTOR, MEMORY_CHECK_INTERVAL_S = 1.1, 30.0
 """See `run_memory_compaction`."""
-_NO_FULL_COLLECTIONS = 2**31 - 1
+_NO_FULL_COLLECTIONS = 2**31 - 1  # a threshold that is never reached
 
 
 def run_program(main: Callable[[], Coroutine[Any, Any, None]]) -> int:

@@ -1,4 +1,4 @@
-"""The contract between agent, controller, manifests and users: names, the announcement, and the pauses of reading connection tracking."""
+"""The contract between agent, controller, manifests and users: names, the announcement, and how often agents read connection tracking."""
 
 from __future__ import annotations
 

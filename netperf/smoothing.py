@@ -12,6 +12,7 @@ import statistics
 import msgspec
 
 WINDOW_SAMPLES = 5
+"""The median of five samples ignores two odd ones. A change that is no outlier shows after three."""
 OUTLIER_RATIO, MIN_OUTLIER_US = 0.15, 100.0
 """An outlier differs by more than this share, and by more than this time; smaller differences are noise of schedulers and interrupts."""
 OUTLIER_DEVIATIONS = 5.0

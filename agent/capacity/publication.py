@@ -29,7 +29,7 @@ CONDITION = "NetawareBandwidth"
 """Type of the node condition: True if the capacity is known and published; False if it is unknown, disputed, owned by another program
 or misconfigured. Its message says why."""
 
-KWOK_ANNOTATION = "kwok.x-k8s.io/node"
+KWOK_ANNOTATION = "kwok.x-k8s.io/node"  # on nodes without a kubelet
 _KUBELET_VERSION = re.compile(r"v?\d+\.\d+")
 
 

@@ -16,7 +16,7 @@ from kubekit.errors import ConfigError
 log = logs.get("agent.probing")
 
 POLL_INTERVAL_S = 60.0
-MIN_PASSPHRASE_BYTES = 16
+MIN_PASSPHRASE_BYTES = 16  # 128 bits
 MAX_LISTED_CHARACTERS = 80
 """Longest list of file names in an error."""
 

@@ -24,7 +24,7 @@ MAX_DIFFERENCE_RATIO, MAX_DIFFERENCE_US = 0.03, 30.0
 """Equivalent samples differ by at most the larger of this share and this time, in p50 and p90."""
 MAX_TAIL_DIFFERENCE_RATIO, MAX_TAIL_DIFFERENCE_US = 0.25, 150.0
 """The same for the p99, which varies more."""
-MAX_LOSS_DIFFERENCE = 0.005
+MAX_LOSS_DIFFERENCE = 0.005  # of the shares of lost packets
 
 
 def is_equivalent(new: Sample, old: Sample) -> bool:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from controller.cli.command import Command
 
-UNLIMITED_WIDTH = 10_000
+UNLIMITED_WIDTH = 10_000  # rich needs a number
 # Texts from the cluster may look like markup.
 _PlainConsole = partial(Console, highlight=False, emoji=False, markup=False)
 

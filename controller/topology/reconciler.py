@@ -42,7 +42,7 @@ log = logs.get("controller.topology")
 
 PLAN_RETRY_S = 0.2
 """Interval of checks for the first probe plan."""
-MIN_DEBOUNCE_S = 0.1
+MIN_DEBOUNCE_S = 0.1  # with short rounds, as in tests
 DEBOUNCES_PER_ROUND = 60
 """A decision waits a probing round divided by this after a change, because each pair has one sample per round."""
 RESYNC_S = 15.0

@@ -20,7 +20,7 @@ _MIN_STEP_S = 15
 """Finest resolution of a subquery."""
 _MIN_STEPS_OF_AGE = 20
 """The age of a source is precise enough if it spans more steps of the subquery than this."""
-_PEAK_QUANTILE = 0.95
+_PEAK_QUANTILE = 0.95  # ignores short bursts
 _MAX_PORT = 65_535
 _MAX_AGENT_PAUSE_S = 600.0
 """Limit of the time between two readings of an agent, so that one agent's wrong value cannot lengthen all ranges."""

@@ -29,7 +29,7 @@ _LIMITS = {
     resource.RLIMIT_NOFILE: 32,
     resource.RLIMIT_CORE: 0,
 }
-"""Resource limits of a confined child; CPU time in seconds."""
+"""Resource limits of a confined child: address space in bytes, CPU time in seconds, open files, and no core dumps."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

@@ -9,7 +9,7 @@ import asyncio
 from pathlib import Path
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
-POLL_INTERVAL_S = 0.05
+POLL_INTERVAL_S = 0.05  # short, because a run takes a second
 
 
 def find_cpu_stat(process_cgroup: str, root: Path = CGROUP_ROOT) -> Path | None:

@@ -12,12 +12,12 @@ import struct
 from typing import Literal, NamedTuple
 
 MAGIC = b"NAE2"
-_TAG_BYTES = 16
+_TAG_BYTES = 16  # half of HMAC-SHA256, the least that RFC 2104 recommends
 _NUMBERS = struct.Struct("!8sQQ")
+"""Session, number, and responder delay in nanoseconds."""
 DATAGRAM_BYTES = len(MAGIC) + _NUMBERS.size + _TAG_BYTES
 MAX_ENCODED_DELAY_NS = 60 * 10**9
 """Longer responder delays are encoded as this one."""
-
 
 Side = Literal[b"client", b"server"]
 """Sender of a datagram: ``client`` sends requests, ``server`` answers. It is part of the tag, so that a request is no valid answer."""

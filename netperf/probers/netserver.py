@@ -58,13 +58,13 @@ class Netserver:
     def __init__(
         self, binary: str, address: str, port: int, passphrase: bytes, *, wall_clock: Callable[[], float] = time.time
     ) -> None:
+        self.listening = asyncio.Event()
+        self.failure = "not started"
         self._binary, self._address, self._port, self._passphrase = binary, address, port, passphrase
         self._wall_clock, self._backoff = wall_clock, Backoff()
         self._rejection_log = RejectionLog(log, "netperf connection without a valid passphrase")
-        self.listening = asyncio.Event()
         self._peer_by_pending_task: dict[asyncio.Task[None], str] = {}
         self._run_tasks: set[asyncio.Task[None]] = set()
-        self.failure = "not started"
 
     async def run(self) -> None:
         """Serve until cancelled; then stop the runs in progress. If serving fails, set `failure` and try again with a back-off."""

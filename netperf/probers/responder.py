@@ -56,7 +56,7 @@ class DatagramResponder:
         for _ in range(MAX_BATCH):
             try:
                 data, received_ns, peer = receive(udp)
-            except OSError:
+            except OSError:  # no datagram is left, or an ICMP error for an earlier answer
                 return
             datagram = decode_datagram(self._key, b"client", data)
             if datagram is None:

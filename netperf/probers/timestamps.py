@@ -15,7 +15,7 @@ SO_TIMESTAMPNS = 35
 """asm-generic/socket.h; the socket module does not name it before Python 3.14."""
 _TIMESPEC = struct.Struct("@qq")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_TIMESPEC.size)
-_READ_BYTES = 2048
+_READ_BYTES = 2048  # more than any valid datagram, so that a longer one is not taken for it
 MAX_BATCH = 64
 """Maximum number of datagrams to read at a time, so that a flood does not block the event loop."""
 
