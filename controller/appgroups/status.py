@@ -252,8 +252,7 @@ def spec_faults_of(group: AppGroup, graph: DependencyGraph, order: WorkloadOrder
         faults.append(Fault("Cycle", f"dependencies form a cycle ({path}), so their order is arbitrary"))
     algorithm = group.spec.topology_sorting_algorithm
     if algorithm not in ALGORITHMS:
-        message = (
-            f"unknown algorithm {algorithm!r}, so {FALLBACK_ALGORITHM} is used; choose one of {', '.join(ALGORITHMS)}"
-        )
+        choices = ", ".join(ALGORITHMS)
+        message = f"unknown algorithm {algorithm!r}, so {FALLBACK_ALGORITHM} is used; choose one of {choices}"
         faults.append(Fault("UnknownAlgorithm", message))
     return faults

@@ -34,9 +34,8 @@ class NetworkOverheadConfig(Section, frozen=True):
             if not name:
                 raise ConfigError(join_path(field, key), "is empty", "write the name of the object")
         if not self.namespaces or not all(self.namespaces):
-            raise ConfigError(
-                join_path(field, "namespaces"), "is empty, or has an empty name", "write [default], as upstream does"
-            )
+            path = join_path(field, "namespaces")
+            raise ConfigError(path, "is empty, or has an empty name", "write [default], as upstream does")
 
 
 class NetworkOverheadArgs(NetworkOverheadConfig, frozen=True):

@@ -134,6 +134,5 @@ class Membership(Index):
         group_namespace = self.groups[key].metadata.namespace
         if group_namespace in self._args.namespaces:
             return []
-        return sorted(
-            n for n in self._namespaces_of(key) if group_namespace not in {n, *self._consents_by_namespace.get(n, ())}
-        )
+        consents = self._consents_by_namespace
+        return sorted(n for n in self._namespaces_of(key) if group_namespace not in {n, *consents.get(n, ())})

@@ -206,6 +206,8 @@ class PodReader:
 def _eviction_forbidden_by(pod: Pod, owner: OwnerReference | None, evict_annotation: str, eviction_cost: int) -> str:
     annotations, spec = pod.metadata.annotations or {}, pod.spec
     kind = owner.kind if owner else ""
+    prefers_no_eviction = PREFER_NO_EVICTION_ANNOTATION in annotations and evict_annotation != "true"
+    is_unsafe = annotations.get(SAFE_TO_EVICT_ANNOTATION, "").lower() == "false"
     is_critical = spec.priority >= SYSTEM_CRITICAL_PRIORITY or spec.priority_class_name.startswith("system-")
     reasons = (
         (MIRROR_ANNOTATION in annotations, "mirror pod"),
@@ -213,14 +215,8 @@ def _eviction_forbidden_by(pod: Pod, owner: OwnerReference | None, evict_annotat
         (kind == "DaemonSet", "DaemonSet pod"),
         (is_critical, "critical pod"),
         (evict_annotation == "false", f"annotation {EVICT_ANNOTATION} is false"),
-        (
-            evict_annotation != "true" and PREFER_NO_EVICTION_ANNOTATION in annotations,
-            f"annotation {PREFER_NO_EVICTION_ANNOTATION}",
-        ),
-        (
-            annotations.get(SAFE_TO_EVICT_ANNOTATION, "").lower() == "false",
-            f"annotation {SAFE_TO_EVICT_ANNOTATION} is false",
-        ),
+        (prefers_no_eviction, f"annotation {PREFER_NO_EVICTION_ANNOTATION}"),
+        (is_unsafe, f"annotation {SAFE_TO_EVICT_ANNOTATION} is false"),
         (eviction_cost >= FORBIDDING_EVICTION_COST, f"annotation {EVICTION_COST_ANNOTATION} forbids it"),
     )
     return next((reason for applies, reason in reasons if applies), "")

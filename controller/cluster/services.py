@@ -144,10 +144,8 @@ class ServiceIndex(Index):
         candidates: dict[str, Service] = {}
         for name, value in labels.items():
             candidates.update(self._services_by_label.get((namespace, name, value), {}))
-        matching_services = [
-            candidates[key] for key in sorted(candidates) if candidates[key].selects(namespace, labels)
-        ]
-        return [service for service in matching_services if not service.is_headless] or matching_services
+        services = [candidates[key] for key in sorted(candidates) if candidates[key].selects(namespace, labels)]
+        return [service for service in services if not service.is_headless] or services
 
     def routing_to(self, pods: Iterable[ObjectMeta]) -> Routing:
         """Routing of calls to a workload, of which ``pods`` has one pod for each of its namespaces.
@@ -160,13 +158,11 @@ class ServiceIndex(Index):
             default=Routing.ANY,
         )
 
-    def routings_of(self, pods: Iterable[Pod]) -> dict[str, Routing]:
-        """Routing of calls to each workload of these pods, by workload selector."""
+    def routings_of(self, group_pods: Iterable[Pod]) -> dict[str, Routing]:
+        """Routing of calls to each workload of these pods, by workload selector. The first pod of each namespace represents all."""
         first_pods_by_workload: dict[str, dict[str, ObjectMeta]] = defaultdict(dict)
-        for pod in pods:
+        for pod in group_pods:
             first_pods, meta = first_pods_by_workload[pod.workload], pod.metadata
             if pod.is_active and (meta.namespace not in first_pods or meta.name < first_pods[meta.namespace].name):
                 first_pods[meta.namespace] = meta
-        return {
-            workload: self.routing_to(first_pods.values()) for workload, first_pods in first_pods_by_workload.items()
-        }
+        return {workload: self.routing_to(pods.values()) for workload, pods in first_pods_by_workload.items()}

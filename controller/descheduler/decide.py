@@ -98,7 +98,7 @@ class UnconfirmedDecision:
             replacement_targets=dict(self._replacement_targets),
         )
 
-    async def confirm(self, simulate_replacement: SimulateReplacement) -> DescheduleDecision:
+    async def confirm(self, simulate: SimulateReplacement) -> DescheduleDecision:
         """Give the moves the planner's targets, and remove the moves that the planner would undo; returns the decision.
 
         The target of each move is reserved before the next move is simulated, so that two moves do not use the same capacity. States of
@@ -109,9 +109,7 @@ class UnconfirmedDecision:
             if not self._is_placed_by_plan(candidate):
                 continue
             builder.release_target(candidate)
-            target, candidate.planner_failure = await self._simulate_target(
-                candidate, pending.move.group, simulate_replacement
-            )
+            target, candidate.planner_failure = await self._simulate_target(candidate, pending.move.group, simulate)
             failed = report_first_failure(builder, candidate, (PLANNER,))
             if failed is not None:
                 # The pod backs off, so that the next round chooses another.
@@ -142,13 +140,13 @@ class UnconfirmedDecision:
         return strategy
 
     async def _simulate_target(
-        self, candidate: Candidate, group: str, simulate_replacement: SimulateReplacement
+        self, candidate: Candidate, group: str, simulate: SimulateReplacement
     ) -> tuple[Target, str]:
         """The replacement's target in the plan of seed 0, and why the move is not confirmed; empty if all plans have a better node."""
         target: Target | None = None
         for seed in reversed(range(CONFIRMING_PLANS)):
             try:
-                target = await simulate_replacement(group, candidate.pod.key, seed)
+                target = await simulate(group, candidate.pod.key, seed)
             except PlanningError as error:
                 return Target(), f"the planner cannot plan its replacement: {error}"
             if target is None:

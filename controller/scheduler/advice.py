@@ -152,10 +152,10 @@ class _Advice(NamedTuple):
     message: str
 
 
-def _advise(placed: PlacedGroup, callee: int) -> _Advice | None:
+def _advise(placed_group: PlacedGroup, callee: int) -> _Advice | None:
     """Advice for the Service of a workload; None if nothing calls it by a Service, or no other routing is better."""
-    edges = placed.edges_to(callee)
-    services = [s for s in placed.services[callee] if not s.is_headless]
+    edges = placed_group.edges_to(callee)
+    services = [s for s in placed_group.services[callee] if not s.is_headless]
     # With Local, only replicas on the caller's node answer, whatever trafficDistribution says.
     if not edges or not services or any(s.spec.internal_traffic_policy == "Local" for s in services):
         return None
@@ -163,15 +163,15 @@ def _advise(placed: PlacedGroup, callee: int) -> _Advice | None:
     service = min(services, key=lambda s: s.routing)
     name, distribution = f"Service {service.metadata.key}", service.spec.traffic_distribution
     if service.routing is not Routing.ANY:
-        if endpoints_of(placed.problem, Routing.ZONE, placed.replica_counts[callee]).has_zone_hints:
+        if endpoints_of(placed_group.problem, Routing.ZONE, placed_group.replica_counts[callee]).has_zone_hints:
             return None
         cause = "kube-proxy ignores zones, because a replica is on a node without a zone label"
         return _Advice(0.0, "HintsIgnored", f"{name} has {distribution}, but {cause}")
-    current = placed.evaluate(edges, service.routing)
-    routing = _find_better_routing(placed, edges, current)
+    current = placed_group.evaluate(edges, service.routing)
+    routing = _find_better_routing(placed_group, edges, current)
     if routing is None:
         return None
-    better = placed.evaluate(edges, routing)
+    better = placed_group.evaluate(edges, routing)
     reason, cause = "NoTrafficDistribution", "has no trafficDistribution"
     if service.has_auto_hints:
         reason, cause = "HintsIgnored", "asks for automatic hints by annotation, which overrides trafficDistribution"
@@ -182,11 +182,11 @@ def _advise(placed: PlacedGroup, callee: int) -> _Advice | None:
     return _Advice(current.latency - better.latency, reason, message)
 
 
-def _find_better_routing(placed: PlacedGroup, edges: Sequence[CallEdge], current: Evaluation) -> Routing | None:
+def _find_better_routing(placed_group: PlacedGroup, edges: Sequence[CallEdge], current: Evaluation) -> Routing | None:
     """Routing by zone, or by node if that gains enough more; None if neither gains enough without overload."""
     better, best_latency = None, current.latency
     for routing in (Routing.ZONE, Routing.NODE):
-        evaluation = placed.evaluate(edges, routing)
+        evaluation = placed_group.evaluate(edges, routing)
         is_overloaded = evaluation.max_load_ratio > max(OVERLOADED_RATIO, current.max_load_ratio)
         min_gain_us = max(MIN_GAIN_US, MIN_GAIN_RATIO * current.latency)
         if not is_overloaded and best_latency - evaluation.latency >= min_gain_us:
@@ -199,29 +199,28 @@ def _format_latency(evaluation: Evaluation) -> str:
     return f"{float(f'{evaluation.latency:.2g}'):.0f} µs"
 
 
-def advice_conditions(placed: PlacedGroup) -> list[Condition]:
+def advice_conditions(placed_group: PlacedGroup) -> list[Condition]:
     """RoutedNear, False if a Service could route better; Balanced, False if replicas or calls are not spread; else True or Unknown."""
-    states = {ROUTED_NEAR: _routed_near_state(placed), BALANCED: _balanced_state(placed)}
-    return make_conditions(states, placed.snapshot.group.metadata.generation)
+    states = {ROUTED_NEAR: _routed_near_state(placed_group), BALANCED: _balanced_state(placed_group)}
+    return make_conditions(states, placed_group.snapshot.group.metadata.generation)
 
 
-def _routed_near_state(placed: PlacedGroup) -> ConditionState:
-    advice = [a for callee in range(len(placed.pods_by_node)) if (a := _advise(placed, callee)) is not None]
+def _routed_near_state(placed_group: PlacedGroup) -> ConditionState:
+    advice = [a for callee in range(len(placed_group.pods_by_node)) if (a := _advise(placed_group, callee)) is not None]
     advice.sort(key=lambda a: (-a.gain_us, a.message))
     if advice:
         message = join_first([a.message for a in advice], MAX_MESSAGES_SHOWN, "; ")
         return ConditionState(advice[0].reason, message, holds=False)
-    if any(
-        placed.pods_by_node[edge.caller] and placed.pods_by_node[edge.callee] for edge in placed.snapshot.graph.edges
-    ):
+    pods_by_node = placed_group.pods_by_node
+    if any(pods_by_node[edge.caller] and pods_by_node[edge.callee] for edge in placed_group.snapshot.graph.edges):
         return ConditionState("NoBetterRouting", "no trafficDistribution would bring calls nearer", holds=True)
     return ConditionState("NothingPlaced", "no dependency has pods placed at both ends", holds=None)
 
 
-def _balanced_state(placed: PlacedGroup) -> ConditionState:
-    if not any(placed.pods_by_node):
+def _balanced_state(placed_group: PlacedGroup) -> ConditionState:
+    if not any(placed_group.pods_by_node):
         return ConditionState("NothingPlaced", "no pod is placed", holds=None)
-    one_zone, overloaded = list(_one_zone_messages(placed)), list(_overloaded_replica_messages(placed))
+    one_zone, overloaded = list(_one_zone_messages(placed_group)), list(_overloaded_replica_messages(placed_group))
     if one_zone or overloaded:
         message = join_first([*one_zone, *overloaded], MAX_MESSAGES_SHOWN, "; ")
         return ConditionState("OneZone" if one_zone else "OverloadedReplica", message, holds=False)
@@ -229,18 +228,18 @@ def _balanced_state(placed: PlacedGroup) -> ConditionState:
     return ConditionState("Balanced", message, holds=True)
 
 
-def _one_zone_messages(placed: PlacedGroup) -> Iterator[str]:
-    for selector, replicas_by_location in placed.replicas_of_zone_spreads().items():
+def _one_zone_messages(placed_group: PlacedGroup) -> Iterator[str]:
+    for selector, replicas_by_location in placed_group.replicas_of_zone_spreads().items():
         if len(replicas_by_location) == 1:
             zone = next(iter(replicas_by_location)).zone
             where = f"in {zone}" if zone else "on nodes without a zone"
             yield f"all {replicas_by_location.total()} replicas of {selector} are {where}, but its spread is zone"
 
 
-def _overloaded_replica_messages(placed: PlacedGroup) -> Iterator[str]:
-    for callee, selector in enumerate(placed.snapshot.graph.selectors):
-        edges = placed.edges_to(callee)
+def _overloaded_replica_messages(placed_group: PlacedGroup) -> Iterator[str]:
+    for callee, selector in enumerate(placed_group.snapshot.graph.selectors):
+        edges = placed_group.edges_to(callee)
         routing = edges[0].routing if edges else Routing.ANY
-        ratio = placed.evaluate(edges, routing).max_load_ratio if routing is not Routing.ANY else 1.0
+        ratio = placed_group.evaluate(edges, routing).max_load_ratio if routing is not Routing.ANY else 1.0
         if ratio > OVERLOADED_RATIO:
             yield f"a replica of {selector} takes {ratio:.1f} times its fair share of the calls"

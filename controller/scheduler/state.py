@@ -239,9 +239,8 @@ class State(Index):
     def pod_counts(self, key: str) -> PodCounts:
         """Numbers of a group's placed pods."""
         name = self.groups[key].metadata.name
-        all_counts = [
-            c for n, c in self._pod_counts_by_label.get(name, {}).items() if self.group_key_of(n, name) == key
-        ]
+        by_namespace = self._pod_counts_by_label.get(name, {})
+        all_counts = [counts for namespace, counts in by_namespace.items() if self.group_key_of(namespace, name) == key]
         if len(all_counts) == 1:
             return all_counts[0]
         totals: dict[str, Counter[str]] = defaultdict(Counter)

@@ -59,10 +59,9 @@ def _load_certificate(certificate_dir: Path) -> ssl.SSLContext:
     try:
         tls.load_cert_chain(certificate_dir / "tls.crt", certificate_dir / "tls.key")
     except (OSError, ssl.SSLError) as error:
+        problem = f"{certificate_dir}: cannot read tls.crt and tls.key: {error}"
         fix = "create them with: python -m controller webhook-certificate | kubectl apply --server-side -f -"
-        raise ConfigError(
-            "--certificate-dir", f"{certificate_dir}: cannot read tls.crt and tls.key: {error}", fix
-        ) from error
+        raise ConfigError("--certificate-dir", problem, fix) from error
     return tls
 
 

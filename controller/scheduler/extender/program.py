@@ -103,9 +103,8 @@ class ExtenderService:
         registry.register(InformerMetrics(lambda: self._stores))
         self._loop_monitor = EventLoopMonitor(registry)
         self.server = Server(listen, checks=checks, registry=registry)
-        Extender(self.state, config, ExtenderMetrics(registry), self.describe_unlisted_stores).add_routes(
-            self.server.app
-        )
+        extender = Extender(self.state, config, ExtenderMetrics(registry), self.describe_unlisted_stores)
+        extender.add_routes(self.server.app)
 
     def describe_unlisted_stores(self) -> str:
         """A message with the stores that are not listed yet; empty if all are listed, or their CRDs are not installed."""

@@ -107,8 +107,7 @@ class GateOpener:
 
     async def _open_gate(self, pod: Pod) -> None:
         metadata = pod.metadata
-        gate = {"$patch": "delete", "name": GATE}
-        patch = {"metadata": {"uid": metadata.uid}, "spec": {"schedulingGates": [gate]}}
+        patch = {"metadata": {"uid": metadata.uid}, "spec": {"schedulingGates": [{"$patch": "delete", "name": GATE}]}}
         try:
             await self._client.patch(
                 PODS, metadata.name, patch, Object, patch_type=STRATEGIC_PATCH, namespace=metadata.namespace

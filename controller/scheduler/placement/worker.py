@@ -46,7 +46,7 @@ NICENESS = 5
 """Plans may use a whole core, which the event loop needs more."""
 PR_SET_PDEATHSIG = 1
 """From linux/prctl.h."""
-_PIPE_BUFFER_BYTES = 1 << 24
+_PIPE_BYTES = 1 << 24
 _HEADER = struct.Struct(">I")
 """Length of a message."""
 
@@ -131,9 +131,7 @@ class PlanningProcess:
         if self._process is None or not self._is_running():
             command = (sys.executable, "-m", "controller.scheduler.placement.worker")
             pipe = asyncio.subprocess.PIPE
-            self._process = await asyncio.create_subprocess_exec(
-                *command, stdin=pipe, stdout=pipe, limit=_PIPE_BUFFER_BYTES
-            )
+            self._process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=_PIPE_BYTES)
             self._changed_nodes, self._costs = set(self._node_cache.hosts), None
         return self._process
 
