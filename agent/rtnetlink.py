@@ -75,10 +75,11 @@ async def dump(
 
     A dump that a change interrupted is repeated, at most twice; the last is returned even so, because an event about the change follows.
     """
-    results, is_interrupted, attempts = list[T](), True, 0
-    while is_interrupted and attempts < _MAX_DUMP_ATTEMPTS:
-        attempts += 1
+    results: list[T] = []
+    for _ in range(_MAX_DUMP_ATTEMPTS):
         results, is_interrupted = await _dump_once(netlink, request(), message_type, parse)
+        if not is_interrupted:
+            break
     return results
 
 

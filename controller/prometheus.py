@@ -86,12 +86,12 @@ class PrometheusClient:
             PrometheusError: there is no response in time, or Prometheus rejects the expression.
         """
         params = {"query": expression} | ({} if at_s is None else {"time": f"{at_s:.3f}"})
-        timeout, url = aiohttp.ClientTimeout(self._timeout_s), f"{self.address}/api/v1/query"
+        timeout = aiohttp.ClientTimeout(self._timeout_s)
         try:
             # POST, because an expression may be too long for a URL.
             async with (
                 aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session,
-                session.post(url, data=params) as response,
+                session.post(f"{self.address}/api/v1/query", data=params) as response,
             ):
                 body, status = await response.read(), response.status
         except TimeoutError as error:

@@ -69,9 +69,9 @@ class ConnectionLimiter:
     def _close_connection(self, candidates: list[Connection], counts: Counter[str], newest: Connection) -> None:
         """Close one candidate, the first by the order in `admit`; ``counts`` has the number of connections by peer."""
         self.closed_count += 1
-        others = [c for c in candidates if c is not newest]
+        older = [c for c in candidates if c is not newest]
         # Among equals min returns the first, which is the oldest.
-        victim = min(others, key=lambda c: (c.is_responding, -counts[c.peer], c.has_request))
+        victim = min(older, key=lambda c: (c.is_responding, -counts[c.peer], c.has_request))
         if victim.is_responding and counts[victim.peer] <= counts[newest.peer]:
             victim = newest
         self.release(victim)
@@ -91,8 +91,7 @@ class _TlsProtocol(SSLProtocol):
 class Connection(RequestHandler):
     """A connection, which counts against a limit from its start. TLS handshake and head of the first request must end in time.
 
-    Attributes:
-        peer: IP address of the client; empty if unknown.
+    ``peer`` is the IP address of the client; empty if unknown.
     """
 
     __slots__ = ("_first_request_timer", "_limiter", "_site", "_socket_transport", "peer")

@@ -78,11 +78,7 @@ class LeaderElectionConfig:
 
 
 class LeaderElector:
-    """A candidate of one election.
-
-    Attributes:
-        fence: the candidate's permission to write.
-    """
+    """A candidate of one election; ``fence`` is its permission to write."""
 
     def __init__(
         self,

@@ -60,8 +60,8 @@ def _replace_unprintable(text: str, keep: str, replace: Callable[[str], str]) ->
 
 def join_first(texts: Sequence[str], max_count: int, separator: str = ", ") -> str:
     """The first ``max_count`` texts, and the number of others if there are any: ``a, b, and 3 more``."""
-    others = f"{separator}and {len(texts) - max_count} more" if len(texts) > max_count else ""
-    return separator.join(texts[:max_count]) + others
+    remainder = f"{separator}and {len(texts) - max_count} more" if len(texts) > max_count else ""
+    return separator.join(texts[:max_count]) + remainder
 
 
 def pluralize(count: int, noun: str) -> str:

@@ -273,7 +273,8 @@ def _choose_nodes(
     chooser = _NodeChooser(keys, peers_by_zone)
     nodes_by_key: dict[_PairKey, _PairNodes] = {}
     for key in keys:
-        rotation, node_a, node_b = _current_rotation(key, options, now_s), None, None
+        rotation = _current_rotation(key, options, now_s)
+        node_a = node_b = None
         previous = previous_nodes_by_key.get(key)
         if previous is not None and previous.rotation == rotation:
             node_a, node_b = chooser.keep(key.zone_a, previous.node_a), chooser.keep(key.zone_b, previous.node_b)

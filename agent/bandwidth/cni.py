@@ -108,8 +108,10 @@ class ResultCache:
                 files = [(entry.name, entry.stat().st_mtime_ns) for entry in entries if entry.is_file()]
         except OSError:
             return {}
-        known = self._attachment_by_file
-        self._attachment_by_file = {file: known[file] if file in known else self._read_file(file[0]) for file in files}
+        previous = self._attachment_by_file
+        self._attachment_by_file = {
+            file: previous[file] if file in previous else self._read_file(file[0]) for file in files
+        }
         items = self._attachment_by_file.items()
         attachments = [(a, mtime_ns) for (_, mtime_ns), a in items if a is not None]
         # The best of a pod comes last, and replaces the others. The newest belongs to the pod's current sandbox.

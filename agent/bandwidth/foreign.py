@@ -27,7 +27,7 @@ def find_foreign_limit(
     if not is_limit_ifb(target):
         detail = f"another program's filter at ingress of {device.name} redirects to {target.name}"
         return LimitAssessment("other-enforcer", detail, target, tc.root_tbf_params(target.index))
-    # Versions 1.5 of the plugin set HTB, which is not read, so it counts as another program's limit.
+    # Version 1.5 of the plugin sets HTB, which is not read, so it counts as another program's limit.
     return _assess_root_qdisc(target, attachment, tc) if tc.root_tbf_params(target.index) is None else None
 
 

@@ -116,7 +116,8 @@ class BandwidthManager:
     async def _repair(self, action: Action) -> None:
         loop = asyncio.get_running_loop()
         kind = type(action).__name__
-        topic, has_succeeded = f"repair/{action.device_name}/{kind}", False
+        topic = f"repair/{action.device_name}/{kind}"
+        has_succeeded = False
         try:
             await execute(action)
         except KernelError as error:

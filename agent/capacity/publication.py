@@ -157,7 +157,7 @@ def _make_false_condition(reason: str, message: str) -> Condition:
     return conditions.make_condition(CONDITION, holds=False, reason=reason, message=message)
 
 
-def _make_condition_patch(node: OwnNode, wanted: Condition, now_s: float) -> dict[str, object] | None:
+def _make_condition_patch(node: OwnNode, condition: Condition, now_s: float) -> dict[str, object] | None:
     before = node.status.conditions or ()
-    changes = [c for c in conditions.merge_conditions(before, [wanted], now_s) if c not in before]
+    changes = [c for c in conditions.merge_conditions(before, [condition], now_s) if c not in before]
     return {"status": {"conditions": msgspec.to_builtins(changes)}} if changes else None

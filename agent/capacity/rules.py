@@ -112,19 +112,20 @@ class _LinkResolver:
         Raises:
             _UnknownSpeedError: the speed of a device is unknown.
         """
-        mbps, names, parts = 0, frozenset[str](), list[str]()
+        total_mbps, names = 0, frozenset[str]()
+        explanations: list[str] = []
         for index in uplinks:
             if index not in self._link_by_index:
                 raise _UnknownSpeedError(f"the default route's device {index} is not there")
             speed = self._resolve(self._link_by_index[index])
             if speed.physical_names <= names:
-                parts.append(f"{self.name_of(index)} (counted already)")
+                explanations.append(f"{self.name_of(index)} (counted already)")
                 continue
             if speed.physical_names & names:
                 raise _UnknownSpeedError(f"{self.name_of(index)} shares some of its devices with another uplink")
-            mbps, names = mbps + speed.mbps, names | speed.physical_names
-            parts.append(speed.explanation)
-        return _LinkSpeed(mbps, " + ".join(parts), names)
+            total_mbps, names = total_mbps + speed.mbps, names | speed.physical_names
+            explanations.append(speed.explanation)
+        return _LinkSpeed(total_mbps, " + ".join(explanations), names)
 
     def find_physical_names(self, index: int, depth: int = 0) -> frozenset[str]:
         """Find the names of the lowest devices below a link, whose counters show the node's traffic even if no speed is known."""

@@ -55,8 +55,9 @@ class BackgroundProber:
         window, plan, now_s = self._window_of(probe), self._plan_source.plan, time.monotonic()
         if window is None or self._stream is None or plan is None:
             return WindowResult(None, 0)
-        open_s, answer_count = now_s - window.opened_at_s, self._count_answers(window)
-        if 0 < window.rtt_histogram.count < MIN_DATAGRAMS and open_s < MAX_WINDOW_ROUNDS * plan.interval_s:
+        answer_count = self._count_answers(window)
+        may_stay_open = now_s - window.opened_at_s < MAX_WINDOW_ROUNDS * plan.interval_s
+        if 0 < window.rtt_histogram.count < MIN_DATAGRAMS and may_stay_open:
             return WindowResult(None, answer_count)
         target = self._target_of(probe)
         self._stream.close_window(target)

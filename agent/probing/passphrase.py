@@ -30,10 +30,12 @@ def read_passphrase_file(path: Path) -> bytes:
     try:
         passphrase = path.read_bytes().strip()
     except FileNotFoundError:
-        others = sorted(file.name for file in path.parent.glob("[!.]*"))  # The kubelet's own names begin with two dots.
-        if not others:
+        other_names = sorted(
+            file.name for file in path.parent.glob("[!.]*")
+        )  # The kubelet's own names begin with two dots.
+        if not other_names:
             return b""
-        listed = ", ".join(others)[:MAX_LISTED_CHARACTERS]
+        listed = ", ".join(other_names)[:MAX_LISTED_CHARACTERS]
         raise ConfigError("--passphrase-file", f"there is no {path.name} in {path.parent}, but {listed}") from None
     except OSError as error:
         raise ConfigError("--passphrase-file", f"{path}: {error.strerror}") from error

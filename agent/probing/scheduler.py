@@ -91,8 +91,8 @@ class ProbeScheduler:
     ) -> None:
         self._plan_source, self._max_stream_bps, self._on_outcome = plan_source, max_stream_bps, on_outcome
         self._background, self._wall_clock = background, wall_clock
-        self._failures_in_a_row: Counter[tuple[str, str]] = Counter()  # neither run nor datagrams; by node pair
-        self._failed_runs_in_a_row: Counter[tuple[str, str]] = Counter()  # netperf alone; by node pair
+        self._failure_count_by_nodes: Counter[tuple[str, str]] = Counter()  # in a row, of run and datagrams
+        self._failed_run_count_by_nodes: Counter[tuple[str, str]] = Counter()  # in a row, of netperf alone
         self._streams: tuple[StreamRun, ...] = ()
         # Sequences start from the clock so that they grow over restarts; readers compare them.
         # If the clock went back, `ResultsWriter` raises them.
@@ -109,7 +109,7 @@ class ProbeScheduler:
     def apply_plan(self) -> None:
         """Recompute the next run, because plan or prober changed."""
         planned_pairs = {probe.nodes for probe in self._plan_source.own_probes}
-        for counts in (self._failures_in_a_row, self._failed_runs_in_a_row):
+        for counts in (self._failure_count_by_nodes, self._failed_run_count_by_nodes):
             for pair in counts.keys() - planned_pairs:
                 del counts[pair]
         self._changed.set()  # Wakes all waiters; later waiters get the new event.
@@ -214,13 +214,13 @@ class ProbeScheduler:
         else:
             outcome = self._make_datagram_outcome(probe, test, run_result, window)
         if outcome.has_round_trip:
-            self._failures_in_a_row.pop(probe.nodes, None)
+            self._failure_count_by_nodes.pop(probe.nodes, None)
         _log_change(outcome)
         return outcome
 
     def _make_run_outcome(self, probe: Probe, test: Test, run: Measurement, window: WindowResult) -> ProbeOutcome:
         datagrams = None if test == "TCP_STREAM" else window.measurement
-        self._failed_runs_in_a_row.pop(probe.nodes, None)
+        self._failed_run_count_by_nodes.pop(probe.nodes, None)
         run_flags = find_quality_flags(run, datagrams)
         cost_source = choose_cost_source(run, datagrams, run_flags)
         flags = run_flags if cost_source == "measurement" or datagrams is None else find_quality_flags(datagrams)
@@ -239,7 +239,7 @@ class ProbeScheduler:
         result could also mean "not probed yet".
         """
         if run_error is not None and probe.pair_index == 0 and self._prober is not None:
-            self._failed_runs_in_a_row[probe.nodes] += 1
+            self._failed_run_count_by_nodes[probe.nodes] += 1
         reason, detail = (run_error.reason, run_error.detail) if run_error is not None else (None, "")
         outcome = ProbeOutcome(probe=probe, test=test, result=reason or "ok", detail=detail)
         sample, datagrams = None, window.measurement
@@ -249,13 +249,13 @@ class ProbeScheduler:
                 measurement=substitute,
                 quality_flags=find_quality_flags(substitute),
                 run_failure=reason,
-                failed_runs=self._failed_runs_in_a_row[probe.nodes],
+                failed_runs=self._failed_run_count_by_nodes[probe.nodes],
                 **self._make_common_fields(probe),
             )
         if sample is not None or window.answer_count or run_error is None:
             return msgspec.structs.replace(outcome, sample=sample, has_round_trip=True)
-        self._failures_in_a_row[probe.nodes] += 1
-        count, fields = self._failures_in_a_row[probe.nodes], self._make_common_fields(probe)
+        self._failure_count_by_nodes[probe.nodes] += 1
+        count, fields = self._failure_count_by_nodes[probe.nodes], self._make_common_fields(probe)
         failure = Failure(
             reason=run_error.reason, failures_in_a_row=count, has_answered=run_error.has_answered, **fields
         )

@@ -33,12 +33,12 @@ class Screen:
     """Standard output, or ``stream``, and standard error, with colours on a terminal unless NO_COLOR is set."""
 
     def __init__(self, stream: TextIOBase | None = None) -> None:
-        out = stream or sys.stdout
-        has_colours = out.isatty() and not os.environ.get("NO_COLOR")
-        has_unlimited_width = not out.isatty() and not os.environ.get("COLUMNS")
+        output = stream or sys.stdout
+        has_colours = output.isatty() and not os.environ.get("NO_COLOR")
+        has_unlimited_width = not output.isatty() and not os.environ.get("COLUMNS")
         self._console = _PlainConsole(
-            file=out,  # type: ignore[arg-type]
-            force_terminal=out.isatty(),
+            file=output,  # type: ignore[arg-type]
+            force_terminal=output.isatty(),
             color_system="auto" if has_colours else None,
             no_color=not has_colours,
             width=UNLIMITED_WIDTH if has_unlimited_width else None,

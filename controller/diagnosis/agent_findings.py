@@ -91,7 +91,8 @@ def _format_causes(reason_by_node: _ReasonByNode) -> tuple[str, ...]:
 
 def _format_restarts(facts: Facts, nodes: Sequence[str]) -> tuple[str, ...]:
     """Commands that inspect the agent of the first node, and restart the agents of all nodes."""
-    namespace, get_pod = facts.netaware_namespace, f"kubectl -n {{netaware_namespace}} get {_AGENT_POD_ARGUMENTS}"
+    namespace = facts.netaware_namespace
+    get_pod = f"kubectl -n {{netaware_namespace}} get {_AGENT_POD_ARGUMENTS}"
     templates = (f"{get_pod} -o wide", f"kubectl -n {{netaware_namespace}} logs --tail=50 $({get_pod} -o name)")
     inspections = tuple(format_command(template, netaware_namespace=namespace, node=nodes[0]) for template in templates)
     if len(nodes) > MAX_SINGLE_RESTARTS:

@@ -114,7 +114,8 @@ class Facts(msgspec.Struct, frozen=True):
 
 def build_facts(snapshot: ClusterSnapshot, pod: Pod | None = None) -> Facts:
     """The facts of a snapshot, with ``pod`` added if the snapshot lacks it."""
-    membership, default_mode = snapshot.build_membership(), snapshot.scheduler.placement
+    membership = snapshot.build_membership()
+    default_mode = snapshot.scheduler.placement
     mode_by_namespace = {
         namespace.metadata.name: placement_mode_of(namespace.metadata.labels, default_mode)
         for namespace in snapshot.namespaces

@@ -75,11 +75,11 @@ class SnapshotReader:
         )
 
     async def _read_status(self) -> ControlPlaneStatus:
-        topologies, problems = self._cache.topologies, self._cache.describe_unsynced()
+        topologies, unsynced = self._cache.topologies, self._cache.describe_unsynced()
         status = ControlPlaneStatus(
             # A store that is ready but not synced belongs to a kind without a CustomResourceDefinition.
             is_installed=topologies.synced.is_set() or not topologies.ready.is_set(),
-            failed_checks=(f"not listed yet: {problems}",) if problems else (),
+            failed_checks=(f"not listed yet: {unsynced}",) if unsynced else (),
         )
         status = await read_control_plane(self._client, self._namespace, status)
         # Without leader election there is no Lease, and this controller does the leader's work.

@@ -178,9 +178,10 @@ class TopologyController:
 
     async def _compute_allocations(self, locations: Mapping[str, NodeLocation]) -> Mapping[ZonePair, int]:
         """Allocated bits per second by zone pair, computed in a thread; cached until pods, nodes, AppGroups or namespaces change."""
-        cached, maybe_yield = self._cached_allocations, CooperativeYield()
+        cached = self._cached_allocations
         if cached:
             return cached[0]
+        maybe_yield = CooperativeYield()
         for key in tuple(self._membership.groups):
             if key in self._membership.groups:
                 self._membership.graph(key)  # Builds the graph, which the copy shares.

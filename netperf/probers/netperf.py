@@ -77,7 +77,7 @@ def choose_transaction_count(duration_s: float, rtt_s: float) -> int | None:
 def build_command(
     binary: str, address: str, settings: ProbeSettings, hourly_passphrase: str, transactions: int | None = None
 ) -> list[str]:
-    """The command of a run that ends by time, in whole seconds, or after ``transactions``, except for streams, which always end by time.
+    """The command of a run. It ends after ``transactions`` round trips; without that number, and for streams, after whole seconds.
 
     Never log it: it contains the hourly passphrase.
     """
@@ -255,11 +255,13 @@ async def _check_control_port(
     except ProbeFailedError as error:
         return error.reason
     passphrase_request = (bytes(PASSPHRASE_OFFSET) + hourly_passphrase.encode()).ljust(REQUEST_BYTES, b"\0")
-    begin, rest = passphrase_request[:1], passphrase_request[1:] + bytes(REQUEST_BYTES)
+    first_byte, other_bytes = passphrase_request[:1], passphrase_request[1:] + bytes(REQUEST_BYTES)
     try:
-        if await _closes_after(reader, writer, begin, REQUEST_WAIT_S + 2 * connect_s):
+        if await _closes_after(reader, writer, first_byte, REQUEST_WAIT_S + 2 * connect_s):
             return "closing"
-        return "unauthenticated" if await _closes_after(reader, writer, rest, DEADLINE_ALLOWANCE_S) else "accepting"
+        return (
+            "unauthenticated" if await _closes_after(reader, writer, other_bytes, DEADLINE_ALLOWANCE_S) else "accepting"
+        )
     finally:
         writer.close()
 

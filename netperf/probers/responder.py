@@ -15,7 +15,7 @@ log = logs.get("netperf.responder")
 
 
 class DatagramResponder:
-    """Answers each valid datagram with one of the same size, and drops others.
+    """Answers each valid datagram with one of the same size, and drops others; ``listening`` is set while the socket is open.
 
     It also drops answers that do not fit into the socket's buffer. asyncio's transports are not used, because they do not return the
     kernel's timestamps.
@@ -24,9 +24,6 @@ class DatagramResponder:
         address: the node's own address, a literal.
         port: UDP port; 0 for a free port, which is then in ``port``.
         passphrase: the probing passphrase, which the other agents share.
-
-    Attributes:
-        listening: set while the socket is open.
     """
 
     def __init__(self, address: str, port: int, passphrase: bytes) -> None:

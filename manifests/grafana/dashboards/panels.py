@@ -285,7 +285,8 @@ def _encode_rows(dashboard: Dashboard) -> Iterator[dict[str, Any]]:
             "panels": [],
             "gridPos": {"x": 0, "y": y, "w": DASHBOARD_WIDTH, "h": 1},
         }
-        panel_id, y, x, tallest = panel_id + 1, y + 1, 0, 0
+        panel_id, y = panel_id + 1, y + 1
+        x = tallest = 0
         for panel in row.panels:
             width = panel.width or row.panel_width
             if x + width > DASHBOARD_WIDTH:
