@@ -127,7 +127,7 @@ def _check_pod_age(builder: PlanBuilder, candidate: Candidate) -> str:
 def _check_min_replicas(builder: PlanBuilder, candidate: Candidate) -> str:
     """Its workload has at least `protection.minReplicas` pods, or it is a bare pod."""
     pod, min_replicas = candidate.pod, builder.config.protection.min_replicas
-    size = builder.workload_size(pod).pods
+    size = builder.workload_size(pod).pod_count
     is_small = pod.workload and size < min_replicas
     return f"{pod.workload} has {size} of at least {min_replicas} pods" if is_small else ""
 
@@ -203,7 +203,7 @@ def _check_workload_limit(builder: PlanBuilder, candidate: Candidate) -> str:
     workload, limits = workload_of(candidate.pod), builder.config.limits
     recorded_count = sum(eviction.workload == workload for eviction in builder.history.evictions)
     move_count = recorded_count + builder.evictions_by_workload[workload]
-    limit = resolve_limit(limits.per_workload, builder.workload_size(candidate.pod).pods)
+    limit = resolve_limit(limits.per_workload, builder.workload_size(candidate.pod).pod_count)
     if move_count < limit:
         return ""
     return f"{move_count} moves of {workload} in {limits.workload_backoff_s:g} s, at most {limit}"
@@ -213,11 +213,11 @@ def _check_unavailable_limit(builder: PlanBuilder, candidate: Candidate) -> str:
     """Fewer than `limits.unavailablePerWorkload` pods of its workload are missing, not ready or being moved."""
     workload = workload_of(candidate.pod)
     size = builder.workload_size(candidate.pod)
-    missing = max(size.not_ready, builder.awaited_by_workload[workload]) + builder.evictions_by_workload[workload]
-    limit = resolve_limit(builder.config.limits.unavailable_per_workload, size.pods)
+    missing = max(size.not_ready_count, builder.awaited_by_workload[workload]) + builder.evictions_by_workload[workload]
+    limit = resolve_limit(builder.config.limits.unavailable_per_workload, size.pod_count)
     if missing < limit:
         return ""
-    return f"{missing} of {size.pods} pods of {workload} are not available, at most {limit} may be"
+    return f"{missing} of {size.pod_count} pods of {workload} are not available, at most {limit} may be"
 
 
 def _check_disruption_budget(builder: PlanBuilder, candidate: Candidate) -> str:

@@ -109,7 +109,7 @@ class UnconfirmedDecision:
             if not self._is_placed_by_plan(candidate):
                 continue
             builder.release_target(candidate)
-            target, candidate.planner_failure = await self._simulate_target(candidate, pending.move.group, simulate)
+            target, candidate.planner_failure = await self._simulate_target(candidate, simulate)
             failed = report_first_failure(builder, candidate, (PLANNER,))
             if failed is not None:
                 # The pod backs off, so that the next round chooses another.
@@ -139,10 +139,9 @@ class UnconfirmedDecision:
         assert strategy is not None, "a candidate's strategy is enabled"
         return strategy
 
-    async def _simulate_target(
-        self, candidate: Candidate, group: str, simulate: SimulateReplacement
-    ) -> tuple[Target, str]:
+    async def _simulate_target(self, candidate: Candidate, simulate: SimulateReplacement) -> tuple[Target, str]:
         """The replacement's target in the plan of seed 0, and why the move is not confirmed; empty if all plans have a better node."""
+        group = self._builder.snapshot.group_key_of(candidate.pod)
         target: Target | None = None
         for seed in reversed(range(CONFIRMING_PLANS)):
             try:

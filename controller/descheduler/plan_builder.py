@@ -40,8 +40,8 @@ def scopes_of(move: Move) -> list[tuple[LimitScope, str]]:
 class WorkloadSize(NamedTuple):
     """Number of a workload's pods, with awaited replacements, and how many of the existing ones are not ready."""
 
-    pods: int
-    not_ready: int
+    pod_count: int
+    not_ready_count: int
 
 
 @dataclass(slots=True, eq=False)

@@ -134,9 +134,11 @@ class ReservationCache:
         Reservations for all pods are reduced by the requests that a rollout of their group is about to free there.
         """
         amounts_by_group: dict[str, Amounts] = {}
+        yielding_groups = self.yielding_groups if group in self._started_groups else ()
         for key in self._keys_by_node.get(node, {}):
             reservation = self._reservations[key]
-            if reservation.group == group or self.node_cache.assigned_node(key) or self._yields_to(reservation, group):
+            does_yield = reservation.is_gated and reservation.group in yielding_groups
+            if reservation.group == group or self.node_cache.assigned_node(key) or does_yield:
                 continue
             if not (released_only and reservation.is_gated):
                 add_amounts(amounts_by_group.setdefault(reservation.group, {}), reservation.amounts)
@@ -153,9 +155,6 @@ class ReservationCache:
             return False
         reserved = self.reserved_by_others_on(group, node, released_only=released_only)
         return not first_insufficient(requests, host.allocatable, self.node_cache.requested.get(node, {}), reserved)
-
-    def _yields_to(self, reservation: _Reservation, group: str) -> bool:
-        return reservation.is_gated and group in self._started_groups and reservation.group in self.yielding_groups
 
     def _usage_beside(self, key: str, node: str) -> Amounts:
         """Usage of a node by bound pods, and by reservations for other pods than this one."""

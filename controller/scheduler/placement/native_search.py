@@ -213,9 +213,9 @@ class _CallCosts:
         worst_by_table: [table] highest cost of a call.
         weight_factor: multiplies edges' weights; this scales costs.
         replicas: number of the group's replicas, bound ones included: else the last pods of a rollout would have higher prices.
-        per_replica: mean of the worst cost of a replica's calls.
-        host_gain: gain of a call that stays on its host instead of the fastest zone, as a share of the highest cost of a call of
-            its table; of the table with the highest gain. A slow zone thus does not drive replicas out of faster ones.
+        per_replica: the *worst cost* of `problem`, in which prices are.
+        host_gain: the *host gain* of `problem` as a share of the worst cost, by the table with the highest share. It is measured from the
+            fastest zone, so that a slow zone does not drive replicas out of faster ones.
     """
 
     def __init__(self, problem: Problem) -> None:

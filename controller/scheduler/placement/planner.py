@@ -315,7 +315,8 @@ def _alternate_zones(hosts: Counter[int], zone_of: Ints) -> list[int]:
 def _unplaced_reason(request: PlacementRequest, problem: Problem, host_of: Ints, replica: int) -> str:
     """Why a replica has no place: the number of nodes, and of the nodes with each reason. ``host_of`` is [replica] host or -1."""
     requests = problem.requests[problem.class_of[replica]]
-    free_after_plan, is_placed = problem.free.copy(), host_of >= 0
+    free_after_plan = problem.free.copy()
+    is_placed = host_of >= 0
     np.subtract.at(free_after_plan, host_of[is_placed], problem.requests[problem.class_of[is_placed]])
     refused = refusal_reasons(request, request.waiting[replica], problem.host_names)
     reasons = Counter(refused.values())

@@ -42,6 +42,7 @@ Spread = Literal["none", "soft", "zone"]
 """
 
 _BALANCE_PRICE_BY_SPREAD: Mapping[Spread, float] = {"none": 1e-6, "soft": 0.02, "zone": 0.02}
+"""`Problem.balance_price`; with ``none`` it decides only between placements of equal cost."""
 _TIME_WEIGHT_BESIDE_MONEY = 1e-3
 """Weight of time with the objective ``money``: time decides between paths of equal price."""
 _CROWDING_PRICE = 0.1

@@ -12,7 +12,7 @@ from controller.scheduler.placement.native_search import LIMIT_PRICE, NativeProb
 from controller.scheduler.placement.problem import Ints, Problem
 
 _RELATIVE_TOLERANCE = 1e-9
-
+"""Costs that differ by less are equal: sums of the same costs in another order are rounded differently."""
 # Effort is a number of steps, so that a busy machine finds the same plan.
 _STEPS_PER_REPLICA, _MIN_STEPS, _MAX_STEPS = 4000, 5000, 14_000_000
 """Steps of annealing: per replica in all runs together, and bounds for one run."""
@@ -36,8 +36,9 @@ def solve(problem: Problem, hints: Ints | None = None, *, seed: int = 0, time_li
     replicas = len(problem.class_of)
     if not replicas or not len(problem.free):
         return np.full(replicas, -1, np.int64)
-    # Each search has a seed of its own, from this one on.
-    native_problem, seed, ends_at = NativeProblem(problem), seed * 1000, time.monotonic() + time_limit_s
+    native_problem = NativeProblem(problem)
+    ends_at = time.monotonic() + time_limit_s
+    seed *= 1000  # The searches have the seeds from this one on, which differ from those of the next ``seed``.
     runs, steps = _runs_and_steps(problem)
     any_zone, zones = [-1] * runs, _zones_by_free_capacity(problem)[:runs]
     search = partial(_search_from_zones, native_problem, ends_at=ends_at)
@@ -78,7 +79,8 @@ def _search_from_zones(
 
 def _runs_and_steps(problem: Problem) -> tuple[int, int]:
     """Number of runs, and of steps of each run."""
-    replicas, runs = len(problem.class_of), 1
+    replicas = len(problem.class_of)
+    runs = 1
     if replicas <= _MEDIUM_REPLICAS:
         runs = _SMALL_RUNS if replicas <= _SMALL_REPLICAS else _MEDIUM_RUNS
     steps = _STEPS_PER_REPLICA * replicas // runs if problem.edges else _STEPS_WITHOUT_CALLS * replicas
