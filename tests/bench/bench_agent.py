@@ -26,7 +26,7 @@ from netperf.contract import NETAWARE_NAMESPACE
 from tests.bench.control_plane import control_plane
 from tests.bench.figures import Figures, make_figure
 from tests.integration.agent.agents import Agent, create_pod, report_pod_address, running_agent
-from tests.integration.agent.pods_on_node import NETWORK, NodePod, node_pod, run, run_bench
+from tests.integration.agent.pods_on_node import NETWORK, NodePod, node_pod, run_bench, run_command
 
 PODS_ON_NODE = 110
 IMAGE_ENVIRONMENT = {
@@ -108,7 +108,7 @@ async def _populate(client: Client, pods: list[NodePod]) -> None:
 
 async def _wait_until_enforced(agent: Agent) -> None:
     async def are_enforced() -> bool:
-        verdicts = await agent.metrics("netaware_pod_bandwidth_verdict")
+        verdicts = await agent.read_metrics("netaware_pod_bandwidth_verdict")
         return sum('verdict="enforced"' in series for series in verdicts) == 2 * PODS_ON_NODE
 
     await poll_until(are_enforced, every_s=1.0)
@@ -117,7 +117,7 @@ async def _wait_until_enforced(agent: Agent) -> None:
 async def _measure_full_check_s(agent: Agent, pod: NodePod) -> float:
     """CPU seconds of a full check, after a change of a link that does not affect limits."""
     start_cpu_s = _read_cpu_s(agent)
-    run(f"ip link set {pod.host_device} txqueuelen 999")
+    run_command(f"ip link set {pod.host_device} txqueuelen 999")
     await asyncio.sleep(CHECK_S)
     return _read_cpu_s(agent) - start_cpu_s
 

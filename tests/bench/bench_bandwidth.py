@@ -10,7 +10,6 @@ import json
 
 import psutil
 
-from agent.bandwidth.rules import plugin_ifb_name
 from tests.bench.figures import Figures, make_figure
 from tests.integration.agent.limit_measurements import (
     DURATION_S,
@@ -20,7 +19,7 @@ from tests.integration.agent.limit_measurements import (
     running_generators,
     start_traffic,
 )
-from tests.integration.agent.pods_on_node import NETWORK, enforce, node_pod, run_bench
+from tests.integration.agent.pods_on_node import enforce, node_pod, run_bench
 
 LIMITS_MBPS = (5, 50, 500)
 RUNS = 3
@@ -36,9 +35,9 @@ def _measure() -> Figures:
     highest_share, longest_delay_s = 0.0, 0.0
     for limit_mbps in LIMITS_MBPS:
         with node_pod(limit_mbps % 251) as pod, running_generators(pod):
-            enforce(pod.spec(ingress=f"{limit_mbps}M", egress=f"{limit_mbps}M"))
+            enforce(pod.make_spec(ingress=f"{limit_mbps}M", egress=f"{limit_mbps}M"))
             for direction in ("ingress", "egress"):
-                device = pod.host_device if direction == "ingress" else plugin_ifb_name(NETWORK, pod.container)
+                device = pod.host_device if direction == "ingress" else pod.ifb_name
                 runs = [measure_shares(pod, direction, device, limit_mbps * 1e6) for _ in range(RUNS)]
                 highest_share = max(highest_share, *(share for run in runs for share in run))
                 # Other work on the machine only slows a stream.
@@ -71,7 +70,7 @@ def _measure_cpu_s_per_gbit(limit: str) -> float:
     """CPU seconds of the whole machine per Gbit that a pod sends; other work falsifies it."""
     with node_pod(99) as pod, running_generators(pod):
         if limit:
-            enforce(pod.spec(egress=limit))
+            enforce(pod.make_spec(egress=limit))
         start_s = _read_busy_s()
         arrived_bytes: int = finish_traffic(start_traffic(pod, "egress", "bulk", DURATION_S))
         return (_read_busy_s() - start_s) / (arrived_bytes * 8 / 1e9)

@@ -44,7 +44,7 @@ class Agent:
         """Whether a health check has status 200."""
         return (await self.get(path))[0] == 200
 
-    async def metrics(self, name: str) -> dict[str, float]:
+    async def read_metrics(self, name: str) -> dict[str, float]:
         """Values of series whose names begin with ``name``."""
         _, text = await self.get("/metrics")
         lines = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith(name)]

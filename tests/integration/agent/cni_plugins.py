@@ -14,7 +14,7 @@ from typing import Any
 
 from lab.build import find_or_build_programs
 from lab.realnode.programs import CNI
-from tests.integration.agent.pods_on_node import NETWORK, NodePod, cgroup_hierarchy, remove_groups, run
+from tests.integration.agent.pods_on_node import NETWORK, NodePod, find_cgroup_hierarchy, running_process
 
 MAIN_VERSION = CNI.version
 """Version of all plugins except bandwidth, whose version the test chooses."""
@@ -58,36 +58,29 @@ def pod_with_plugins(version: str, main: str, number: int, bandwidth: dict[str, 
         state: folder for the leases of host-local.
     """
     tag = uuid.uuid4().hex[:6]
+    bridge = f"nab{tag}"
     common = {"cniVersion": "0.4.0", "name": NETWORK}
     ipam = {"type": "host-local", "subnet": f"10.250.{number}.0/24", "dataDir": str(state)}
-    main_config = {**common, "type": main, "ipam": ipam, "bridge": f"nab{tag}", "isGateway": True}  # ptp ignores both
+    main_config = {**common, "type": main, "ipam": ipam, "bridge": bridge, "isGateway": True}  # ptp ignores both
     bandwidth_config = {**common, "type": "bandwidth", "runtimeConfig": {"bandwidth": bandwidth}}
     main_plugin, bandwidth_plugin = find_or_build_plugin(main, MAIN_VERSION), find_or_build_plugin("bandwidth", version)
-    cgroup_root = cgroup_hierarchy() / f"natest-{tag}"
     pod = NodePod(
         name=f"pod-{tag}",
         host_address=f"10.250.{number}.1",
         address="",
         namespace=f"napod-{tag}",
         host_device="",
-        cgroup_root=cgroup_root,
+        cgroup_root=find_cgroup_hierarchy() / f"natest-{tag}",
     )
     with ExitStack() as cleanup:
-        cleanup.callback(subprocess.run, ["ip", "link", "del", f"nab{tag}"], check=False, capture_output=True)
-        cleanup.callback(subprocess.run, ["ip", "netns", "del", pod.namespace], check=False, capture_output=True)
-        cleanup.callback(remove_groups, cgroup_root)
-        run(f"ip netns add {pod.namespace}")
-        pod.process = subprocess.Popen(pod.command("sleep", "3600"))
-        cleanup.callback(pod.process.wait)
-        cleanup.callback(pod.process.kill)
+        cleanup.callback(subprocess.run, ["ip", "link", "del", bridge], check=False, capture_output=True)
+        cleanup.enter_context(running_process(pod))
         cleanup.callback(call_plugin, main_plugin, "DEL", pod, main_config)
         cleanup.callback(call_plugin, bandwidth_plugin, "DEL", pod, bandwidth_config)
         pod.join_cgroup(pod.uid)
         result = call_plugin(main_plugin, "ADD", pod, main_config)
         pod.address = result["ips"][0]["address"].partition("/")[0]
-        host_devices = [
-            i["name"] for i in result["interfaces"] if not i.get("sandbox") and i["name"] != main_config["bridge"]
-        ]
-        pod.host_device = host_devices[0]
+        host_interfaces = [interface["name"] for interface in result["interfaces"] if not interface.get("sandbox")]
+        pod.host_device = next(name for name in host_interfaces if name != bridge)
         call_plugin(bandwidth_plugin, "ADD", pod, {**bandwidth_config, "prevResult": result})
         yield pod

@@ -25,7 +25,7 @@ DURATION_S = 3.0
 @contextmanager
 def running_generators(pod: NodePod) -> Iterator[None]:
     """Run servers of `traffic.py` in the pod and on its node."""
-    commands = pod.command(*GENERATOR, "serve", pod.address), [*pod.node, *GENERATOR, "serve", pod.host_address]
+    commands = pod.make_command(*GENERATOR, "serve", pod.address), [*pod.node, *GENERATOR, "serve", pod.host_address]
     with ExitStack() as stack:
         for command in commands:
             server = stack.enter_context(subprocess.Popen([*command, str(PORT)], stdout=subprocess.PIPE))
@@ -41,7 +41,7 @@ def start_traffic(
     """Start traffic from the node to the pod (ingress), or from the pod to its node or ``target`` (egress); ``mode`` as in `traffic.py`."""
     target = target or (pod.address if direction == "ingress" else pod.host_address)
     command = [*GENERATOR, mode, target, str(port), str(seconds)]
-    return subprocess.Popen(command if direction == "ingress" else pod.command(*command), stdout=subprocess.PIPE)
+    return subprocess.Popen(command if direction == "ingress" else pod.make_command(*command), stdout=subprocess.PIPE)
 
 
 def finish_traffic(process: subprocess.Popen[bytes]) -> Any:

@@ -27,7 +27,7 @@ NETWORK = "test-net"
 ENFORCE = RepairPolicy(enforce=True)
 
 
-def run(command: str) -> str:
+def run_command(command: str) -> str:
     """Run a command and return its output; fails with its errors."""
     done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}: {done.stderr}"
@@ -46,7 +46,7 @@ def run_bench(script: str) -> Any:
     return json.loads(subprocess.run(inside, env=env, stdout=subprocess.PIPE, check=True).stdout)
 
 
-def cgroup_hierarchy() -> Path:
+def find_cgroup_hierarchy() -> Path:
     """A writable cgroup hierarchy: v2 if it is mounted, else one of v1."""
     for root in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/pids")):
         if (root / "cgroup.procs").exists():
@@ -76,6 +76,11 @@ class NodePod:
         assert self.process is not None
         return self.process.pid
 
+    @property
+    def ifb_name(self) -> str:
+        """The name that the CNI bandwidth plugin gives the pod's ifb."""
+        return plugin_ifb_name(NETWORK, self.container)
+
     def join_cgroup(self, uid: str) -> None:
         """Move the process into the cgroup of the pod with this uid."""
         self.uid = uid
@@ -85,13 +90,13 @@ class NodePod:
 
     def run_on_host(self, command: str) -> str:
         """Run a command in the network namespace of the node."""
-        return run(" ".join((*self.node, command)))
+        return run_command(" ".join((*self.node, command)))
 
-    def command(self, *arguments: str) -> list[str]:
+    def make_command(self, *arguments: str) -> list[str]:
         """The arguments that run a command in the pod's network namespace."""
         return ["ip", "netns", "exec", self.namespace, *arguments]
 
-    def spec(self, *, ingress: str = "", egress: str = "") -> PodBandwidthSpec:
+    def make_spec(self, *, ingress: str = "", egress: str = "") -> PodBandwidthSpec:
         """The pod with limits, as the rules read it."""
         texts = {"ingress": ingress, "egress": egress}
         limits = {direction: read_annotation(text) for direction, text in texts.items() if text}
@@ -108,21 +113,22 @@ def execute(action: Action) -> None:
     asyncio.run(execute_action(action))
 
 
-def plan(*limits: PodBandwidthSpec, policy: RepairPolicy = ENFORCE) -> BandwidthPlan:
+def plan_on_machine(*limits: PodBandwidthSpec, policy: RepairPolicy = ENFORCE) -> BandwidthPlan:
     """The plan of the rules for this machine."""
     return plan_limits(take_snapshot(*limits), policy)
 
 
-def enforce(*limits: PodBandwidthSpec, policy: RepairPolicy = ENFORCE) -> BandwidthPlan:
-    """Execute the plan's actions, and plan again."""
-    for action in plan(*limits, policy=policy).actions:
+def read_statuses(limits: PodBandwidthSpec, *, policy: RepairPolicy = ENFORCE) -> dict[str, LimitStatus]:
+    """The statuses of a pod's limits, by direction."""
+    statuses = plan_on_machine(limits, policy=policy).statuses
+    return {status.direction: status for status in statuses if status.pod.uid == limits.uid}
+
+
+def enforce(limits: PodBandwidthSpec, *, policy: RepairPolicy = ENFORCE) -> dict[str, LimitStatus]:
+    """Execute the plan's actions; returns the statuses of the pod's limits after that, by direction."""
+    for action in plan_on_machine(limits, policy=policy).actions:
         execute(action)
-    return plan(*limits, policy=policy)
-
-
-def statuses_of_pod(limit_plan: BandwidthPlan, pod: NodePod) -> dict[str, LimitStatus]:
-    """A pod's statuses, by direction."""
-    return {status.direction: status for status in limit_plan.statuses if status.pod.uid == pod.uid}
+    return read_statuses(limits, policy=policy)
 
 
 def wait_until_in_namespace(pid: int, namespace: str) -> None:
@@ -135,6 +141,24 @@ def wait_until_in_namespace(pid: int, namespace: str) -> None:
 
 
 @contextmanager
+def running_process(pod: NodePod) -> Iterator[None]:
+    """Run the pod's process in a new network namespace; both are removed after the block, with the pod's cgroups."""
+    try:
+        run_command(f"ip netns add {pod.namespace}")
+        pod.process = subprocess.Popen(pod.make_command("sleep", "3600"))
+        wait_until_in_namespace(pod.pid, pod.namespace)
+        yield
+    finally:
+        if pod.process is not None:
+            pod.process.kill()
+            pod.process.wait()
+        for directory, _, _ in os.walk(pod.cgroup_root, topdown=False):
+            with suppress(OSError):
+                Path(directory).rmdir()
+        subprocess.run(["ip", "netns", "del", pod.namespace], check=False, capture_output=True)
+
+
+@contextmanager
 def node_pod(number: int, *, adopt_uid: bool = False, node_namespace: str = "") -> Iterator[NodePod]:
     """A pod with a number of 0 to 250; everything is removed after the block.
 
@@ -142,41 +166,25 @@ def node_pod(number: int, *, adopt_uid: bool = False, node_namespace: str = "") 
     network namespace instead of this machine.
     """
     tag = uuid.uuid4().hex[:6]
-    cgroup_root = cgroup_hierarchy() / f"natest-{tag}"
     pod = NodePod(
         name=f"pod-{number}-{tag}",
         host_address=f"10.251.{number}.1",
         address=f"10.251.{number}.2",
         namespace=f"napod-{tag}",
         host_device=f"nap{tag}",
-        cgroup_root=cgroup_root,
+        cgroup_root=find_cgroup_hierarchy() / f"natest-{tag}",
         node=("ip", "netns", "exec", node_namespace) if node_namespace else (),
     )
     try:
-        run(f"ip netns add {pod.namespace}")
-        pod.run_on_host(f"ip link add {pod.host_device} type veth peer name eth0 netns {pod.namespace}")
-        pod.run_on_host(f"ip addr add {pod.host_address}/30 dev {pod.host_device}")
-        pod.run_on_host(f"ip link set {pod.host_device} up")
-        for part in (f"addr add {pod.address}/30 dev eth0", "link set eth0 up", "link set lo up"):
-            run(f"ip -n {pod.namespace} {part}")
-        pod.process = subprocess.Popen(pod.command("sleep", "3600"))
-        wait_until_in_namespace(pod.pid, pod.namespace)
-        if not adopt_uid:
-            pod.join_cgroup(pod.uid)
-        yield pod
+        with running_process(pod):
+            pod.run_on_host(f"ip link add {pod.host_device} type veth peer name eth0 netns {pod.namespace}")
+            pod.run_on_host(f"ip addr add {pod.host_address}/30 dev {pod.host_device}")
+            pod.run_on_host(f"ip link set {pod.host_device} up")
+            for part in (f"addr add {pod.address}/30 dev eth0", "link set eth0 up", "link set lo up"):
+                run_command(f"ip -n {pod.namespace} {part}")
+            if not adopt_uid:
+                pod.join_cgroup(pod.uid)
+            yield pod
     finally:
-        if pod.process is not None:
-            pod.process.kill()
-            pod.process.wait()
-        remove_groups(cgroup_root)
-        subprocess.run(["ip", "netns", "del", pod.namespace], check=False, capture_output=True)
-        ifb = plugin_ifb_name(NETWORK, pod.container)
-        for device in (pod.host_device, ifb):
+        for device in (pod.host_device, pod.ifb_name):
             subprocess.run([*pod.node, "ip", "link", "del", device], check=False, capture_output=True)
-
-
-def remove_groups(top: Path) -> None:
-    """Remove a tree of cgroups without processes."""
-    for directory, _, _ in os.walk(top, topdown=False):
-        with suppress(OSError):
-            Path(directory).rmdir()

@@ -6,16 +6,23 @@ import os
 import socket
 import subprocess
 import sys
+from typing import Any
 
 import msgspec
 import pytest
 from pyroute2 import IPRoute
 
-from agent.bandwidth.rules import RepairPolicy, plugin_ifb_name
+from agent.bandwidth.rules import RepairPolicy
 from agent.bandwidth.state import INGRESS_HOOK, SetEgressLimit
 from agent.netlink import KernelError
 from tests.integration.agent.bpf_programs import loaded_program, program_dropping_udp
-from tests.integration.agent.pods_on_node import NETWORK, NodePod, enforce, execute, node_pod, run, statuses_of_pod
+from tests.integration.agent.pods_on_node import (
+    NodePod,
+    enforce,
+    execute,
+    node_pod,
+    run_command,
+)
 from tests.support.plugin_bucket import compute_plugin_params
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
@@ -24,8 +31,8 @@ REPAIR = RepairPolicy(enforce=True, repair_burst=True)
 
 def read_tc(device: str) -> str:
     """Qdiscs and filters of a device, as ``tc`` prints them."""
-    outputs = [run(f"tc qdisc show dev {device}")]
-    outputs += [run(f"tc filter show dev {device} {hook}") for hook in ("ingress", "egress")]
+    outputs = [run_command(f"tc qdisc show dev {device}")]
+    outputs += [run_command(f"tc filter show dev {device} {hook}") for hook in ("ingress", "egress")]
     return "".join(outputs)
 
 
@@ -44,71 +51,80 @@ def attach_bpf_filter(device: str, program: bytes) -> None:
         )
 
 
-def datagram_arrives(pod: NodePod) -> bool:
-    """Whether a UDP datagram from the pod arrives at the host."""
+def has_datagram_arrived(pod: NodePod) -> bool:
+    """Whether a UDP datagram that the pod sends now arrives at the host."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
         receiver.bind((pod.host_address, 0))
         receiver.settimeout(0.5)
         port = receiver.getsockname()[1]
         send = f"import socket; socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ({pod.host_address!r}, {port}))"
-        subprocess.run(pod.command(sys.executable, "-c", send), check=True)
+        subprocess.run(pod.make_command(sys.executable, "-c", send), check=True)
         try:
             return receiver.recv(9) == b"x"
         except TimeoutError:
             return False
 
 
+def make_repair(pod: NodePod) -> SetEgressLimit:
+    params = compute_plugin_params(10_000_000)
+    index = socket.if_nametoindex(pod.host_device)
+    return SetEgressLimit(index, pod.host_device, pod.ifb_name, 1500, params, "netaware:x", add_ingress_qdisc=True)
+
+
+def assert_fails_without_change(repair: SetEgressLimit, pod: NodePod) -> None:
+    tc_before = read_tc(pod.host_device)
+    with pytest.raises(KernelError):
+        execute(repair)
+    assert read_tc(pod.host_device) == tc_before
+    assert pod.ifb_name not in run_command("ip -br link")
+
+
 @pytest.mark.parametrize("has_filter", [True, False])
 def test_qdiscs_and_filters_of_others_stay_unchanged_over_ten_rounds(has_filter: bool) -> None:
     with node_pod(40) as pod:
-        run(f"tc qdisc add dev {pod.host_device} clsact")
+        run_command(f"tc qdisc add dev {pod.host_device} clsact")
         if has_filter:
             attach_bpf_filter(pod.host_device, program_dropping_udp())
-        spec = pod.spec(egress="10M")
-        before = read_tc(pod.host_device)
-        ours = plugin_ifb_name(NETWORK, pod.container)
+        tc_before = read_tc(pod.host_device)
         for _ in range(10):
-            verdict = statuses_of_pod(enforce(spec, policy=REPAIR), pod)["egress"]
-            if has_filter:
-                assert (verdict.verdict, "bpf filter" in verdict.detail) == ("other-enforcer", True)
-            else:
-                assert verdict.verdict == "enforced"
-                enforce(pod.spec(), policy=REPAIR)
-            assert read_tc(pod.host_device) == before
-            assert ours not in run("ip -br link")
-        assert datagram_arrives(pod) is not has_filter
+            status = enforce(pod.make_spec(egress="10M"), policy=REPAIR)["egress"]
+            assert status.verdict == ("other-enforcer" if has_filter else "enforced")
+            assert ("bpf filter" in status.detail) is has_filter
+            enforce(pod.make_spec(), policy=REPAIR)  # without the annotation our limit is removed
+            assert read_tc(pod.host_device) == tc_before
+            assert pod.ifb_name not in run_command("ip -br link")
+        assert has_datagram_arrived(pod) is not has_filter
 
 
 def test_a_drop_filter_that_is_added_later_still_drops() -> None:
     with node_pod(41) as pod:
-        spec = pod.spec(egress="10M")
-        assert statuses_of_pod(enforce(spec, policy=REPAIR), pod)["egress"].verdict == "enforced"
-        assert datagram_arrives(pod)
+        limits = pod.make_spec(egress="10M")
+        assert enforce(limits, policy=REPAIR)["egress"].verdict == "enforced"
+        assert has_datagram_arrived(pod)
         attach_bpf_filter(pod.host_device, program_dropping_udp())
-        assert not datagram_arrives(pod)
-        status = statuses_of_pod(enforce(spec, policy=REPAIR), pod)["egress"]
-        assert (status.verdict, "pref" in status.detail) == ("enforced", True)
-        assert not datagram_arrives(pod)
+        assert not has_datagram_arrived(pod)
+        status = enforce(limits, policy=REPAIR)["egress"]
+        assert status.verdict == "enforced"
+        assert "pref" in status.detail
+        assert not has_datagram_arrived(pod)
 
 
-def test_a_failed_repair_leaves_no_qdisc_and_no_filter() -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param({"stale_filter_priorities": (7,)}, id="no filter has this preference"),
+        pytest.param({"alias": "x" * 300}, id="longer than the kernel allows"),
+        pytest.param({"device_index": 999_999}, id="no such device"),
+    ],
+)
+def test_a_failed_repair_leaves_no_qdisc_and_no_filter(fault: dict[str, Any]) -> None:
     with node_pod(44) as pod:
-        ours, index = plugin_ifb_name(NETWORK, pod.container), socket.if_nametoindex(pod.host_device)
-        before = read_tc(pod.host_device)
-        bare = SetEgressLimit(index, pod.host_device, ours, 1500, compute_plugin_params(10_000_000), "netaware:x")
-        repair = msgspec.structs.replace(bare, add_ingress_qdisc=True)
-        for failing in (
-            msgspec.structs.replace(repair, stale_filter_priorities=(7,)),  # no filter has this preference
-            msgspec.structs.replace(repair, alias="x" * 300),  # longer than the kernel allows
-            msgspec.structs.replace(repair, device_index=999_999),
-        ):
-            with pytest.raises(KernelError):
-                execute(failing)
-            assert (read_tc(pod.host_device), ours in run("ip -br link")) == (before, False)
-        # Planned before another program added its qdisc and filter.
-        run(f"tc qdisc add dev {pod.host_device} clsact")
+        assert_fails_without_change(msgspec.structs.replace(make_repair(pod), **fault), pod)
+
+
+def test_a_repair_from_before_another_program_added_its_filter_fails_without_a_change() -> None:
+    with node_pod(44) as pod:
+        repair = make_repair(pod)
+        run_command(f"tc qdisc add dev {pod.host_device} clsact")
         attach_bpf_filter(pod.host_device, program_dropping_udp())
-        before = read_tc(pod.host_device)
-        with pytest.raises(KernelError):
-            execute(repair)
-        assert (read_tc(pod.host_device), ours in run("ip -br link")) == (before, False)
+        assert_fails_without_change(repair, pod)

@@ -17,11 +17,19 @@ from agent.bandwidth.annotations import Direction
 from agent.bandwidth.counters import take_readings
 from agent.bandwidth.manager import DEVICE_COUNTERS_INTERVAL_S
 from agent.bandwidth.meters import TrafficMeters
-from agent.bandwidth.rules import RepairPolicy, plugin_ifb_name
+from agent.bandwidth.rules import RepairPolicy
 from agent.bandwidth.state import INGRESS_HOOK, PLUGIN_HANDLE, LimitStatus, SetEgressLimit, SetIngressLimit
 from tests.integration.agent.bpf_programs import attach_tcx, loaded_program, program_redirecting_to_peer
 from tests.integration.agent.limit_measurements import start_traffic
-from tests.integration.agent.pods_on_node import NETWORK, PROC, NodePod, execute, node_pod, plan, run
+from tests.integration.agent.pods_on_node import (
+    PROC,
+    NodePod,
+    execute,
+    node_pod,
+    plan_on_machine,
+    read_statuses,
+    run_command,
+)
 from tests.support.plugin_bucket import compute_plugin_params
 
 pytestmark = [
@@ -29,96 +37,103 @@ pytestmark = [
     pytest.mark.alone,  # traffic is measured
 ]
 RATE_BPS = 5_000_000
+ETH_P_ALL = 3
 
 
-def set_limit(pod: NodePod, direction: str) -> None:
-    for action in plan(pod.spec(**{direction: str(RATE_BPS)})).actions:
+def set_limit(pod: NodePod, direction: Direction) -> None:
+    """Set the pod's limit, and nothing on devices of other pods."""
+    for action in plan_on_machine(pod.make_spec(**{direction: str(RATE_BPS)})).actions:
         if action.device_name == pod.host_device:
             execute(action)
 
 
-def meter_traffic(statuses: Sequence[LimitStatus], readings: int) -> TrafficMeters:
-    """Take readings as the agent does, in less time."""
+def meter_traffic(statuses: Sequence[LimitStatus], reading_count: int) -> TrafficMeters:
+    """Take readings as the agent does."""
     meters = TrafficMeters()
-
-    async def take() -> None:
-        for number in range(readings):
-            await take_readings(meters, PROC, statuses, time.monotonic())
-            await asyncio.sleep(DEVICE_COUNTERS_INTERVAL_S if number + 1 < readings else 0)
-
-    asyncio.run(take())
+    for number in range(reading_count):
+        time.sleep(DEVICE_COUNTERS_INTERVAL_S if number > 0 else 0)
+        asyncio.run(take_readings(meters, PROC, statuses, time.monotonic()))
     return meters
+
+
+def set_overflowing_bucket(pod: NodePod) -> None:
+    """Set the plugin's bucket for ingress, whose burst overflows 32 bits."""
+    index, params = if_nametoindex(pod.host_device), compute_plugin_params(RATE_BPS)
+    with IPRoute() as netlink:
+        netlink.tc("replace", "tbf", index=index, handle=PLUGIN_HANDLE, params=params)
+
+
+def redirect_packets_to_peer(source: NodePod, target: NodePod) -> None:
+    """Put all packets of one pod straight into another one, around its qdisc, as Cilium does with bpf_redirect_peer."""
+    with loaded_program(program_redirecting_to_peer(if_nametoindex(target.host_device)), "around") as program:
+        attach_tcx(program, if_nametoindex(source.host_device))
+    # Packets to the host are redirected too, so no ARP reply comes: the neighbour is set by hand.
+    run_command(f"ip -n {source.namespace} neigh replace {source.host_address} lladdr 02:00:00:00:00:01 dev eth0")
 
 
 def delete_ifb_of_plugin(pod: NodePod, monkeypatch: pytest.MonkeyPatch) -> None:
     """Delete the ifb: the plugin's filter then passes packets, because its action is OK and not STOLEN."""
-    name = plugin_ifb_name(NETWORK, pod.container)
-    params = compute_plugin_params(RATE_BPS, 100_000)
-    execute(SetEgressLimit(if_nametoindex(pod.host_device), pod.host_device, name, 1500, params, "", add_filter=False))
-    run(f"tc qdisc add dev {pod.host_device} ingress")
+    index, params = if_nametoindex(pod.host_device), compute_plugin_params(RATE_BPS, 100_000)
+    execute(SetEgressLimit(index, pod.host_device, pod.ifb_name, 1500, params, "", add_filter=False))
+    run_command(f"tc qdisc add dev {pod.host_device} ingress")
+    ifb_index = if_nametoindex(pod.ifb_name)
     with monkeypatch.context() as patched, IPRoute() as netlink:
         patched.setitem(tc_actions, "stolen", 0)
-        action = {"kind": "mirred", "direction": "egress", "action": "redirect", "ifindex": if_nametoindex(name)}
         netlink.tc(
-            *("add-filter", "u32", if_nametoindex(pod.host_device)),
+            "add-filter",
+            "u32",
+            index=index,
             parent=INGRESS_HOOK,
-            protocol=3,
+            protocol=ETH_P_ALL,
             prio=1,
             target=0x10001,
             keys=["0x0/0x0+0"],
-            action=action,
+            action={"kind": "mirred", "direction": "egress", "action": "redirect", "ifindex": ifb_index},
         )
-    run(f"ip link del {name}")
+    run_command(f"ip link del {pod.ifb_name}")
 
 
 def test_a_limit_that_packets_bypass_is_exceeded_within_two_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as stack:
-        overflowed, peer, stray, deleted, limited_ingress, limited_egress, source = (
+        overflowed, peer, misplaced, deleted, limited_ingress, limited_egress, source = (
             stack.enter_context(node_pod(number)) for number in range(50, 57)
         )
-        params = compute_plugin_params(RATE_BPS)
-        with IPRoute() as netlink:
-            netlink.tc(
-                "replace", "tbf", index=if_nametoindex(overflowed.host_device), handle=PLUGIN_HANDLE, params=params
-            )
-        for pod, direction in ((peer, "ingress"), (limited_ingress, "ingress"), (limited_egress, "egress")):
-            set_limit(pod, direction)
-        # Around the qdisc: another pod's packets are put straight into this one, as with bpf_redirect_peer in Cilium.
-        with loaded_program(program_redirecting_to_peer(if_nametoindex(peer.host_device)), "around") as program:
-            attach_tcx(program, if_nametoindex(source.host_device))
-        # The source's packets to the host are redirected too, so no ARP reply comes: its neighbour is set by hand.
-        run(f"ip -n {source.namespace} neigh replace {source.host_address} lladdr 02:00:00:00:00:01 dev eth0")
-        # On the wrong device: the bucket is on the other pod's.
-        execute(SetIngressLimit(if_nametoindex(source.host_device), source.host_device, params))
+        set_overflowing_bucket(overflowed)
+        set_limit(peer, "ingress")
+        redirect_packets_to_peer(source, peer)
+        # The bucket of this pod is on another pod's device.
+        bucket_params = compute_plugin_params(RATE_BPS)
+        execute(SetIngressLimit(if_nametoindex(source.host_device), source.host_device, bucket_params))
         delete_ifb_of_plugin(deleted, monkeypatch)
+        set_limit(limited_ingress, "ingress")
+        set_limit(limited_egress, "egress")
 
-        limits = [pod.spec(ingress=str(RATE_BPS)) for pod in (overflowed, peer, stray, limited_ingress)]
-        limits += [pod.spec(egress=str(RATE_BPS)) for pod in (deleted, limited_egress)]
-        limit_plan = plan(*limits, policy=RepairPolicy())
-        verdict_by_pod = {status.pod.name: status.verdict for status in limit_plan.statuses}
-        assert verdict_by_pod == {
+        limits = [pod.make_spec(ingress=str(RATE_BPS)) for pod in (overflowed, peer, misplaced, limited_ingress)]
+        limits += [pod.make_spec(egress=str(RATE_BPS)) for pod in (deleted, limited_egress)]
+        statuses = plan_on_machine(*limits, policy=RepairPolicy()).statuses
+        assert {status.pod.name: status.verdict for status in statuses} == {
             overflowed.name: "burst-overflow",
             peer.name: "enforced",
-            stray.name: "missing",
+            misplaced.name: "missing",
             deleted.name: "filter-missing",
             limited_ingress.name: "enforced",
             limited_egress.name: "enforced",
         }
-        seconds = 4 * DEVICE_COUNTERS_INTERVAL_S
-        floods: list[tuple[NodePod, Direction]] = [(pod, "ingress") for pod in (overflowed, stray, limited_ingress)]
+
+        floods: list[tuple[NodePod, Direction]] = [(pod, "ingress") for pod in (overflowed, misplaced, limited_ingress)]
         floods += [(pod, "egress") for pod in (source, deleted, limited_egress)]
         for pod, direction in floods:
-            flood = stack.enter_context(start_traffic(pod, direction, "flood", seconds))
+            flood = stack.enter_context(start_traffic(pod, direction, "flood", 4 * DEVICE_COUNTERS_INTERVAL_S))
             stack.callback(flood.kill)
-        meters = meter_traffic(limit_plan.statuses, 3)
-        excess_by_pod = {status.pod.name: meters.excess_by_key.get(status.key, "") for status in limit_plan.statuses}
-        pods_without_excess = {name for name, excess in excess_by_pod.items() if not excess}
-        assert pods_without_excess == {limited_ingress.name, limited_egress.name}, excess_by_pod
+        excess_by_key = meter_traffic(statuses, reading_count=3).excess_by_key
+        pods_without_excess = {status.pod.name for status in statuses if status.key not in excess_by_key}
+        assert pods_without_excess == {limited_ingress.name, limited_egress.name}, excess_by_key
 
 
 def test_a_deleted_ifb_behind_our_filter_drops_all_packets_and_is_reported() -> None:
     with node_pod(57) as pod:
         set_limit(pod, "egress")
-        run(f"ip link del {plugin_ifb_name(NETWORK, pod.container)}")
-        (status,) = plan(pod.spec(egress=str(RATE_BPS)), policy=RepairPolicy()).statuses
-        assert (status.verdict, "is lost" in status.detail) == ("filter-missing", True)
+        run_command(f"ip link del {pod.ifb_name}")
+        status = read_statuses(pod.make_spec(egress=str(RATE_BPS)), policy=RepairPolicy())["egress"]
+        assert status.verdict == "filter-missing"
+        assert "is lost" in status.detail

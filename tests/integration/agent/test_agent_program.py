@@ -14,7 +14,6 @@ import pytest
 import pytest_asyncio
 
 from agent.bandwidth.annotations import Direction
-from agent.bandwidth.rules import plugin_ifb_name
 from agent.capacity.publisher import POLL_S
 from agent.node import OwnNode
 from kubekit.client import JSON_PATCH, Client
@@ -23,7 +22,7 @@ from lab.controlplane import ControlPlane, find_free_ports
 from lab.credentials import save_credentials
 from lab.polling import poll_until
 from tests.integration.agent.agents import Agent, call_agent, create_pod, report_pod_address, running_agent
-from tests.integration.agent.pods_on_node import NETWORK, NodePod, node_pod, run
+from tests.integration.agent.pods_on_node import NETWORK, NodePod, node_pod, run_command
 from tests.integration.conftest import MakeNode
 
 BANDWIDTH = "network.aware.com/bandwidth"
@@ -65,11 +64,11 @@ class AnnotatedPod(NamedTuple):
         return {event.reason: event.note for event in events if event.type == "Warning"}
 
     def read_root_qdisc(self) -> str:
-        return run(f"tc qdisc show dev {self.kernel_pod.host_device} root")
+        return run_command(f"tc qdisc show dev {self.kernel_pod.host_device} root")
 
     async def has_verdict(self, agent: Agent, verdict: str) -> bool:
         """Whether the agent's metrics show this verdict for each limit of the pod."""
-        series = await agent.metrics("netaware_pod_bandwidth_verdict")
+        series = await agent.read_metrics("netaware_pod_bandwidth_verdict")
         series_of_pod = [labels for labels in series if f'pod="{self.kernel_pod.name}"' in labels]
         return bool(series_of_pod) and all(f'verdict="{verdict}"' in labels for labels in series_of_pod)
 
@@ -213,7 +212,7 @@ async def test_a_limit_follows_its_annotation_and_is_restored_after_its_removal(
     await annotated_pod.annotate("ingress", "30M")
     await poll_until(lambda: "rate 30Mbit" in annotated_pod.read_root_qdisc())
 
-    run(f"tc qdisc del dev {annotated_pod.kernel_pod.host_device} root")
+    run_command(f"tc qdisc del dev {annotated_pod.kernel_pod.host_device} root")
     await poll_until(lambda: "rate 30Mbit" in annotated_pod.read_root_qdisc())
 
     code, _, stderr = await call_agent("run", *flags, "--bandwidth=enforce", "--cleanup=once")
@@ -244,17 +243,17 @@ async def test_the_ifb_and_the_series_of_a_deleted_pod_are_removed(
     enforcing_agent: Agent, annotated_pod: AnnotatedPod
 ) -> None:
     kernel_pod = annotated_pod.kernel_pod
-    ifb = plugin_ifb_name(NETWORK, kernel_pod.container)
+    ifb = kernel_pod.ifb_name
     await annotated_pod.report_address()
     await poll_until(lambda: annotated_pod.has_verdict(enforcing_agent, "enforced"))
-    assert ifb in run("ip -br link")
+    assert ifb in run_command("ip -br link")
 
     await annotated_pod.delete()
-    run(f"ip link del {kernel_pod.host_device}")
+    run_command(f"ip link del {kernel_pod.host_device}")
 
     async def is_removed() -> bool:
-        series = await enforcing_agent.metrics("netaware_pod_bandwidth_")
-        return ifb not in run("ip -br link") and not any(kernel_pod.name in labels for labels in series)
+        series = await enforcing_agent.read_metrics("netaware_pod_bandwidth_")
+        return ifb not in run_command("ip -br link") and not any(kernel_pod.name in labels for labels in series)
 
     await poll_until(is_removed)
 

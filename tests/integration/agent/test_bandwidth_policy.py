@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,35 +24,52 @@ def make_container(name: str, amount: str | None = None, **fields: Any) -> dict[
     return {"name": name, "image": "x", "resources": {"limits": amounts, "requests": amounts}, **fields}
 
 
-async def create_pod(
+@pytest_asyncio.fixture
+async def policy(control_plane: ControlPlane, client: Client, namespace: str) -> AsyncIterator[None]:
+    """The policy is in force."""
+    await control_plane.run_kubectl("apply", "--server-side", "-f", FILE)
+    await poll_until(lambda: create_annotations(client, namespace, make_container("c", "1M")), "the policy")
+    yield
+    await control_plane.run_kubectl("delete", "-f", FILE)
+
+
+async def create_annotations(
     client: Client, namespace: str, *containers: dict[str, Any], annotations: dict[str, str] | None = None, **spec: Any
 ) -> dict[str, str]:
     """Create a pod; returns its bandwidth annotations after admission."""
     metadata = {"generateName": "p-", "annotations": annotations or {}}
     body = {"metadata": metadata, "spec": {"containers": list(containers), "schedulerName": "nobody", **spec}}
     pod = await client.create(PODS, body, Pod, namespace=namespace)
-    return {k: v for k, v in (pod.metadata.annotations or {}).items() if k in {INGRESS, EGRESS}}
-
-
-@pytest_asyncio.fixture
-async def policy(control_plane: ControlPlane) -> AsyncIterator[None]:
-    await control_plane.run_kubectl("apply", "--server-side", "-f", FILE)
-    yield
-    await control_plane.run_kubectl("delete", "-f", FILE)
+    return {name: rate for name, rate in (pod.metadata.annotations or {}).items() if name in {INGRESS, EGRESS}}
 
 
 @pytest.mark.usefixtures("policy")
-async def test_annotations_follow_from_limits(client: Client, namespace: str) -> None:
-    annotations_of = partial(create_pod, client, namespace)
-    await poll_until(lambda: annotations_of(make_container("c", "1M")), "the policy")
-    sidecar = make_container("s", "1M", restartPolicy="Always")
-    init = make_container("i", "50M")  # Left out of the sum, because it ends before the others start.
+async def test_both_annotations_are_the_sum_of_the_limits_of_containers_that_run_together(
+    client: Client, namespace: str
+) -> None:
     containers = make_container("a", "10M"), make_container("b", "1500k"), make_container("c")
-    sum_of_limits = await annotations_of(*containers, initContainers=[sidecar, init])
-    assert sum_of_limits == {INGRESS: "12500000", EGRESS: "12500000"}
-    container = make_container("a", "10M")
-    with_own = await annotations_of(container, annotations={EGRESS: "3M"})
-    assert with_own == {INGRESS: "10000000", EGRESS: "3M"}, "a user's annotation stays"
-    assert await annotations_of(make_container("a")) == {}
-    assert await annotations_of(container, hostNetwork=True) == {}
-    assert await annotations_of(make_container("a", "999")) == {}, "below 1k, the smallest limit"
+    sidecar = make_container("s", "1M", restartPolicy="Always")
+    init_container = make_container("i", "50M")  # ends before the others start
+    annotations = await create_annotations(client, namespace, *containers, initContainers=[sidecar, init_container])
+    assert annotations == {INGRESS: "12500000", EGRESS: "12500000"}
+
+
+@pytest.mark.usefixtures("policy")
+async def test_a_users_annotation_stays(client: Client, namespace: str) -> None:
+    annotations = await create_annotations(client, namespace, make_container("a", "10M"), annotations={EGRESS: "3M"})
+    assert annotations == {INGRESS: "10000000", EGRESS: "3M"}
+
+
+@pytest.mark.usefixtures("policy")
+@pytest.mark.parametrize(
+    ("amount", "spec"),
+    [
+        pytest.param(None, {}, id="no limit"),
+        pytest.param("10M", {"hostNetwork": True}, id="the node's network"),
+        pytest.param("999", {}, id="below 1k, the smallest limit"),
+    ],
+)
+async def test_pods_that_cannot_be_limited_get_no_annotations(
+    client: Client, namespace: str, amount: str | None, spec: dict[str, Any]
+) -> None:
+    assert await create_annotations(client, namespace, make_container("a", amount), **spec) == {}

@@ -16,13 +16,26 @@ from typing import Any
 import pytest
 
 from lab.debian import find_or_unpack_packages
-from lab.errors import UnsupportedError
 from tests.integration.agent.limit_measurements import PORT, finish_traffic, running_generators, start_traffic
-from tests.integration.agent.pods_on_node import NodePod, node_pod, run
+from tests.integration.agent.pods_on_node import NodePod, node_pod, run_command
+from tests.support.unsupported import skip_if_unsupported
 
 COUNTING = Path(__file__).with_name("counting_in_namespace.py")
 SERVICE = "10.96.0.1"
 ETHERNET_BYTES = 14
+NFT_TABLE = """
+table ip proxy {{
+  chain pre {{
+    type nat hook prerouting priority -100;
+    {rules}
+  }}
+  chain passing {{
+    type filter hook forward priority 0;
+    ct state invalid drop
+  }}
+}}
+"""
+"""A rule that names a connection's state turns tracking on, whether or not anything is translated."""
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces"),
@@ -31,34 +44,18 @@ pytestmark = [
 
 
 @contextmanager
-def node(*rules: str, accounting: bool = True) -> Iterator[str]:
-    """Create a node: a namespace that forwards, tracks connections, and translates addresses by ``rules``."""
-    try:
-        packages = find_or_unpack_packages("node", ("runc", "nftables"))
-    except UnsupportedError as error:
-        pytest.skip(str(error))
+def running_node(*rules: str, has_accounting: bool = True) -> Iterator[str]:
+    """A node: a namespace that forwards, tracks connections, and translates addresses by ``rules``."""
+    packages = skip_if_unsupported(lambda: find_or_unpack_packages("node", ("runc", "nftables")))
     name = f"nanode-{uuid.uuid4().hex[:6]}"
-    run(f"ip netns add {name}")
+    run_command(f"ip netns add {name}")
     try:
-        run(f"ip -n {name} link set lo up")
-        for setting in ("net.ipv4.ip_forward=1", f"net.netfilter.nf_conntrack_acct={int(accounting)}"):
-            run(f"ip netns exec {name} sysctl -qw {setting}")
-        # A rule that names a connection's state turns tracking on, whether or not anything is translated.
-        table = "\n".join(
-            (
-                "table ip proxy {",
-                "chain pre { type nat hook prerouting priority -100;",
-                *rules,
-                "}",
-                "chain passing { type filter hook forward priority 0;",
-                "ct state invalid drop",
-                "}",
-                "}\n",
-            )
-        )
+        run_command(f"ip -n {name} link set lo up")
+        for setting in ("net.ipv4.ip_forward=1", f"net.netfilter.nf_conntrack_acct={int(has_accounting)}"):
+            run_command(f"ip netns exec {name} sysctl -qw {setting}")
         done = subprocess.run(
             ["ip", "netns", "exec", name, str(packages.find_program("nft")), "-f", "-"],
-            input=table,
+            input=NFT_TABLE.format(rules="\n".join(rules)),
             capture_output=True,
             text=True,
             check=False,
@@ -70,14 +67,16 @@ def node(*rules: str, accounting: bool = True) -> Iterator[str]:
         subprocess.run(["ip", "netns", "del", name], check=False)
 
 
-def connect_nodes(one: str, other: str, routes: Mapping[str, str]) -> None:
-    """Connect two nodes; ``routes`` has the peer's pod subnet by node."""
-    run(f"ip link add wire netns {one} type veth peer name wire netns {other}")
-    for number, name in enumerate((one, other), 1):
-        run(f"ip -n {name} addr add 10.250.0.{number}/30 dev wire")
-        run(f"ip -n {name} link set wire up")
-    run(f"ip -n {one} route add {routes[one]} via 10.250.0.2")
-    run(f"ip -n {other} route add {routes[other]} via 10.250.0.1")
+def connect_nodes(client_node: str, server_node: str, client_subnet: str, server_subnet: str) -> None:
+    """Connect two nodes, and route to the subnets of their pods."""
+    run_command(f"ip link add wire netns {client_node} type veth peer name wire netns {server_node}")
+    for name, address, peer, peer_subnet in (
+        (client_node, "10.250.0.1", "10.250.0.2", server_subnet),
+        (server_node, "10.250.0.2", "10.250.0.1", client_subnet),
+    ):
+        run_command(f"ip -n {name} addr add {address}/30 dev wire")
+        run_command(f"ip -n {name} link set wire up")
+        run_command(f"ip -n {name} route add {peer_subnet} via {peer}")
 
 
 @contextmanager
@@ -102,7 +101,7 @@ def running_collector(node_name: str, pods: Mapping[str, str]) -> Iterator[Calla
 
 def read_device_bytes(pod: NodePod) -> tuple[int, int]:
     """Bytes that the pod's device sent and received, with IP headers."""
-    stats = json.loads(run(f"ip -n {pod.namespace} -j -s link show dev eth0"))[0]["stats64"]
+    stats = json.loads(run_command(f"ip -n {pod.namespace} -j -s link show dev eth0"))[0]["stats64"]
     sent, received = stats["tx"], stats["rx"]
     return (
         sent["bytes"] - ETHERNET_BYTES * sent["packets"],
@@ -111,8 +110,9 @@ def read_device_bytes(pod: NodePod) -> tuple[int, int]:
 
 
 def start_pod(stack: ExitStack, number: int, node_name: str) -> NodePod:
+    """A pod with the address 10.251.<number>.2."""
     pod = stack.enter_context(node_pod(number, node_namespace=node_name))
-    run(f"ip -n {pod.namespace} route add default via {pod.host_address}")
+    run_command(f"ip -n {pod.namespace} route add default via {pod.host_address}")
     return pod
 
 
@@ -125,37 +125,49 @@ def read_until(read: Callable[[], dict[str, Any]], is_complete: Callable[[dict[s
     return totals
 
 
+def wait_for_response_bytes(read_round: Callable[[], dict[str, Any]], more_than: int) -> int:
+    """Wait until the only edge has more response bytes; returns them."""
+    traffic_round = read_until(
+        read_round, lambda traffic_round: sum(total[-1] for total in traffic_round["totals"]) > more_than
+    )
+    return int(traffic_round["totals"][0][-1])
+
+
 def test_a_call_through_a_service_is_counted_once_with_the_pod_that_answers() -> None:
     with ExitStack() as stack:
-        first = stack.enter_context(node(f"ip daddr {SERVICE} tcp dport 80 dnat to 10.251.202.2:7000"))
-        second = stack.enter_context(node())
-        connect_nodes(first, second, {first: "10.251.202.0/24", second: "10.251.201.0/24"})
-        web, cart = start_pod(stack, 201, first), start_pod(stack, 202, second)
+        client_node = stack.enter_context(running_node(f"ip daddr {SERVICE} tcp dport 80 dnat to 10.251.202.2:{PORT}"))
+        server_node = stack.enter_context(running_node())
+        connect_nodes(client_node, server_node, "10.251.201.0/24", "10.251.202.0/24")
+        web, cart = start_pod(stack, 201, client_node), start_pod(stack, 202, server_node)
         stack.enter_context(running_generators(cart))
-        client_collector = stack.enter_context(running_collector(first, {web.address: "web"}))
-        server_collector = stack.enter_context(running_collector(second, {cart.address: "cart"}))
+        read_client_round = stack.enter_context(running_collector(client_node, {web.address: "web"}))
+        read_server_round = stack.enter_context(running_collector(server_node, {cart.address: "cart"}))
+
         with start_traffic(web, "egress", "rr", 6, SERVICE, 80) as open_connection:
-            round_1 = read_until(client_collector, lambda answer: bool(answer["totals"]))
-            round_2 = read_until(client_collector, lambda answer: answer["totals"][0][3] > round_1["totals"][0][3])
+            response_bytes = wait_for_response_bytes(read_client_round, more_than=0)
+            response_bytes = wait_for_response_bytes(read_client_round, more_than=response_bytes)
             assert open_connection.poll() is None, "a connection counts while it is open"
             finish_traffic(open_connection)
-        round_3 = read_until(client_collector, lambda answer: answer["totals"][0][3] > round_2["totals"][0][3])
-        ((client, server, port, up, down),) = round_3["totals"]
+        wait_for_response_bytes(read_client_round, more_than=response_bytes)
+
+        client_round, server_round = read_client_round(), read_server_round()
+        ((client, server, port, request_bytes, response_bytes),) = client_round["totals"]
         assert (client, server, port) == ("web", cart.address, PORT)
-        assert (up, down) == pytest.approx(read_device_bytes(web), rel=0.05)
+        assert (request_bytes, response_bytes) == pytest.approx(read_device_bytes(web), rel=0.05)
+        assert client_round["problem"] == ""
         # The server's node tracks the same connection, and names only the server.
-        server_round = server_collector()
-        assert (server_round["totals"], server_round["servers"]) == ([], [cart.address])
-        assert round_3["problem"] == ""
+        assert server_round["totals"] == []
+        assert server_round["servers"] == [cart.address]
 
 
 def test_without_accounting_nothing_is_counted_which_is_reported() -> None:
     with ExitStack() as stack:
-        only = stack.enter_context(node(accounting=False))
-        web, cart = start_pod(stack, 205, only), start_pod(stack, 206, only)
+        node_name = stack.enter_context(running_node(has_accounting=False))
+        web, cart = start_pod(stack, 205, node_name), start_pod(stack, 206, node_name)
         stack.enter_context(running_generators(cart))
-        read = stack.enter_context(running_collector(only, {web.address: "web"}))
+        read_round = stack.enter_context(running_collector(node_name, {web.address: "web"}))
         with start_traffic(web, "egress", "rr", 4, cart.address) as open_connection:
-            round_ = read_until(read, lambda answer: answer["uncounted"] > 0)
+            traffic_round = read_until(read_round, lambda traffic_round: traffic_round["uncounted"] > 0)
             finish_traffic(open_connection)
-        assert (round_["totals"], "nf_conntrack_acct is 0" in round_["problem"]) == ([], True)
+        assert traffic_round["totals"] == []
+        assert "nf_conntrack_acct is 0" in traffic_round["problem"]

@@ -9,52 +9,57 @@ import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from agent.kernel_events import KernelEvents
 from agent.netlink import open_socket
-from tests.integration.agent.pods_on_node import run
+from lab.polling import poll_until
+from tests.integration.agent.pods_on_node import run_command
+from tests.support.tasks import running_tasks
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change devices")
 
 
 @pytest.fixture
 def device() -> Iterator[str]:
+    """A veth device that is down."""
     name = f"nae{uuid.uuid4().hex[:8]}"
-    run(f"ip link add {name} type veth peer name {name}p")
+    run_command(f"ip link add {name} type veth peer name {name}p")
     yield name
     subprocess.run(["ip", "link", "del", name], check=False, capture_output=True)
 
 
+async def wait_for_calls(*listeners: Mock) -> None:
+    """Wait until each of these listeners is called, and then for the end of the burst."""
+    for listener in listeners:
+        listener.reset_mock()
+    await poll_until(lambda: all(listener.called for listener in listeners))
+    await asyncio.sleep(0.3)
+
+
 def test_a_receive_buffer_may_exceed_the_limit_for_unprivileged_sockets() -> None:
-    size = 2 * int(Path("/proc/sys/net/core/rmem_max").read_text())
-    with open_socket(socket.NETLINK_ROUTE, buffer_bytes=size) as netlink:
-        assert netlink.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == 2 * size, "the kernel doubles it"
+    buffer_bytes = 2 * int(Path("/proc/sys/net/core/rmem_max").read_text())
+    with open_socket(socket.NETLINK_ROUTE, buffer_bytes=buffer_bytes) as netlink:
+        assert netlink.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == 2 * buffer_bytes, "the kernel doubles it"
 
 
 async def test_changes_reach_their_listeners_also_after_an_overrun_of_the_socket(device: str) -> None:
-    events, calls = KernelEvents(), {"links": 0, "tc": 0}
-    for kind, subscribe in (("links", events.link_listeners.append), ("tc", events.tc_listeners.append)):
-        subscribe(lambda kind=kind: calls.update({kind: calls[kind] + 1}))  # type: ignore[misc]
-    listening = asyncio.create_task(events.run())
-    await asyncio.sleep(0.05)
+    events, on_link_change, on_tc_change = KernelEvents(), Mock(), Mock()
+    events.link_listeners.append(on_link_change)
+    events.tc_listeners.append(on_tc_change)
+    async with running_tasks(events.run()):
+        await asyncio.sleep(0.05)
+        run_command(f"ip link set {device} up")
+        await wait_for_calls(on_link_change, on_tc_change)
+        run_command(f"tc qdisc add dev {device} root handle 1: tbf rate 1mbit burst 10kb latency 10ms")
+        await wait_for_calls(on_tc_change)
 
-    async def calls_after(*kinds: str) -> None:
-        before = dict(calls)
-        await asyncio.sleep(0.3)
-        assert all(calls[kind] > before[kind] for kind in kinds), (before, calls)
-
-    run(f"ip link set {device} up")
-    await calls_after("links", "tc")
-    run(f"tc qdisc add dev {device} root handle 1: tbf rate 1mbit burst 10kb latency 10ms")
-    await calls_after("tc")
-    # Nothing is read while this blocks the loop, so the socket's buffer overflows.
-    batch = "".join(f"link set {device} alias a{number}\n" for number in range(4000))
-    subprocess.run(["ip", "-batch", "-"], input=batch.encode(), check=True)
-    calls.update(links=0)
-    await calls_after("links", "tc")
-    assert calls["links"] < 4000, "the kernel dropped some"
-    run(f"ip link set {device} down")
-    await calls_after("links")
-    listening.cancel()
+        # Nothing is read while this blocks the loop, so the socket's buffer overflows.
+        batch = "".join(f"link set {device} alias a{number}\n" for number in range(4000))
+        subprocess.run(["ip", "-batch", "-"], input=batch.encode(), check=True)
+        await wait_for_calls(on_link_change, on_tc_change)
+        assert on_link_change.call_count < 4000, "the kernel dropped some"
+        run_command(f"ip link set {device} down")
+        await wait_for_calls(on_link_change)
