@@ -27,6 +27,7 @@ INGRESS_PARENT = 0xFFFFFFF1
 """TC_H_INGRESS (linux/pkt_sched.h)."""
 OBSERVE, ENFORCE = rules.RepairPolicy(), rules.RepairPolicy(enforce=True)
 REPAIR_BURST = rules.RepairPolicy(enforce=True, repair_burst=True)
+REPAIRING = (ENFORCE, REPAIR_BURST)
 POD_SANDBOX = state.PodSandbox(pid=4242, container_id=CONTAINER_ID, namespace_id=7, pod_interface_index=3)
 NODE = state.Device(index=UPLINK, name="eth0")
 POD_DEVICE = state.Device(index=VETH, name="veth12ab", kind="veth", namespace_id=7, peer_index=3)
@@ -111,46 +112,42 @@ def assert_unchanged(plan: state.BandwidthPlan, *verdicts: str, detail: str = ""
 
 
 @pytest.mark.parametrize(
-    ("rate_bps", "qdisc", "verdict", "rate_bytes_per_s"),
+    ("rate_bps", "qdisc", "verdict", "rate_bytes_per_s", "repairing_policies"),
     [
-        pytest.param(RATE, make_root_qdisc("noqueue", handle=0), "missing", None, id="no limit"),
-        pytest.param(5 * RATE, make_our_bucket(VETH), "wrong-rate", RATE // 8, id="the annotation was changed"),
-        pytest.param(RATE, make_bucket(VETH, TINY_BURST_PARAMS), "burst-too-small", 0, id="smaller than a packet"),
+        pytest.param(RATE, make_root_qdisc("noqueue", handle=0), "missing", None, REPAIRING, id="no limit"),
+        pytest.param(RATE, make_our_bucket(VETH), "enforced", RATE // 8, (), id="our limit"),
+        pytest.param(5 * RATE, make_our_bucket(VETH), "wrong-rate", RATE // 8, REPAIRING, id="the annotation changed"),
+        pytest.param(
+            RATE, make_bucket(VETH, TINY_BURST_PARAMS), "burst-too-small", 0, REPAIRING, id="smaller than a packet"
+        ),
+        pytest.param(
+            RATE, make_plugin_bucket(), "burst-overflow", RATE // 8, (REPAIR_BURST,), id="the plugin's, slow rate"
+        ),
+        pytest.param(
+            FAST_RATE,
+            make_plugin_bucket(FAST_RATE),
+            "burst-too-large",
+            FAST_RATE // 8,
+            (REPAIR_BURST,),
+            id="the plugin's, fast rate",
+        ),
     ],
 )
-def test_a_missing_or_wrong_limit_is_repaired_unless_limits_are_only_observed(
-    rate_bps: int, qdisc: Qdisc, verdict: str, rate_bytes_per_s: int | None
+def test_a_root_qdisc_gives_the_verdict_and_a_repair_by_policy(
+    rate_bps: int,
+    qdisc: Qdisc,
+    verdict: str,
+    rate_bytes_per_s: int | None,
+    repairing_policies: tuple[rules.RepairPolicy, ...],
 ) -> None:
     repair = state.SetIngressLimit(VETH, "veth12ab", choose_params(rate_bps, 1500))
-    for policy, actions in ((OBSERVE, ()), (ENFORCE, (repair,)), (REPAIR_BURST, (repair,))):
+    for policy in (OBSERVE, ENFORCE, REPAIR_BURST):
         plan = plan_for(make_pod(rate_bps), qdiscs=(qdisc,), policy=policy)
         status = get_only_status(plan)
         assert status.verdict == verdict
         assert status.device_name == "veth12ab"
         assert status.rate_bytes_per_s == rate_bytes_per_s
-        assert plan.actions == actions
-
-
-@pytest.mark.parametrize(
-    ("rate_bps", "verdict"),
-    [
-        pytest.param(RATE, "burst-overflow", id="the plugin's burst of a slow rate"),
-        pytest.param(FAST_RATE, "burst-too-large", id="the plugin's burst of a fast rate"),
-    ],
-)
-def test_the_plugins_burst_is_reported_and_repaired_on_request_only(rate_bps: int, verdict: str) -> None:
-    repair = state.SetIngressLimit(VETH, "veth12ab", choose_params(rate_bps, 1500))
-    for policy, actions in ((OBSERVE, ()), (ENFORCE, ()), (REPAIR_BURST, (repair,))):
-        plan = plan_for(make_pod(rate_bps), qdiscs=(make_plugin_bucket(rate_bps),), policy=policy)
-        assert get_only_status(plan).verdict == verdict
-        assert get_only_status(plan).rate_bytes_per_s == rate_bps // 8
-        assert plan.actions == actions
-
-
-def test_our_limit_is_enforced_and_stays() -> None:
-    plan = plan_for(make_pod(RATE), qdiscs=(make_our_bucket(VETH),), policy=REPAIR_BURST)
-    assert_unchanged(plan, "enforced")
-    assert get_only_status(plan).rate_bytes_per_s == RATE // 8
+        assert plan.actions == ((repair,) if policy in repairing_policies else ())
 
 
 def test_an_excess_overrules_the_verdict_on_the_configuration_and_a_dispute() -> None:

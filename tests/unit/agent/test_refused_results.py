@@ -20,7 +20,7 @@ from tests.unit.agent.results_writing import (
 pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
 
 
-async def test_a_refused_writer_is_a_problem_until_it_may_write() -> None:
+async def test_a_refused_writer_is_a_problem_until_it_may_write_or_has_nothing_to_write() -> None:
     store = SimulatedConfigMap()
     async with running_writer(store) as agent:
         store.is_reachable = False
@@ -28,24 +28,15 @@ async def test_a_refused_writer_is_a_problem_until_it_may_write() -> None:
         await asyncio.sleep(60)
         assert agent.writer.problem == "", "an API server that is away refuses nothing"
 
-        store.is_reachable, store.is_forbidden = True, True
-        await asyncio.sleep(60)
-        assert "writes only results" in agent.writer.problem
+        store.is_reachable = True
+        for sequence, is_forbidden in enumerate((True, False, True), 2):
+            store.is_forbidden = is_forbidden
+            agent.queue.add_sample(make_sample("n1", sequence, p50_us=1000.0 * sequence))
+            await asyncio.sleep(60)
+            assert ("writes only results" in agent.writer.problem) == is_forbidden
 
-        store.is_forbidden = False
-        await asyncio.sleep(60)
-        assert agent.writer.problem == ""
-
-
-async def test_a_refused_writer_without_a_plan_is_a_problem_for_some_minutes_more() -> None:
-    store = SimulatedConfigMap()
-    store.is_forbidden = True
-    async with running_writer(store) as agent:
-        agent.queue.add_sample(make_sample("n1"))
-        await asyncio.sleep(60)
         agent.plan_source.set_plan(None)
         assert agent.writer.problem, "lest a node is in and out of the plan all the time"
-
         await asyncio.sleep(600)
         assert agent.writer.problem == ""
 

@@ -1,12 +1,17 @@
-"""Byte totals by client workload and server count each byte once, and never fall."""
+"""Byte totals by client workload and server count each byte once, never fall, and are exported as of the last round."""
 
 from __future__ import annotations
 
 import socket
 import tracemalloc
+from pathlib import Path
 
+import msgspec
 import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.samples import Sample
 
+from agent.traffic.collector import MAX_TOTALS_AGE_S, TrafficCollector, find_workloads
 from agent.traffic.conntrack import Connection
 from agent.traffic.edges import (
     ADDRESS_EXPIRY_S,
@@ -16,8 +21,14 @@ from agent.traffic.edges import (
     OVERFLOW_EDGE,
     EdgeTotals,
     TrafficEdge,
+    WorkloadReference,
 )
-from tests.unit.agent.connections import CART, CLIENT, EDGE, READ_AT_S, SERVER, WEB, make_connection, run_round
+from kubekit.wire import Pod
+
+CLIENT, SERVER = socket.inet_aton("10.9.0.2"), socket.inet_aton("10.9.1.2")
+WEB, CART = WorkloadReference("shop", "Deployment", "web"), WorkloadReference("shop", "Deployment", "cart")
+EDGE = TrafficEdge(WEB, "10.9.1.2", 80)
+READ_AT_S = 1_800_000_000.25
 
 
 @pytest.fixture
@@ -29,10 +40,29 @@ def edges() -> EdgeTotals:
     return totals
 
 
+def make_connection(
+    request_bytes: int | None, response_bytes: int | None = 0, *, client: bytes = CLIENT, server: bytes = SERVER
+) -> Connection:
+    return Connection(client, server, 80, request_bytes, response_bytes)
+
+
+def run_round(edges: EdgeTotals, *live: Connection, now_s: float = 0.0) -> dict[TrafficEdge, tuple[int, int]]:
+    """Run a round with these live connections; returns the totals of requests and responses."""
+    edges.begin_round(now_s, READ_AT_S)
+    for connection in live:
+        edges.add_live(connection)
+    edges.end_round()
+    return {edge: (request_bytes, response_bytes) for edge, request_bytes, response_bytes in edges.last_round.totals}
+
+
 def make_connections(count: int, request_bytes: int = 1) -> list[Connection]:
     """Connections to different servers."""
     servers = [socket.inet_aton(f"10.1.{number >> 8}.{number & 255}") for number in range(count)]
     return [make_connection(request_bytes, server=server) for server in servers]
+
+
+def list_byte_samples(collector: TrafficCollector) -> list[Sample]:
+    return [s for family in collector.collect() if family.name == "netaware_traffic_bytes" for s in family.samples]
 
 
 def test_bytes_from_before_the_agents_start_are_not_counted() -> None:
@@ -133,3 +163,61 @@ def test_an_edge_is_forgotten_after_an_hour_without_traffic(edges: EdgeTotals) -
     assert run_round(edges, now_s=0)
     assert run_round(edges, now_s=EDGE_EXPIRY_S)
     assert not run_round(edges, now_s=EDGE_EXPIRY_S + 1)
+
+
+def test_running_pods_with_a_network_of_their_own_have_a_workload() -> None:
+    metadata = {
+        "namespace": "shop",
+        "name": "web-5d-x",
+        "labels": {"pod-template-hash": "5d"},
+        "ownerReferences": [{"kind": "ReplicaSet", "name": "web-5d", "controller": True}],
+    }
+    status = {"podIP": "10.9.0.2", "podIPs": [{"ip": "10.9.0.2"}, {"ip": "fd00::2"}]}
+    pods = [
+        {"metadata": metadata, "status": status},
+        {"metadata": {"namespace": "x", "name": "agent"}, "spec": {"hostNetwork": True}, "status": status},
+        {"metadata": {"namespace": "x", "name": "without-address"}},
+        {"metadata": {"namespace": "x", "name": "done"}, "status": {"podIP": "10.9.0.3", "phase": "Succeeded"}},
+    ]
+    assert find_workloads([msgspec.convert(pod, Pod) for pod in pods]) == {
+        CLIENT: WEB,
+        socket.inet_pton(socket.AF_INET6, "fd00::2"): WEB,
+    }
+
+
+def test_exported_bytes_are_those_of_the_last_complete_round_with_its_time(tmp_path: Path) -> None:
+    now_s = READ_AT_S + 29
+    collector = TrafficCollector(lambda: "z1", tmp_path, lambda: now_s)
+    collector.edges.set_workloads({CLIENT: WEB}, 0)
+    run_round(collector.edges)
+    collector.edges.add_ended(make_connection(100, 900))
+    run_round(collector.edges)
+    labels = {"client_namespace": "shop", "client_kind": "Deployment", "client_workload": "web", "client_zone": "z1"}
+    labels |= {"server": "10.9.1.2", "port": "80"}
+    assert [(sample.labels, sample.value, sample.timestamp) for sample in list_byte_samples(collector)] == [
+        (labels | {"direction": "request"}, 100, READ_AT_S),
+        (labels | {"direction": "response"}, 900, READ_AT_S),
+    ]
+
+    collector.edges.begin_round(30, READ_AT_S + 30)
+    collector.edges.add_live(make_connection(5000, 5000))
+    assert [sample.value for sample in list_byte_samples(collector)] == [100, 900]
+    collector.edges.end_round()
+    assert [sample.value for sample in list_byte_samples(collector)] == [5100, 5900]
+    assert {sample.timestamp for sample in list_byte_samples(collector)} == {READ_AT_S + 30}
+
+    # Prometheus refuses samples that are much older.
+    now_s = READ_AT_S + 30 + MAX_TOTALS_AGE_S
+    assert len(list_byte_samples(collector)) == 2
+    now_s += 1
+    assert list_byte_samples(collector) == []
+
+
+def test_the_servers_node_names_the_workload_of_an_address_that_answers(tmp_path: Path) -> None:
+    collector, registry = TrafficCollector(lambda: "z1", tmp_path), CollectorRegistry()
+    registry.register(collector)
+    collector.edges.set_workloads({SERVER: CART}, 0)
+    run_round(collector.edges, make_connection(100))
+
+    labels = {"server_namespace": "shop", "server_kind": "Deployment", "server_workload": "cart", "server_zone": "z1"}
+    assert registry.get_sample_value("netaware_traffic_server_info", {"server": "10.9.1.2"} | labels) == 1
