@@ -130,18 +130,13 @@ def test_an_overflowed_burst_is_reported_with_the_numbers_of_tc(rate_bps: int, b
             assert verdict != "burst-overflow" or str(burst_bytes) in status.detail
 
 
-def test_enforcing_again_changes_nothing() -> None:
-    with node_pod(11) as pod:
+def test_enforcing_again_changes_nothing_and_qdiscs_are_like_those_of_the_plugin() -> None:
+    with node_pod(12) as pod:
         limits = pod.make_spec(ingress="100G", egress="20M")
         assert list_actions(limits, pod) == ["SetIngressLimit", "SetEgressLimit"]
         enforce(limits)
         assert list_actions(limits, pod) == []
 
-
-def test_qdiscs_filters_and_ifbs_are_like_those_of_the_plugin() -> None:
-    with node_pod(12) as pod:
-        limits = pod.make_spec(ingress="100G", egress="20M")
-        enforce(limits)
         device_index = socket.if_nametoindex(pod.host_device)
         qdiscs = take_snapshot(limits).tc_state.qdiscs
         params = [q.params for q in qdiscs if q.device_index == device_index and q.kind == "tbf"]

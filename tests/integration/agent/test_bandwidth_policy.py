@@ -44,7 +44,7 @@ async def create_annotations(
 
 
 @pytest.mark.usefixtures("policy")
-async def test_both_annotations_are_the_sum_of_the_limits_of_containers_that_run_together(
+async def test_annotations_are_the_sum_of_the_limits_of_containers_that_run_together(
     client: Client, namespace: str
 ) -> None:
     containers = make_container("a", "10M"), make_container("b", "1500k"), make_container("c")
@@ -55,21 +55,12 @@ async def test_both_annotations_are_the_sum_of_the_limits_of_containers_that_run
 
 
 @pytest.mark.usefixtures("policy")
-async def test_a_users_annotation_stays(client: Client, namespace: str) -> None:
-    annotations = await create_annotations(client, namespace, make_container("a", "10M"), annotations={EGRESS: "3M"})
-    assert annotations == {INGRESS: "10000000", EGRESS: "3M"}
-
-
-@pytest.mark.usefixtures("policy")
-@pytest.mark.parametrize(
-    ("amount", "spec"),
-    [
-        pytest.param(None, {}, id="no limit"),
-        pytest.param("10M", {"hostNetwork": True}, id="the node's network"),
-        pytest.param("999", {}, id="below 1k, the smallest limit"),
-    ],
-)
-async def test_pods_that_cannot_be_limited_get_no_annotations(
-    client: Client, namespace: str, amount: str | None, spec: dict[str, Any]
+async def test_a_users_annotation_and_pods_that_cannot_be_limited_stay_unchanged(
+    client: Client, namespace: str
 ) -> None:
-    assert await create_annotations(client, namespace, make_container("a", amount), **spec) == {}
+    container = make_container("a", "10M")
+    annotations = await create_annotations(client, namespace, container, annotations={EGRESS: "3M"})
+    assert annotations == {INGRESS: "10000000", EGRESS: "3M"}
+    assert await create_annotations(client, namespace, make_container("a")) == {}
+    assert await create_annotations(client, namespace, container, hostNetwork=True) == {}
+    assert await create_annotations(client, namespace, make_container("a", "999")) == {}, "below 1k, the smallest limit"

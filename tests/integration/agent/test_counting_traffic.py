@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,21 +117,21 @@ def start_pod(stack: ExitStack, number: int, node_name: str) -> NodePod:
     return pod
 
 
-def read_until(read: Callable[[], dict[str, Any]], is_complete: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+def read_until(
+    read_round: Callable[[], dict[str, Any]], is_complete: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any]:
     """Read until a condition holds, because events of ended connections arrive late."""
     deadline_s = time.monotonic() + 30
-    while not is_complete(totals := read()):
-        assert time.monotonic() < deadline_s, totals
+    while not is_complete(traffic_round := read_round()):
+        assert time.monotonic() < deadline_s, traffic_round
         time.sleep(0.1)
-    return totals
+    return traffic_round
 
 
-def wait_for_response_bytes(read_round: Callable[[], dict[str, Any]], more_than: int) -> int:
-    """Wait until the only edge has more response bytes; returns them."""
-    traffic_round = read_until(
-        read_round, lambda traffic_round: sum(total[-1] for total in traffic_round["totals"]) > more_than
-    )
-    return int(traffic_round["totals"][0][-1])
+def has_grown(former_round: dict[str, Any], traffic_round: dict[str, Any]) -> bool:
+    """Whether a round has more response bytes than a former one."""
+    former_bytes, bytes_ = (sum(total[-1] for total in each["totals"]) for each in (former_round, traffic_round))
+    return bool(bytes_ > former_bytes)
 
 
 def test_a_call_through_a_service_is_counted_once_with_the_pod_that_answers() -> None:
@@ -144,13 +145,13 @@ def test_a_call_through_a_service_is_counted_once_with_the_pod_that_answers() ->
         read_server_round = stack.enter_context(running_collector(server_node, {cart.address: "cart"}))
 
         with start_traffic(web, "egress", "rr", 6, SERVICE, 80) as open_connection:
-            response_bytes = wait_for_response_bytes(read_client_round, more_than=0)
-            response_bytes = wait_for_response_bytes(read_client_round, more_than=response_bytes)
+            client_round = read_client_round()
+            for _ in range(2):
+                client_round = read_until(read_client_round, partial(has_grown, client_round))
             assert open_connection.poll() is None, "a connection counts while it is open"
             finish_traffic(open_connection)
-        wait_for_response_bytes(read_client_round, more_than=response_bytes)
-
-        client_round, server_round = read_client_round(), read_server_round()
+        client_round = read_until(read_client_round, partial(has_grown, client_round))
+        server_round = read_server_round()
         ((client, server, port, request_bytes, response_bytes),) = client_round["totals"]
         assert (client, server, port) == ("web", cart.address, PORT)
         assert (request_bytes, response_bytes) == pytest.approx(read_device_bytes(web), rel=0.05)

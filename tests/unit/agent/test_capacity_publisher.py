@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, cast
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import pytest
@@ -20,6 +20,7 @@ from kubekit.client import Client
 from kubekit.errors import UnreachableError
 from kubekit.wire import ObjectMeta, Resource
 from netperf.contract import BANDWIDTH_RESOURCE
+from tests.support.tasks import running_tasks
 
 pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
 G = 10**9
@@ -34,9 +35,9 @@ class SimulatedNode:
             metadata=ObjectMeta(name="n1", resource_version="1"),
             status=OwnNodeStatus(capacity={"cpu": "8"}, node_info=NodeInfo(kubelet_version="v1.36.3")),
         )
-        self.show()
+        self._send_event()
 
-    def show(self) -> None:
+    def _send_event(self) -> None:
         self.node_watch.on_change("n1", None, self.state)
 
     @contextmanager
@@ -46,7 +47,7 @@ class SimulatedNode:
         yield fields
         fields["metadata"]["resourceVersion"] = str(int(self.state.metadata.resource_version) + 1)
         self.state = msgspec.convert(fields, OwnNode)
-        self.show()
+        self._send_event()
 
     def set_capacity(self, amounts: dict[str, str]) -> None:
         with self.changing() as fields:
@@ -88,93 +89,89 @@ class SimulatedLinks:
         return LinkSnapshot(links=(nic,), routes=(Route(device_index=2),))
 
 
-class RunningPublisher:
-    """A publisher that runs on a simulated node and simulated links."""
+class PublishingAgent(NamedTuple):
+    """The part of an agent that publishes capacity, on a simulated node with simulated links."""
 
-    def __init__(self) -> None:
-        self.node_watch = OwnNodeWatch()
-        self.node, self.links = SimulatedNode(self.node_watch), SimulatedLinks()
-        self.publisher = Publisher(
-            cast("Client", self.node),
-            self.node_watch,
-            AgentConfig(node_name="n1"),
-            self.links.read,
-            registry=CollectorRegistry(),
-        )
+    node: SimulatedNode
+    links: SimulatedLinks
+    publisher: Publisher
 
-    async def __aenter__(self) -> RunningPublisher:
-        self.task = asyncio.create_task(self.publisher.run())
+
+@asynccontextmanager
+async def running_publisher() -> AsyncIterator[PublishingAgent]:
+    """A publisher that has published the first capacity."""
+    node_watch, links, config = OwnNodeWatch(), SimulatedLinks(), AgentConfig(node_name="n1")
+    node = SimulatedNode(node_watch)
+    publisher = Publisher(cast("Client", node), node_watch, config, links.read, registry=CollectorRegistry())
+    async with running_tasks(publisher.run()):
         await asyncio.sleep(5)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await self.task
+        assert node.bandwidth == str(10 * G)
+        yield PublishingAgent(node, links, publisher)
 
 
 async def test_a_thousand_quiet_minutes_cause_no_writes() -> None:
-    async with RunningPublisher() as running:
-        assert running.node.bandwidth == str(10 * G)
-        writes_after_start = running.node.writes
+    async with running_publisher() as agent:
+        writes_after_start = agent.node.writes
         for _ in range(200):
             await asyncio.sleep(300)
-            with running.node.changing():
+            with agent.node.changing():
                 pass  # a heartbeat of the kubelet, in fields that the agent does not read
         assert writes_after_start <= 3
-        assert running.node.writes == writes_after_start
-        assert 900 <= running.links.reads <= 1100
+        assert agent.node.writes == writes_after_start
+        assert 900 <= agent.links.reads <= 1100
 
 
 async def test_a_zeroing_writer_causes_at_most_a_write_per_second() -> None:
-    async with RunningPublisher() as running:
-        writes_before = running.node.writes
+    async with running_publisher() as agent:
+        writes_before = agent.node.writes
         for _ in range(600):
             await asyncio.sleep(0.1)
-            running.node.set_capacity({"cpu": "8", BANDWIDTH_RESOURCE: "0"})
-        assert running.node.writes - writes_before <= 61
+            agent.node.set_capacity({"cpu": "8", BANDWIDTH_RESOURCE: "0"})
+        assert agent.node.writes - writes_before <= 61
         await asyncio.sleep(2)
-        assert running.node.bandwidth == str(10 * G)
+        assert agent.node.bandwidth == str(10 * G)
 
 
 async def test_another_writers_value_is_disputed_with_a_back_off() -> None:
-    async with RunningPublisher() as running:
-        writes_before = running.node.writes
+    async with running_publisher() as agent:
+        writes_before = agent.node.writes
         for _ in range(600):
             await asyncio.sleep(2)
-            if running.node.bandwidth == str(10 * G):
-                running.node.set_capacity({"cpu": "8", BANDWIDTH_RESOURCE: "1G"})
-        condition = next(c for c in running.node.state.status.conditions or () if c.type == "NetawareBandwidth")
-        assert (condition.status, condition.reason) == ("False", "Disputed")
-        assert running.node.writes - writes_before <= 40
+            if agent.node.bandwidth == str(10 * G):
+                agent.node.set_capacity({"cpu": "8", BANDWIDTH_RESOURCE: "1G"})
+        (condition,) = agent.node.state.status.conditions or ()
+        assert condition.type == "NetawareBandwidth"
+        assert condition.status == "False"
+        assert condition.reason == "Disputed"
+        assert agent.node.writes - writes_before <= 40
         await asyncio.sleep(700)
-        assert running.node.bandwidth == str(10 * G)
+        assert agent.node.bandwidth == str(10 * G)
 
 
 async def test_a_changed_link_is_read_soon_but_not_for_each_event() -> None:
-    async with RunningPublisher() as running:
-        running.links.rate_bps = G
-        running.publisher.on_link_change()
+    async with running_publisher() as agent:
+        agent.links.rate_bps = G
+        agent.publisher.on_link_change()
         await asyncio.sleep(4)
-        assert running.node.bandwidth == str(G)
-        reads_before = running.links.reads
+        assert agent.node.bandwidth == str(G)
+        reads_before = agent.links.reads
         for _ in range(600):
-            running.publisher.on_link_change()
+            agent.publisher.on_link_change()
             await asyncio.sleep(0.1)
-        assert running.links.reads - reads_before <= 32
+        assert agent.links.reads - reads_before <= 32
 
 
 async def test_the_last_value_stays_while_links_or_the_api_server_do_not_answer() -> None:
-    async with RunningPublisher() as running:
-        running.links.is_broken = True
-        running.publisher.on_link_change()
+    async with running_publisher() as agent:
+        agent.links.is_broken = True
+        agent.publisher.on_link_change()
         await asyncio.sleep(120)
-        assert running.publisher.node_capacity is not None
-        assert running.publisher.node_capacity.rate_bps == 10 * G
-        running.links.is_broken, running.node.is_reachable, running.links.rate_bps = False, False, G
-        running.publisher.on_link_change()
+        assert agent.publisher.node_capacity is not None
+        assert agent.publisher.node_capacity.rate_bps == 10 * G
+        agent.links.is_broken, agent.node.is_reachable, agent.links.rate_bps = False, False, G
+        agent.publisher.on_link_change()
         await asyncio.sleep(4 * 3600)
-        assert running.node.bandwidth == str(10 * G)
-        running.node.is_reachable = True
+        assert agent.node.bandwidth == str(10 * G)
+        agent.node.is_reachable = True
         await asyncio.sleep(35)
-        assert running.node.bandwidth == str(G)
+        assert agent.node.bandwidth == str(G)

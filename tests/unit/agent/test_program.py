@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from agent.program import clean_up, run_agent
 from kubekit.errors import UnreachableError
 from kubekit.wire import Resource
 from lab.polling import poll_until
+from tests.support.tasks import running_tasks
 from tests.unit.kubekit.simulated_api import SimulatedApi
 
 ALL_PODS = Resource("", "v1", "pods", "Pod", is_namespaced=False)
@@ -40,18 +40,11 @@ async def test_the_nodes_pods_are_watched_once_by_all_parts_together(
             traffic=traffic,
             proc=tmp_path,  # without processes, so that nothing of this machine is read
         )
-        agent = asyncio.create_task(run_agent(config))
-        try:
-            await poll_until(
-                lambda: api.watch_count >= watches and api.count_requests("/api/v1/nodes"), "the watches", 10.0
-            )
+        async with running_tasks(run_agent(config)) as (agent,):
+            await poll_until(lambda: api.watch_count >= watches and api.count("/api/v1/nodes"), "the watches", 10.0)
             await asyncio.sleep(0.3)  # so that another would have come by now
             assert not agent.done()
             assert api.watch_count == watches
-        finally:
-            agent.cancel()
-            with suppress(asyncio.CancelledError):
-                await agent
 
 
 @pytest.mark.parametrize("does_kernel_refuse", [False, True])
