@@ -18,7 +18,7 @@ from agent.netlink import KernelError
 from agent.node import NodeInfo, OwnNode, OwnNodeStatus, OwnNodeWatch
 from kubekit.client import Client
 from kubekit.errors import UnreachableError
-from kubekit.wire import ObjectMeta, Resource
+from kubekit.wire import Condition, ObjectMeta, Resource
 from netperf.contract import BANDWIDTH_RESOURCE
 from tests.support.tasks import running_tasks
 
@@ -56,6 +56,10 @@ class SimulatedNode:
     @property
     def bandwidth(self) -> str | None:
         return (self.state.status.capacity or {}).get(BANDWIDTH_RESOURCE)
+
+    @property
+    def conditions(self) -> list[Condition]:
+        return self.state.status.conditions or []
 
     async def patch(self, _resource: Resource, _name: str, body: Any, *_: object, **__: object) -> OwnNode:
         await asyncio.sleep(0.01)
@@ -139,7 +143,7 @@ async def test_another_writers_value_is_disputed_with_a_back_off() -> None:
             await asyncio.sleep(2)
             if agent.node.bandwidth == str(10 * G):
                 agent.node.set_capacity({"cpu": "8", BANDWIDTH_RESOURCE: "1G"})
-        (condition,) = agent.node.state.status.conditions or ()
+        (condition,) = agent.node.conditions
         assert condition.type == "NetawareBandwidth"
         assert condition.status == "False"
         assert condition.reason == "Disputed"

@@ -41,7 +41,9 @@ async def test_the_nodes_pods_are_watched_once_by_all_parts_together(
             proc=tmp_path,  # without processes, so that nothing of this machine is read
         )
         async with running_tasks(run_agent(config)) as (agent,):
-            await poll_until(lambda: api.watch_count >= watches and api.count("/api/v1/nodes"), "the watches", 10.0)
+            await poll_until(
+                lambda: api.watch_count >= watches and api.count_requests("/api/v1/nodes"), "the watches", 10.0
+            )
             await asyncio.sleep(0.3)  # so that another would have come by now
             assert not agent.done()
             assert api.watch_count == watches
