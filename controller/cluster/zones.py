@@ -37,13 +37,12 @@ def build_zone_map(nodes: Iterable[Node]) -> ZoneMap:
         location_by_node[node.metadata.name] = NodeLocation(node.metadata.name, zone, region)
         if zone:
             counts_by_zone[zone][region] += 1
+    conflicting_zones = sorted(zone for zone, counts in counts_by_zone.items() if len(counts) > 1)
     return ZoneMap(
         region_by_zone={zone: _most_common_region(counts) for zone, counts in sorted(counts_by_zone.items())},
         location_by_node=location_by_node,
         unzoned_nodes=tuple(sorted(name for name, location in location_by_node.items() if not location.zone)),
-        zones_with_conflicting_regions=tuple(
-            sorted(zone for zone, counts in counts_by_zone.items() if len(counts) > 1)
-        ),
+        zones_with_conflicting_regions=tuple(conflicting_zones),
     )
 
 

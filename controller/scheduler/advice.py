@@ -1,5 +1,4 @@
-"""Computes the conditions RoutedNear and Balanced of a placed group: whether Services could route calls to nearer replicas, and
-whether replicas and calls are spread.
+"""Computes two conditions of a placed group: RoutedNear, by the routing of its Services, and Balanced, by its replicas and calls.
 
 The routing rules are those of kube-proxy (pkg/proxy/topology.go) and of the EndpointSlice controller (endpointslice/trafficdist,
 endpointslice/reconciler.go), Kubernetes 1.36:
@@ -87,7 +86,7 @@ class PlacedGroup(msgspec.Struct, frozen=True, dict=True):
         return [e for e in edges if self.replica_counts[e.caller] and self.replica_counts[callee]]
 
     def evaluate(self, edges: Sequence[CallEdge], routing: Routing) -> Evaluation:
-        """Evaluate these dependencies as if the callee's Service had this routing."""
+        """Evaluate these dependencies, by time, as if the callee's Service had this routing."""
         routed_edges = [msgspec.structs.replace(edge, routing=routing) for edge in edges]
         return evaluate_edges(self.problem, routed_edges, self.replica_counts)
 
@@ -179,24 +178,24 @@ def _advise(placed_group: PlacedGroup, callee: int) -> _Advice | None:
         cause = f"has the unknown trafficDistribution {distribution}"
     latencies = f"{_format_latency(better)} instead of {_format_latency(current)}"
     message = f"{name} {cause}: with {_DISTRIBUTION_BY_ROUTING[routing]} a call would take {latencies}"
-    return _Advice(current.latency - better.latency, reason, message)
+    return _Advice(current.cost_per_call - better.cost_per_call, reason, message)
 
 
 def _find_better_routing(placed_group: PlacedGroup, edges: Sequence[CallEdge], current: Evaluation) -> Routing | None:
     """Routing by zone, or by node if that gains enough more; None if neither gains enough without overload."""
-    better, best_latency = None, current.latency
+    better, lowest_cost_us = None, current.cost_per_call
     for routing in (Routing.ZONE, Routing.NODE):
         evaluation = placed_group.evaluate(edges, routing)
         is_overloaded = evaluation.max_load_ratio > max(OVERLOADED_RATIO, current.max_load_ratio)
-        min_gain_us = max(MIN_GAIN_US, MIN_GAIN_RATIO * current.latency)
-        if not is_overloaded and best_latency - evaluation.latency >= min_gain_us:
-            better, best_latency = routing, evaluation.latency
+        min_gain_us = max(MIN_GAIN_US, MIN_GAIN_RATIO * current.cost_per_call)
+        if not is_overloaded and lowest_cost_us - evaluation.cost_per_call >= min_gain_us:
+            better, lowest_cost_us = routing, evaluation.cost_per_call
     return better
 
 
 def _format_latency(evaluation: Evaluation) -> str:
-    """The latency with two digits, so that small changes of the network do not rewrite a condition."""
-    return f"{float(f'{evaluation.latency:.2g}'):.0f} µs"
+    """The time of a call with two digits, so that small changes of the network do not rewrite a condition."""
+    return f"{float(f'{evaluation.cost_per_call:.2g}'):.0f} µs"
 
 
 def advice_conditions(placed_group: PlacedGroup) -> list[Condition]:

@@ -40,7 +40,7 @@ class ReservationCache:
         self._outgoing_by_group: dict[str, Mapping[str, Amounts]] = {}
         """Group -> node -> requests of pods that a rollout is about to replace there."""
         self._released_keys: set[str] = set()
-        self._started_groups: set[str] = set()
+        self._started_groups: set[str] = set()  # with a bound pod
         self.yielding_groups: set[str] = set()
         self._ended_count = 0
         self._requests_by_key: dict[str, tuple[str, Amounts]] = {}
@@ -88,8 +88,11 @@ class ReservationCache:
                 del keys[name]
 
     def mark_released(self, key: str, *, is_released: bool = True) -> None:
-        """Count a pod's reservation as used before the watch shows its open gate; with False no more, because its gate stayed closed."""
-        (self._released_keys.add if is_released else self._released_keys.discard)(key)
+        """Count a pod's reservation as used while its gate is being opened; with False as unused again, because its gate stayed closed."""
+        if is_released:
+            self._released_keys.add(key)
+        else:
+            self._released_keys.discard(key)
         if (reservation := self._reservations.get(key)) is not None:
             self._reservations[key] = msgspec.structs.replace(reservation, is_gated=not is_released)
 
@@ -129,9 +132,10 @@ class ReservationCache:
         return {node: amounts for node in self._keys_by_node if (amounts := self.reserved_by_others_on(group, node))}
 
     def reserved_by_others_on(self, group: str, node: str, *, released_only: bool = False) -> Amounts:
-        """Sum of the other groups' reservations on a node that do not yield to this group, for all pods or only for pods with open gates.
+        """Sum of the other groups' reservations on a node, without those that yield to this group.
 
-        Reservations for all pods are reduced by the requests that a rollout of their group is about to free there.
+        With ``released_only``, only pods with open gates count. Otherwise all pods count, less the requests that a rollout of their
+        group is about to free there.
         """
         amounts_by_group: dict[str, Amounts] = {}
         yielding_groups = self.yielding_groups if group in self._started_groups else ()

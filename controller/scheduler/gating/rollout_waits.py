@@ -68,8 +68,8 @@ class RolloutWaits:
             if owner_key(pod) not in full_nodes:
                 await asyncio.sleep(0)  # The check of thousands of nodes blocks the event loop.
                 full_nodes[owner_key(pod)] = frozenset(self._full_nodes(group, pod, outgoing_requests))
-        search = [pod.metadata.key for pod in waiting], full_nodes
-        if self._failed_searches.get(group) == search:
+        search_key = [pod.metadata.key for pod in waiting], full_nodes
+        if self._failed_searches.get(group) == search_key:
             return plan
         for moved_pods in [waiting] if len(waiting) == 1 else [waiting, waiting[:1]]:
             refused_nodes = dict(snapshot.refused_nodes)
@@ -83,7 +83,7 @@ class RolloutWaits:
                 return plan  # No failed search is recorded, so the next plan tries again.
             if _is_about_as_good(alternative, plan):
                 return alternative
-        self._failed_searches[group] = search
+        self._failed_searches[group] = search_key
         return plan
 
     def refuse_nodes_after_overlong_wait(
@@ -94,10 +94,10 @@ class RolloutWaits:
         awaiting_rollout: Collection[str],
         outgoing_nodes: Iterable[str],
     ) -> bool:
-        """Refuse full nodes to the oldest waiting pod if its wait, or that for its plan, is overlong; returns whether it is.
+        """Refuse the full nodes to the oldest waiting pod, if the pod has waited or its plan has existed for too long; returns whether so.
 
-        The planned node is one of the full nodes, so a new plan is needed; the rollout continues when the pod has started elsewhere. The
-        limits are `MAX_WAIT_SHARE` for the pod; for its plan `MAX_PLAN_AGE_SHARE`, or `ROLLOUT_STEP_S` if the rollout makes no progress.
+        Its planned node is one of the full nodes, so it needs a new plan. The rollout continues when it has started elsewhere. The limit is
+        `MAX_WAIT_SHARE` for the pod; for the plan `MAX_PLAN_AGE_SHARE`, or `ROLLOUT_STEP_S` if the rollout makes no progress.
         """
         now = self._clock()
         before = self._waiting_since.get(group, {})

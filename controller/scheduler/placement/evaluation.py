@@ -1,4 +1,4 @@
-"""Evaluates a placement: latency of calls, violated limits, load of replicas, and traffic.
+"""Evaluates a placement: cost of calls, violated limits, load of replicas, and traffic.
 
 The compiled search has its own implementation, which updates costs by increments.
 """
@@ -19,13 +19,13 @@ class Evaluation(msgspec.Struct, frozen=True):
     """The value of a placement for one or more dependencies.
 
     Attributes:
-        latency: mean cost of a call, in the unit of the edges' `CallCostTable`; 0 if no dependency has replicas at both ends.
+        cost_per_call: mean cost of a call, in the unit of `CallCostTable`; 0 if no dependency has replicas at both ends.
         violations: number of pairs of a caller and a replica that may answer it, beyond the limit.
         max_load_ratio: load of the callee's busiest replica over its fair share; of several dependencies, the mean by weight.
         traffic: weight of the dependencies that have replicas at both ends.
     """
 
-    latency: float = 0.0
+    cost_per_call: float = 0.0
     violations: int = 0
     max_load_ratio: float = 1.0
     traffic: float = 0.0
@@ -44,9 +44,9 @@ def evaluate_edges(
     traffic, violations = sum(value.traffic for value in values), sum(value.violations for value in values)
     if not traffic:
         return Evaluation(violations=violations)
-    latency = sum(value.traffic * value.latency for value in values) / traffic
+    cost_per_call = sum(value.traffic * value.cost_per_call for value in values) / traffic
     max_load_ratio = sum(value.traffic * value.max_load_ratio for value in values) / traffic
-    return Evaluation(latency, violations, max_load_ratio, traffic)
+    return Evaluation(cost_per_call, violations, max_load_ratio, traffic)
 
 
 def count_replicas(problem: Problem, host_of: Ints) -> list[Counter[int]]:
@@ -84,7 +84,7 @@ def _evaluate_edge(
     share_of_zone = np.divide(replicas, zone_replicas, out=np.zeros_like(replicas), where=zone_replicas > 0)
     share_of_all = replicas / all_replicas
     cost_to_all = table.cost_between_hosts[zone] @ replicas_by_zone / all_replicas + share_of_all * host_gain
-    latency = (
+    total_cost = (
         to_node.sum() * table.cost_within_host
         + to_zone @ (zone_cost + share_of_zone * host_gain)
         + to_all @ cost_to_all
@@ -95,7 +95,7 @@ def _evaluate_edge(
     load = to_node + np.bincount(zone, to_zone, zones)[zone] * share_of_zone + to_all.sum() * share_of_all
     all_callers, has_replica = float(callers.sum()), replicas > 0
     return Evaluation(
-        latency=float(latency) / all_callers,
+        cost_per_call=float(total_cost) / all_callers,
         violations=round(float(violations)),
         max_load_ratio=float((load[has_replica] / replicas[has_replica]).max()) * all_replicas / all_callers,
         traffic=edge.weight,

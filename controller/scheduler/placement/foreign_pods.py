@@ -35,9 +35,7 @@ def find_foreign_pods(node_cache: NodeCache, pods: Iterable[Pod]) -> tuple[Forei
     terms = list(dict.fromkeys(term for pod in representatives for term in terms_of(pod)))
     # Pods of a StatefulSet or an indexed Job have equal constraints, but a label of their own.
     labels_by_pod = ((pod.metadata.namespace, pod.metadata.labels or {}) for pod in active_pods)
-    own_labels = list(
-        {(namespace, frozenset(labels.items())): (namespace, labels) for namespace, labels in labels_by_pod}.values()
-    )
+    own_labels = list({(ns, frozenset(labels.items())): (ns, labels) for ns, labels in labels_by_pod}.values())
     group_counts_by_template = _count_by_template(node_cache, active_pods)
     foreign_pods = []
     for key, template in node_cache.templates.items():

@@ -133,7 +133,7 @@ class _GroupPlanner:
             targets=targets,
             cost=total_cost(request, placement.problem, host_of),
             violations=evaluation.violations,
-            latency_us=evaluation_by_time.latency,
+            latency_us=evaluation_by_time.cost_per_call,
             traffic=evaluation_by_time.traffic,
             unplaced_reasons=reasons,
             annotation_errors=tuple(dict.fromkeys(self._annotation_errors)),

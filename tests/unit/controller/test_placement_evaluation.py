@@ -37,7 +37,7 @@ def test_calls_are_routed_as_by_kube_proxy(
     has_zone_label = np.array([True, True, False])
     problem = make_problem([0, 0, 1, 1, 2], [2, len(hosts) - 2], (0, 1, routing), has_zone_label=has_zone_label)
     evaluation = evaluate(problem, make_hosts(*hosts))
-    assert evaluation.latency == pytest.approx(latency_us)
+    assert evaluation.cost_per_call == pytest.approx(latency_us)
     assert evaluation.max_load_ratio == pytest.approx(max_load_ratio)
 
 
