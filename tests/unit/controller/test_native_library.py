@@ -1,8 +1,11 @@
-"""The compiled search as a library: its struct, its errors, its deadlines and its use by several threads."""
+"""The compiled search as a library: its struct, its errors, its deadlines, its use by several threads, and a search without memory."""
 
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,6 +18,16 @@ from controller.scheduler.placement import native_library
 from controller.scheduler.placement.native_search import FIELD_NAMES, NativeProblem
 from controller.scheduler.placement.solve import solve
 from tests.unit.controller.search_problems import make_hosts, make_problem
+
+SEARCH_WITHOUT_MEMORY = """\
+import resource
+from controller.scheduler.placement.native_search import NativeProblem
+from tests.unit.controller.search_problems import make_problem
+problem = NativeProblem(make_problem([0] * 20_000, [1] * 2_000))  # Needs 160 MB for replicas by workload and host.
+used_bytes = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used_bytes + (32 << 20),) * 2)
+problem.search(None, seed=1, steps=0, time_limit_s=1.0)
+"""
 
 
 def test_c_has_the_fields_of_the_problem_in_the_same_order() -> None:
@@ -72,3 +85,10 @@ def test_a_search_beyond_its_deadline_keeps_the_hinted_hosts() -> None:
     native_problem = NativeProblem(make_problem([0, 0, 1, 1], [3, 3], (0, 1, Routing.ANY)))
     assert native_problem.search(hints, seed=0, steps=0, time_limit_s=-1.0).host_of.tolist() == hints.tolist()
     assert len(set(native_problem.search(hints, seed=0, steps=0, time_limit_s=9.0).host_of.tolist())) == 1
+
+
+def test_a_search_without_memory_ends_its_process_with_a_message() -> None:
+    """The planning process then starts again, see `test_scheduler_worker`."""
+    ended = subprocess.run([sys.executable, "-c", SEARCH_WITHOUT_MEMORY], capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGABRT
+    assert ended.stderr == "netaware: no memory for the search of a plan\n"

@@ -9,8 +9,12 @@ import msgspec
 import pytest
 
 from controller.cluster.costs import CostTable
+from controller.cluster.crds import WeightInfo
 from controller.cluster.services import Service
+from controller.scheduler.placement.call_costs import IN_ZONE_US
 from controller.scheduler.placement.planner import plan_group
+from netperf.contract import REGION_LABEL
+from tests.support.bodies import make_random_weight
 from tests.unit.controller import groups
 from tests.unit.controller.groups import (
     GroupCase,
@@ -27,6 +31,7 @@ from tests.unit.controller.groups import (
 )
 
 PAIR = make_chain((1, 1))
+REGIONS = ["r0", "r1", "r2", "r3"]
 NEAR_SERVICE = make_service("w1", "PreferSameZone")
 
 
@@ -161,3 +166,21 @@ def test_nodes_without_a_zone_label_are_far_apart_in_a_cluster_with_zones() -> N
     plan = plan_case(PAIR, [*unlabelled, *make_nodes(a=1, b=1)], objective="time")
     assert set(map_zones_by_pod(plan).values()) == {"z0", "z1"}
     assert plan_case(PAIR, unlabelled, objective="time", has_topology=False).latency_us == 100.0
+
+
+def test_a_plan_over_forty_zones_rarely_splits_a_group_between_two() -> None:
+    """Each of 15 groups has ten pods, which fit into many zones."""
+    rng = random.Random(1)
+    zones = [f"z{i:02}" for i in range(40)]
+    costs = CostTable(msgspec.convert(make_random_weight(zones, REGIONS), WeightInfo))
+    nodes = [
+        make_zone_node(f"h{i:03}", zones[i % 40], "32", labels={REGION_LABEL: REGIONS[i % len(REGIONS)]})
+        for i in range(400)
+    ]
+    split_count = 0
+    for _ in range(15):
+        edges = [(i, j, 20) for i in range(10) for j in range(i + 1, 10) if rng.random() < 0.3]
+        case = GroupCase((1,) * 10, tuple(edges), ((0,),), (1,))
+        plan = plan_case(case, nodes, costs=costs, spread="soft", objective="time")
+        split_count += plan.latency_us > IN_ZONE_US
+    assert split_count <= 1
