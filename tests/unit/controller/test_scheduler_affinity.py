@@ -34,28 +34,34 @@ CONFIG = SchedulerConfig(placement="affinity")
 NODES = {"n1": ("r", "z1"), "n2": ("r", "z2"), "n3": ("r", "z3"), "n4": ("r", "z3")}
 NEAR = {("z2", "z1"): 5, ("z3", "z1"): 50}
 TARGET = Target("z2", "r", "n2")
+# Weight, label and values of preferred terms: the planned host and zone, then zones by score, of 33 at most.
+HOST_TERM, PLANNED_ZONE_TERM = (100, "kubernetes.io/hostname", ["h2"]), (60, ZONE, ["z2"])
+Z1_TERM, Z2_TERM = (33, ZONE, ["z1"]), (23, ZONE, ["z2"])
 
 
-def state_with_p2_on(
+def make_state_with_p2_on(
     nodes_of_p2: Iterable[str] = (),
     costs: Costs = NEAR,
     max_cost: int = 10,
     locations: dict[str, tuple[str, str]] = NODES,
-    regions: Costs | None = None,
+    region_costs: Costs | None = None,
 ) -> State:
     """A state in which P1 depends on P2, with pods of P2 on these nodes."""
     nodes = [make_node(name, *location) for name, location in locations.items()]
     bound = [("P2", name) for name in nodes_of_p2]
-    return make_group_state(nodes, make_topology(costs, regions), {"P1": {"P2": max_cost}, "P2": {}}, bound, CONFIG)
+    return make_group_state(
+        nodes, make_topology(costs, region_costs), {"P1": {"P2": max_cost}, "P2": {}}, bound, CONFIG
+    )
 
 
-def owned_by(kind: str, *, controller: bool = True, **spec: Any) -> Pod:
-    owner = {"apiVersion": "v1", "kind": kind, "name": "o", "uid": "u-o", "controller": controller}
+def make_owned_pod(kind: str, *, is_controller: bool = True, **spec: Any) -> Pod:
+    """A gated pod with an owner of this kind."""
+    owner = {"apiVersion": "v1", "kind": kind, "name": "o", "uid": "u-o", "controller": is_controller}
     return make_gated_pod(metadata={"ownerReferences": [owner]}, **spec)
 
 
 def apply_patch(pod: Pod, patch: dict[str, Any]) -> Pod:
-    """The pod after a strategic merge patch of ours."""
+    """The pod after a strategic merge patch by `build_release_patch`."""
     body = msgspec.to_builtins(pod)
     body["metadata"]["annotations"] = patch["metadata"].get("annotations")
     affinity = {**body["spec"].get("affinity", {}), **patch["spec"].get("affinity", {})}
@@ -63,23 +69,23 @@ def apply_patch(pod: Pod, patch: dict[str, Any]) -> Pod:
     return msgspec.convert(body, Pod)
 
 
-def in_zones(*zones: str) -> dict[str, Any]:
+def make_zone_term(*zones: str) -> dict[str, Any]:
     """A node selector term."""
     return {"matchExpressions": [{"key": ZONE, "operator": "In", "values": list(zones)}]}
 
 
-def required_affinity(*terms: dict[str, Any]) -> dict[str, Any]:
+def make_required_affinity(*terms: dict[str, Any]) -> dict[str, Any]:
     """Node affinity with these required terms."""
     return {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}
 
 
-def allowed_nodes_of(pod: Pod, locations: dict[str, tuple[str, str]] = NODES) -> set[str]:
+def list_allowed_nodes(pod: Pod, locations: dict[str, tuple[str, str]] = NODES) -> set[str]:
     """The nodes that a pod's node affinity allows."""
     unmet = Constraints(pod.spec).unmet_constraint
     return {name for name, location in locations.items() if not unmet(name, make_zone_labels(*location))}
 
 
-def preferred_terms_of(patch: dict[str, Any]) -> list[tuple[int, str, list[str]]]:
+def list_preferred_terms(patch: dict[str, Any]) -> list[tuple[int, str, list[str]]]:
     """Weight, label and values of each preferred term that we wrote; hosts are never named by matchFields."""
     affinity = patch["spec"].get("affinity", {"nodeAffinity": {}})["nodeAffinity"]
     terms = []
@@ -104,69 +110,76 @@ def preferred_terms_of(patch: dict[str, Any]) -> list[tuple[int, str, list[str]]
 def test_affinity_allows_what_the_extender_passes_and_prefers_what_it_scores(
     nodes_of_p2: list[str], costs: dict[tuple[str, str], int], max_cost: int
 ) -> None:
-    state, pod = state_with_p2_on(nodes_of_p2, costs, max_cost), make_gated_pod()
+    state, pod = make_state_with_p2_on(nodes_of_p2, costs, max_cost), make_gated_pod()
     extender = Extender(state, SchedulerConfig(), ExtenderMetrics(CollectorRegistry()), lambda: "")
     request = {"pod": msgspec.to_builtins(pod), "nodenames": list(NODES)}
     passed = msgspec.json.decode(extender.answer_filter(msgspec.json.encode(request)))["nodenames"]
     patch = build_release_patch(state, CONFIG, pod, None)
     if passed:
-        assert allowed_nodes_of(apply_patch(pod, patch)) == set(passed)
+        assert list_allowed_nodes(apply_patch(pod, patch)) == set(passed)
+
     request["nodenames"] = passed
     priorities = msgspec.json.decode(extender.answer_prioritize(msgspec.json.encode(request)))
     # A node with a pod of P2 has a score of its own.
-    scores = {NODES[entry["host"]][1]: entry["score"] for entry in priorities if entry["host"] not in nodes_of_p2}
-    weights = {zone: weight for weight, _, (zone,) in preferred_terms_of(patch)}
-    ranked = sorted(scores, key=lambda zone: scores[zone])
-    # Weights rise with the scores.
-    assert [weights.get(zone, 0) for zone in ranked] == sorted(weights.get(zone, 0) for zone in ranked)
+    score_by_zone = {
+        NODES[entry["host"]][1]: entry["score"] for entry in priorities if entry["host"] not in nodes_of_p2
+    }
+    weight_by_zone = {zone: weight for weight, _, (zone,) in list_preferred_terms(patch)}
+    weights = [weight_by_zone.get(zone, 0) for zone in sorted(score_by_zone, key=lambda zone: score_by_zone[zone])]
+    assert weights == sorted(weights), "weights rise with the scores"
 
 
-def test_nodes_without_zone_label_are_excluded_only_if_refused() -> None:
+@pytest.mark.parametrize(
+    ("nodes_of_p2", "allowed"), [(["n1"], {"n1", "n2", "bare", "other"}), (["n1", "bare"], {"n1", "n2"})]
+)
+def test_nodes_without_zone_label_are_excluded_only_if_refused(nodes_of_p2: list[str], allowed: set[str]) -> None:
     """Unknown costs to a zone exclude no node; a pod on such a node satisfies a dependency only on that node."""
     locations, pod = {**NODES, "bare": ("", ""), "other": ("", "")}, make_gated_pod()
-    for nodes_of_p2, expected in ((["n1"], {"n1", "n2", "bare", "other"}), (["n1", "bare"], {"n1", "n2"})):
-        patch = build_release_patch(state_with_p2_on(nodes_of_p2, locations=locations), CONFIG, pod, None)
-        assert allowed_nodes_of(apply_patch(pod, patch), locations) == expected
+    state = make_state_with_p2_on(nodes_of_p2, locations=locations)
+    assert list_allowed_nodes(apply_patch(pod, build_release_patch(state, CONFIG, pod, None)), locations) == allowed
 
 
 @pytest.mark.parametrize("order", ["abcde", "badce", "edcba"])
 def test_a_zone_in_two_regions_gets_the_score_of_its_best_location(order: str) -> None:
-    unordered = {"a": ("r1", "z1"), "b": ("r2", "z1"), "c": ("r1", "z2"), "d": ("r1", "z3"), "e": ("r1", "z4")}
-    locations = {name: unordered[name] for name in order}
-    costs, regions = {("z1", "z2"): 40, ("z3", "z2"): 50, ("z4", "z2"): 10}, {("r2", "r1"): 5}
-    pod = make_gated_pod()
-    patch = build_release_patch(state_with_p2_on(["c"], costs, locations=locations, regions=regions), CONFIG, pod, None)
-    assert allowed_nodes_of(apply_patch(pod, patch), locations) == {"a", "b", "c", "e"}
-    assert preferred_terms_of(patch) == [(33, ZONE, ["z2"]), (18, ZONE, ["z1"])]
+    location_by_node = {"a": ("r1", "z1"), "b": ("r2", "z1"), "c": ("r1", "z2"), "d": ("r1", "z3"), "e": ("r1", "z4")}
+    locations = {name: location_by_node[name] for name in order}
+    costs, region_costs = {("z1", "z2"): 40, ("z3", "z2"): 50, ("z4", "z2"): 10}, {("r2", "r1"): 5}
+    state, pod = make_state_with_p2_on(["c"], costs, locations=locations, region_costs=region_costs), make_gated_pod()
+    patch = build_release_patch(state, CONFIG, pod, None)
+    assert list_allowed_nodes(apply_patch(pod, patch), locations) == {"a", "b", "c", "e"}
+    assert list_preferred_terms(patch) == [(33, ZONE, ["z2"]), (18, ZONE, ["z1"])]
 
 
-def test_preferred_terms_weigh_the_planned_host_its_zone_and_other_zones_by_score() -> None:
-    state = state_with_p2_on(["n1"], {("z2", "z1"): 31, ("z3", "z1"): 101}, max_cost=200)
-    host, z1, by_score = (100, "kubernetes.io/hostname", ["h2"]), (33, ZONE, ["z1"]), (23, ZONE, ["z2"])
-    planned_zone = (60, ZONE, ["z2"])
-    for target, hostname, terms in (
-        (TARGET, "h2", [host, planned_zone, z1]),
-        (TARGET, "", [planned_zone, z1]),
-        (None, "h2", [z1, by_score]),
-        (Target(node="n2"), "h2", [host, z1, by_score]),
-    ):
-        patch = build_release_patch(state, CONFIG, make_gated_pod(), target, hostname=hostname, may_require_zones=False)
-        assert preferred_terms_of(patch) == terms
+@pytest.mark.parametrize(
+    ("target", "hostname", "terms"),
+    [
+        pytest.param(TARGET, "h2", [HOST_TERM, PLANNED_ZONE_TERM, Z1_TERM], id="host and zone"),
+        pytest.param(TARGET, "", [PLANNED_ZONE_TERM, Z1_TERM], id="zone without the host's label"),
+        pytest.param(Target(node="n2"), "h2", [HOST_TERM, Z1_TERM, Z2_TERM], id="host without a zone"),
+        pytest.param(None, "h2", [Z1_TERM, Z2_TERM], id="no target"),
+    ],
+)
+def test_preferred_terms_weigh_the_planned_host_its_zone_and_other_zones_by_score(
+    target: Target | None, hostname: str, terms: list[tuple[int, str, list[str]]]
+) -> None:
+    state = make_state_with_p2_on(["n1"], {("z2", "z1"): 31, ("z3", "z1"): 101}, max_cost=200)
+    patch = build_release_patch(state, CONFIG, make_gated_pod(), target, hostname=hostname, may_require_zones=False)
+    assert list_preferred_terms(patch) == terms
 
 
 def test_twenty_zones_at_most_are_preferred() -> None:
     zones = [f"z{i:02}" for i in range(30)]
     locations = {name: ("r", name) for name in ("far", "hub", *zones)}
     costs = {(zone, "hub"): 2 for zone in zones} | {("far", "hub"): 100}
-    patch = build_release_patch(state_with_p2_on(["hub"], costs, 200, locations), CONFIG, make_gated_pod(), None)
-    assert [zone for _, _, (zone,) in preferred_terms_of(patch)] == ["hub", *zones[:19]]
+    patch = build_release_patch(make_state_with_p2_on(["hub"], costs, 200, locations), CONFIG, make_gated_pod(), None)
+    assert [zone for _, _, (zone,) in list_preferred_terms(patch)] == ["hub", *zones[:19]]
 
 
 def test_the_planned_zone_is_required_unless_required_terms_failed_before() -> None:
-    state, owned = state_with_p2_on(), owned_by("ReplicaSet")
-    assert allowed_nodes_of(apply_patch(owned, build_release_patch(state, CONFIG, owned, TARGET))) == {"n2"}
+    state, owned = make_state_with_p2_on(), make_owned_pod("ReplicaSet")
+    assert list_allowed_nodes(apply_patch(owned, build_release_patch(state, CONFIG, owned, TARGET))) == {"n2"}
     patch = build_release_patch(state, CONFIG, owned, TARGET, hostname="n2", may_require_zones=False)
-    assert allowed_nodes_of(apply_patch(owned, patch)) == set(NODES)
+    assert list_allowed_nodes(apply_patch(owned, patch)) == set(NODES)
     assert list(patch["spec"]["affinity"]["nodeAffinity"]) == ["preferredDuringSchedulingIgnoredDuringExecution"]
     assert NARROWED_ANNOTATION not in patch["metadata"].get("annotations", {})
 
@@ -182,29 +195,30 @@ def test_the_planned_zone_is_required_unless_required_terms_failed_before() -> N
 )
 def test_no_zone_is_required_of_a_pod_with_min_domains(constraint: dict[str, Any], *, is_required: bool) -> None:
     """kube-scheduler counts only the domains that the node affinity allows: with one zone of two, the minimum counts as 0."""
-    pod = owned_by("ReplicaSet", topologySpreadConstraints=[{"topologyKey": ZONE, "maxSkew": 1, **constraint}])
-    patch = build_release_patch(state_with_p2_on(), CONFIG, pod, TARGET)
-    assert allowed_nodes_of(apply_patch(pod, patch)) == ({"n2"} if is_required else set(NODES))
-    assert preferred_terms_of(patch)[0][1:] == (ZONE, ["z2"])
+    pod = make_owned_pod("ReplicaSet", topologySpreadConstraints=[{"topologyKey": ZONE, "maxSkew": 1, **constraint}])
+    patch = build_release_patch(make_state_with_p2_on(), CONFIG, pod, TARGET)
+    assert list_allowed_nodes(apply_patch(pod, patch)) == ({"n2"} if is_required else set(NODES))
+    assert list_preferred_terms(patch)[0][1:] == (ZONE, ["z2"])
 
 
 def test_unplaced_pods_and_daemon_pods_keep_the_users_affinity() -> None:
     """An autoscaler makes a node for what it reads in the pod; a DaemonSet has chosen the node already."""
-    state = state_with_p2_on(["n1"])
-    of_unplaced_pod = build_release_patch(state, CONFIG, owned_by("ReplicaSet"), None, keep_user_affinity=True)
-    of_daemon_pod = build_release_patch(state, CONFIG, owned_by("DaemonSet"), TARGET)
-    assert "affinity" in build_release_patch(state, CONFIG, owned_by("DaemonSet", controller=False), TARGET)["spec"]
-    for patch in (of_unplaced_pod, of_daemon_pod):
+    state = make_state_with_p2_on(["n1"])
+    patch_of_unplaced = build_release_patch(state, CONFIG, make_owned_pod("ReplicaSet"), None, keep_user_affinity=True)
+    patch_of_daemon = build_release_patch(state, CONFIG, make_owned_pod("DaemonSet"), TARGET)
+    for patch in (patch_of_unplaced, patch_of_daemon):
         assert patch["spec"] == {"schedulingGates": [{"$patch": "delete", "name": GATE}]}
         assert NARROWED_ANNOTATION not in patch["metadata"].get("annotations", {})
+    other_owner = make_owned_pod("DaemonSet", is_controller=False)
+    assert "affinity" in build_release_patch(state, CONFIG, other_owner, TARGET)["spec"]
 
 
 @pytest.mark.parametrize(
     "terms",
     [
         [],
-        [in_zones("z1", "z2")],
-        [in_zones("z1"), {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n4"]}]}],
+        [make_zone_term("z1", "z2")],
+        [make_zone_term("z1"), {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n4"]}]}],
         [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}, {}],
         [{}],
         [{"matchExpressions": [{"key": ZONE, "operator": "NotIn", "values": ["z3"]}]}],
@@ -215,33 +229,41 @@ def test_the_users_terms_are_narrowed_and_can_be_restored(terms: list[dict[str, 
     """An empty term matches no node; with a requirement of ours it would match some."""
     users_preference = {"weight": 7, "preference": {"matchExpressions": [{"key": "pool", "operator": "Exists"}]}}
     preferred_terms = {"preferredDuringSchedulingIgnoredDuringExecution": [users_preference]}
-    affinity = preferred_terms | (required_affinity(*terms) if terms else {})
-    pod = owned_by("ReplicaSet", affinity={"nodeAffinity": affinity})
-    patch = build_release_patch(state_with_p2_on(["n1"]), CONFIG, pod, None)
+    affinity = preferred_terms | (make_required_affinity(*terms) if terms else {})
+    pod = make_owned_pod("ReplicaSet", affinity={"nodeAffinity": affinity})
+    patch = build_release_patch(make_state_with_p2_on(["n1"]), CONFIG, pod, None)
     narrowed = apply_patch(pod, patch)
-    assert allowed_nodes_of(narrowed) == allowed_nodes_of(pod) & {"n1", "n2"}
+    assert list_allowed_nodes(narrowed) == list_allowed_nodes(pod) & {"n1", "n2"}
     assert patch["spec"]["affinity"]["nodeAffinity"][next(iter(preferred_terms))][0] == users_preference
-    assert allowed_nodes_of(without_added_requirement(narrowed)) == allowed_nodes_of(pod)
+    assert list_allowed_nodes(without_added_requirement(narrowed)) == list_allowed_nodes(pod)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"key":"other","operator":"Exists"}'])
-def test_affinity_without_our_requirement_is_unchanged(text: str) -> None:
-    affinities: tuple[Any, ...] = (None, {"podAntiAffinity": {}}, {"nodeAffinity": required_affinity(in_zones("z1"))})
+@pytest.mark.parametrize("annotation", ["", "{", "[" * 100_000, '{"key":"other","operator":"Exists"}'])
+def test_affinity_without_our_requirement_is_unchanged(annotation: str) -> None:
+    affinities: tuple[Any, ...] = (
+        None,
+        {"podAntiAffinity": {}},
+        {"nodeAffinity": make_required_affinity(make_zone_term("z1"))},
+    )
     for affinity in affinities:
-        pod = make_gated_pod(metadata={"annotations": {NARROWED_ANNOTATION: text}}, affinity=affinity)
+        pod = make_gated_pod(metadata={"annotations": {NARROWED_ANNOTATION: annotation}}, affinity=affinity)
         assert without_added_requirement(pod) == pod
 
 
-def test_patches_open_the_gate_of_the_seen_version_in_every_mode() -> None:
-    pod = make_gated_pod(metadata={"resourceVersion": "7", "uid": "u1"})
-    for config in (CONFIG, SchedulerConfig()):
-        patch = build_release_patch(state_with_p2_on(), config, pod, TARGET)
-        assert patch["metadata"]["resourceVersion"] == "7"
-        assert patch["spec"]["schedulingGates"] == [{"$patch": "delete", "name": GATE}]
-        assert ("affinity" in patch["spec"]) == (config is CONFIG)
-        annotated = msgspec.json.decode(patch["metadata"]["annotations"]["netaware.io/target"])
-        assert annotated == {"zone": "z2", "region": "r", "node": "n2"}
+@pytest.mark.parametrize("config", [CONFIG, SchedulerConfig()], ids=["affinity", "extender"])
+def test_patches_open_the_gate_of_the_seen_version_in_every_mode(config: SchedulerConfig) -> None:
+    pod = make_gated_pod(metadata={"resourceVersion": "7"})
+    patch = build_release_patch(make_state_with_p2_on(), config, pod, TARGET)
+    assert patch["metadata"]["resourceVersion"] == "7"
+    assert patch["spec"]["schedulingGates"] == [{"$patch": "delete", "name": GATE}]
+    assert ("affinity" in patch["spec"]) == (config is CONFIG)
+    target = msgspec.json.decode(patch["metadata"]["annotations"]["netaware.io/target"])
+    assert target == {"zone": "z2", "region": "r", "node": "n2"}
+
+
+def test_in_parity_a_patch_only_opens_the_gate() -> None:
     parity = SchedulerConfig(parity="upstream")
+    pod = make_gated_pod(metadata={"resourceVersion": "7", "uid": "u1"})
     assert build_release_patch(State(parity, "netaware-system"), parity, pod, None) == {
         "metadata": {"resourceVersion": "7", "uid": "u1"},
         "spec": {"schedulingGates": [{"$patch": "delete", "name": GATE}]},
@@ -263,12 +285,12 @@ def test_patches_open_the_gate_of_the_seen_version_in_every_mode() -> None:
 def test_labels_choose_the_placement_and_other_schedulers_get_affinity(
     scheduler: str, label: str, placement: Any, mode: str
 ) -> None:
-    pod = make_gated_pod(
-        schedulerName=scheduler, metadata={"labels": {"netaware.io/placement": label} if label else {}}
-    )
+    labels = {"netaware.io/placement": label} if label else {}
+    pod = make_gated_pod(schedulerName=scheduler, metadata={"labels": labels})
     config = SchedulerConfig(placement=placement)
     state = State(config, "netaware-system")
     assert placement_mode_of_pod(pod, config, state) == mode
-    labels = {"netaware.io/placement": "affinity"}
-    state.on_namespace_change("default", None, Object(metadata=ObjectMeta(name="default", labels=labels)))
+
+    namespace_labels = {"netaware.io/placement": "affinity"}
+    state.on_namespace_change("default", None, Object(metadata=ObjectMeta(name="default", labels=namespace_labels)))
     assert placement_mode_of_pod(pod, config, state) == (mode if label else "affinity")

@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
 
 from controller.cluster.pods import Pod, Target
 from controller.cluster.services import Service
-from controller.scheduler.explain import explain
+from controller.scheduler.explain import Candidate, Explanation, explain
 from controller.scheduler.state import NO_GROUP, NO_GROUP_LABEL, NOTHING_PLACED, State
 from tests.unit.controller.scheduler_objects import WORKLOAD, make_group_state, make_node, make_pod, make_topology
 
 CALLS = {"P0": {"P1": 5}, "P1": {"P2": 15}, "P2": {}}
 
 
-def make_state(*placed: tuple[str, str]) -> State:
+def make_example_state(*placements: tuple[str, str]) -> State:
     """n1, n2 in z1 and n3, n4 in z2, 20 apart; P1 depends on P2 (at most 15), P0 on P1 (at most 5)."""
     nodes = [make_node(f"n{i}", "r", f"z{(i + 1) // 2}") for i in range(1, 5)]
-    return make_group_state(nodes, make_topology({("z1", "z2"): 20, ("z2", "z1"): 20}), CALLS, placed)
+    return make_group_state(nodes, make_topology({("z1", "z2"): 20, ("z2", "z1"): 20}), CALLS, placements)
 
 
-def target_annotation(target: Target) -> dict[str, Any]:
-    return {"annotations": {"netaware.io/target": msgspec.json.encode(target).decode()}}
+def make_planned_pod(zone: str, target_node: str, node_name: str = "") -> Pod:
+    """A pod of P1 whose plan has this target, on this node."""
+    target = msgspec.json.encode(Target(zone, "r", target_node)).decode()
+    return make_pod("P1", node_name, metadata={"annotations": {"netaware.io/target": target}})
+
+
+def map_candidates(explanation: Explanation) -> dict[str, Candidate]:
+    """Candidates by node, or by zone for those that stand for all other nodes of a zone."""
+    return {candidate.node or candidate.zone: candidate for candidate in explanation.candidates}
 
 
 def test_candidates_have_the_cost_of_each_dependency_and_pass_or_not() -> None:
-    explanation = explain(make_state(("P2", "n1"), ("P0", "n3")), make_pod("P1"))
+    explanation = explain(make_example_state(("P2", "n1"), ("P0", "n3")), make_pod("P1"))
     assert [(p.workload, p.direction, p.max_cost, p.pods_by_zone) for p in explanation.peers] == [
         ("P2", "depends-on", 15, {"z1": 1}),
         ("P0", "depended-on-by", 5, {"z2": 1}),
     ]
-    candidates = {candidate.node or candidate.zone: candidate for candidate in explanation.candidates}
+    candidates = map_candidates(explanation)
     assert list(candidates) == ["n1", "z1", "n3", "z2"]
     assert [(c.nodes, c.passes, c.cost, c.score) for c in candidates.values()] == [
         (1, True, 20, 100),
@@ -48,7 +53,7 @@ def test_candidates_have_the_cost_of_each_dependency_and_pass_or_not() -> None:
 
 @pytest.mark.parametrize("distribution", ["", "PreferSameZone", "PreferSameNode"])
 def test_costs_by_peer_add_up_to_the_cost_of_their_candidate(distribution: str) -> None:
-    state = make_state(("P2", "n1"), ("P2", "n4"), ("P0", "n3"), ("P0", "n2"))
+    state = make_example_state(("P2", "n1"), ("P2", "n4"), ("P0", "n3"), ("P0", "n2"))
     spec = {"selector": {WORKLOAD: "P2"}, "trafficDistribution": distribution}
     service = msgspec.convert({"metadata": {"name": "p2", "namespace": "default"}, "spec": spec}, Service)
     state.on_service_change("default/p2", None, service)
@@ -61,41 +66,36 @@ def test_costs_by_peer_add_up_to_the_cost_of_their_candidate(distribution: str) 
 
 
 @pytest.mark.parametrize(
-    ("explained_pod", "placed", "sentence"),
+    ("pod", "conclusion"),
     [
-        (make_pod("P1", "n2"), [("P2", "n1")], "on n2 by NetworkOverhead: cost 1 (P2 1 of 15); 2 nodes refused"),
+        (make_pod("P1", "n2"), "on n2 by NetworkOverhead: cost 1 (P2 1 of 15); 2 nodes refused"),
+        (make_planned_pod("z1", "n1", "n1"), "on n1 as planned with its group: cost 0 (P2 0 of 15); 2 nodes refused"),
+        (make_planned_pod("z1", "n1", "n2"), "on n2 in the planned zone: cost 1 (P2 1 of 15); 2 nodes refused"),
         (
-            make_pod("P1", "n1", metadata=target_annotation(Target("z1", "r", "n1"))),
-            [("P2", "n1")],
-            "on n1 as planned with its group: cost 0 (P2 0 of 15); 2 nodes refused",
-        ),
-        (
-            make_pod("P1", "n2", metadata=target_annotation(Target("z1", "r", "n1"))),
-            [("P2", "n1")],
-            "on n2 in the planned zone: cost 1 (P2 1 of 15); 2 nodes refused",
-        ),
-        (
-            make_pod("P1", "n3", metadata=target_annotation(Target("z1", "r", "n1"))),
-            [("P2", "n1")],
+            make_planned_pod("z1", "n1", "n3"),
             (
                 "on n3, though n1 was planned: cost 20 (P2 20 of 15, 1 beyond maxNetworkCost); "
                 "best in another zone n1 with cost 0; 2 nodes refused"
             ),
         ),
-        (
-            make_pod("P1", metadata=target_annotation(Target("z2", "r", "n3"))),
-            [],
-            "waits for n3, planned with its group",
-        ),
-        (make_pod("P1"), [], f"any node: {NOTHING_PLACED}"),
-        (make_pod("P1", group="unknown"), [], f"any node: {NO_GROUP}"),
-        (make_pod("P1", group=""), [], f"any node: {NO_GROUP_LABEL}"),
+    ],
+    ids=["by the rule", "on the planned node", "in the planned zone", "elsewhere"],
+)
+def test_the_conclusion_about_a_bound_pod_says_why_it_is_there(pod: Pod, conclusion: str) -> None:
+    assert explain(make_example_state(("P2", "n1")), pod).conclusion == conclusion
+
+
+@pytest.mark.parametrize(
+    ("pod", "conclusion"),
+    [
+        (make_planned_pod("z2", "n3"), "waits for n3, planned with its group"),
+        (make_pod("P1"), f"any node: {NOTHING_PLACED}"),
+        (make_pod("P1", group="unknown"), f"any node: {NO_GROUP}"),
+        (make_pod("P1", group=""), f"any node: {NO_GROUP_LABEL}"),
     ],
 )
-def test_the_reason_for_a_node_is_one_sentence(
-    explained_pod: Pod, placed: list[tuple[str, str]], sentence: str
-) -> None:
-    assert explain(make_state(*placed), explained_pod).conclusion == sentence
+def test_without_placed_peers_the_conclusion_says_why_any_node_will_do(pod: Pod, conclusion: str) -> None:
+    assert explain(make_example_state(), pod).conclusion == conclusion
 
 
 @pytest.mark.parametrize(
@@ -109,19 +109,18 @@ def test_the_reason_for_a_node_is_one_sentence(
     ],
 )
 def test_ineligible_nodes_are_counted_and_never_the_best_place(ineligible: dict[str, str], conclusion: str) -> None:
-    explanation = explain(make_state(("P2", "n1")), make_pod("P1"), ineligible)
+    explanation = explain(make_example_state(("P2", "n1")), make_pod("P1"), ineligible)
     assert explanation.conclusion == conclusion
-    candidates = {candidate.node or candidate.zone: candidate for candidate in explanation.candidates}
+    candidates = map_candidates(explanation)
     assert dict(candidates["n1"].ineligible) == {"insufficient cpu": 1}
     assert (candidates["n1"].score, candidates["z1"].score) == (None, 100 if len(ineligible) == 1 else None)
 
 
 def test_nodes_without_labels_are_candidates_and_the_node_of_the_dependency_passes() -> None:
-    state = make_state(("P2", "bare"))
+    state = make_example_state(("P2", "bare"))
     state.on_node_change("bare", None, make_node("bare", "", ""))
-    assert [
-        (candidate.zone, candidate.node, candidate.passes) for candidate in explain(state, make_pod("P1")).candidates
-    ] == [
+    candidates = explain(state, make_pod("P1")).candidates
+    assert [(candidate.zone, candidate.node, candidate.passes) for candidate in candidates] == [
         ("", "bare", True),
         ("z1", "", False),
         ("z2", "", False),
