@@ -7,6 +7,7 @@ import json
 import struct
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -47,8 +48,11 @@ from netperf.probers.netperf import output_selectors, parse_output
 from netperf.refusals import PlanRefusedError
 from netperf.results import ResultKey, decode_results, sample_key
 from netperf.sample import NodeLocation
+from tests.unit.agent.connections import CT_NEW, encode_attribute, encode_connection, make_connection
 
 Reader = Callable[[str], object]
+NETLINK_HEADER_BYTES = 16
+UNIT_TESTS = Path(__file__).parents[1] / "unit"
 # YAML is read a thousand times slower than JSON.
 SLOW_READERS = {"configuration", "descheduler policy"}
 # The kernel sends whole messages; readers of messages that the fuzzer has cut may raise these.
@@ -112,61 +116,23 @@ TOPOLOGY = (
     '{"metadata":{"name":"nt-default"},"spec":{"weights":[{"name":"NetperfCosts","topologyList":[{"topologyKey":'
     '"topology.kubernetes.io/zone","originList":[{"origin":"a","costList":[{"destination":"b","networkCost":10}]}]}]}]}}'
 )
+RECORDED_MESSAGES = json.loads((UNIT_TESTS / "agent" / "recordings" / "rtnetlink.messages").read_text())
+CONNECTION = encode_connection(make_connection(1, 2), CT_NEW)
 
 
-# The numbers of attributes and the fields of structs are those of linux/rtnetlink.h, if_link.h, pkt_sched.h, pkt_cls.h, tc_act/tc_mirred.h
-# and netfilter/nfnetlink_conntrack.h.
+def encode_filter() -> str:
+    """A message of a u32 filter that redirects to another device (numbers of linux/rtnetlink.h, pkt_cls.h and tc_act/tc_mirred.h)."""
+    mirred = encode_attribute(2, encode_attribute(2, struct.pack("=IIiiiiI", 0, 0, 4, 0, 0, 1, 9)))
+    action = encode_attribute(1, encode_attribute(1, b"mirred\0") + mirred)
+    options = encode_attribute(5, bytes(32)) + encode_attribute(7, action)
+    header = struct.pack("=BxxxiIII", 0, 7, 0x10000, 0xFFFFFFFF, 1 << 16)
+    return (header + encode_attribute(1, b"u32\0") + encode_attribute(2, options)).decode("latin-1")
 
 
-def encode_attribute(kind: int, payload: bytes) -> bytes:
-    """A netlink attribute with its padding."""
-    return struct.pack("=HH", 4 + len(payload), kind) + payload + b"\0" * (-len(payload) % 4)
-
-
-def encode_tc(kind: str, options: bytes, more: bytes = b"") -> str:
-    """A message of traffic control: tcmsg, kind and options."""
-    head = struct.pack("=BxxxiIII", 0, 7, 0x10000, 0xFFFFFFFF, 1 << 16)
-    return (head + encode_attribute(1, kind.encode() + b"\0") + encode_attribute(2, options) + more).decode("latin-1")
-
-
-DEVICE = (
-    struct.pack("=BxHiII", 0, 1, 7, 0, 0)
-    + encode_attribute(3, b"eth0\0")
-    + encode_attribute(4, struct.pack("=I", 1500))
-    + encode_attribute(18, encode_attribute(1, b"veth\0"))
-).decode("latin-1")
-STATISTICS = encode_attribute(1, struct.pack("=Q", 1)) + encode_attribute(3, struct.pack("=IIIII", 1, 2, 3, 4, 5))
-MIRRED = encode_attribute(2, encode_attribute(2, struct.pack("=IIiiiiI", 0, 0, 4, 0, 0, 1, 9)))
-ACTION = encode_attribute(1, b"mirred\0") + MIRRED + encode_attribute(4, STATISTICS)
-FILTER = encode_tc("u32", encode_attribute(5, bytes(32)) + encode_attribute(7, encode_attribute(1, ACTION)))
-BUCKET = encode_tc(
-    "tbf", encode_attribute(1, struct.pack("=8xI8xIIII", 1, 2, 3, 4, 5)), encode_attribute(7, STATISTICS)
-)
-ROUTE = (
-    struct.pack("=BBBBBBBBI", 2, 24, 0, 0, 254, 0, 0, 1, 0)
-    + encode_attribute(1, b"\x0a\0\0\0")
-    + encode_attribute(9, struct.pack("=HBBi", 8, 0, 0, 3))
-).decode("latin-1")
-
-
-def encode_direction(kind: int, source: bytes, destination: bytes) -> bytes:
-    """One direction of a connection."""
-    ports = encode_attribute(1, b"\6") + encode_attribute(2, b"\0\x50") + encode_attribute(3, b"\x1f\x90")
-    return encode_attribute(
-        kind,
-        encode_attribute(0x8001, encode_attribute(1, source) + encode_attribute(2, destination))
-        + encode_attribute(0x8002, ports),
-    )
-
-
-def encode_connection() -> str:
-    """One message of connection tracking."""
-    body = struct.pack("=BBH", 2, 0, 0) + encode_direction(0x8001, b"\x0a\0\0\1", b"\x0a\0\0\2")
-    body += encode_direction(0x8002, b"\x0a\0\0\2", b"\x0a\0\0\1")
-    body += b"".join(
-        encode_attribute(k, encode_attribute(1, bytes(8)) + encode_attribute(2, bytes(8))) for k in (0x8009, 0x800A)
-    )
-    return (struct.pack("=IHHII", 16 + len(body), 0x100, 2, 1, 0) + body).decode("latin-1")
+def read_recorded_body(kind: str, parse: Callable[[bytes, int, int], object]) -> str:
+    """The body of the recorded netlink message of which the reader makes most, as latin-1 text."""
+    bodies = [bytes.fromhex(message)[NETLINK_HEADER_BYTES:] for message in RECORDED_MESSAGES[kind]]
+    return max(bodies, key=lambda body: len(str(parse(body, 0, len(body))))).decode("latin-1")
 
 
 def read_results(text: str) -> object:
@@ -255,13 +221,17 @@ READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
     "admission review": (bytes_reader(gate.answer_review), ADMISSION_REVIEW, DECODE_ERRORS),
     "weights of an AppGroup": (read_group_weights, '{"a":{"b":1.5,"c":2}}', ()),
     "NetworkTopology": (read_topology, TOPOLOGY, DECODE_ERRORS),
-    "device": (netlink_reader(parse_device), DEVICE, NETLINK_FAILURES),
-    "qdisc": (netlink_reader(parse_qdisc), BUCKET, NETLINK_FAILURES),
-    "filter": (netlink_reader(partial(parse_filter, hook="ingress")), FILTER, NETLINK_FAILURES),
-    "default routes": (netlink_reader(parse_default_route), ROUTE[0] + "\0" + ROUTE[2:], NETLINK_FAILURES),
+    "device": (netlink_reader(parse_device), read_recorded_body("links", parse_device), NETLINK_FAILURES),
+    "qdisc": (netlink_reader(parse_qdisc), read_recorded_body("qdiscs", parse_qdisc), NETLINK_FAILURES),
+    "filter": (netlink_reader(partial(parse_filter, hook="ingress")), encode_filter(), NETLINK_FAILURES),
+    "default routes": (
+        netlink_reader(parse_default_route),
+        read_recorded_body("routes", parse_default_route),
+        NETLINK_FAILURES,
+    ),
     "connections": (
         lambda text: list(parse_connections(text.encode("latin-1", "replace"))),
-        encode_connection(),
+        CONNECTION.decode("latin-1"),
         (KernelError,),
     ),
 }

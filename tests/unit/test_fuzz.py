@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -52,15 +51,9 @@ def mutate(rng: Random, text: str) -> str:
     for _ in range(rng.randint(1, 3)):
         begin = rng.randint(0, len(text))
         end = min(len(text), begin + rng.choice((0, 1, 1, 4, 30)))
-        piece: Any = rng.choice(
-            (
-                rng.choice(TOKENS),
-                text[end : end + 9],
-                chr(rng.randrange(0xD000)),
-                chr(rng.randrange(0x100)),
-                str(rng.randrange(-9, 1 << 70)),
-            )
-        )
+        characters = chr(rng.randrange(0xD000)), chr(rng.randrange(0x100))
+        number = str(rng.randrange(-9, 1 << 70))
+        piece = rng.choice((rng.choice(TOKENS), text[end : end + 9], *characters, number))
         text = text[:begin] + piece + text[end:]
     return text
 
