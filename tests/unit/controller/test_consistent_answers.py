@@ -24,12 +24,11 @@ from controller.cluster.volumes import Volumes
 from controller.diagnosis.control_plane import ControlPlaneStatus
 from controller.diagnosis.diagnose import diagnose
 from controller.diagnosis.facts import Facts, build_facts
-from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.scheduler.config import Parity, SchedulerConfig
 from controller.scheduler.explain import explain
 from controller.scheduler.placement.planner import plan_group
 from kubekit.errors import ApiError
-from kubekit.wire import Node, format_time
+from kubekit.wire import Node, parse_time
 from netperf.latencies import LATENCY_ANNOTATION, Latencies, encode_latencies
 from tests.unit.controller.components import (
     DEFAULT,
@@ -45,23 +44,65 @@ from tests.unit.controller.components import (
     make_topology_body,
 )
 
+GROUP_OF_ANOTHER_NAMESPACE = make_group_body("evil", workload_namespace="x")
+PARITY = SchedulerConfig(parity="upstream")
+MEASURED_COSTS, USER_COSTS = make_topology_body({"NetperfCosts": 5}), make_topology_body({"UserDefined": 5})
+TWO_COSTS_OF_A_PAIR = make_topology_body({"NetperfCosts": 5})
+TWO_COSTS_OF_A_PAIR["spec"]["weights"][0]["topologyList"][1]["originList"][0]["costList"].append(
+    {"destination": "z2", "networkCost": 900}
+)
+BARE_NODES = [make_node_body("n1", ""), make_node_body("n2", "")]
 
-def condition(status: dict[str, Any], type_: str) -> tuple[str, str]:
-    return next((c["status"], c["reason"]) for c in status["conditions"] if c["type"] == type_)
+
+def make_consenting_namespace(name: str, *, admits: str) -> dict[str, Any]:
+    return {"kind": "Namespace", "metadata": {"name": name, "labels": {"netaware.io/appgroups-from": admits}}}
 
 
-async def find_met_by_component(components: Components, key: str) -> dict[str, bool]:
-    """Whether the group's dependency of a on b is met, for the pod of a on its node, by component."""
+OWN_AND_ADMITTED_GROUP = (
+    make_group_body("x"),
+    make_group_body("y", workload_namespace="x"),
+    make_consenting_namespace("x", admits="y"),
+)
+
+
+def make_default_pods(*placements: tuple[str, str]) -> list[dict[str, Any]]:
+    """Pods of the namespace default, given as workload and node."""
+    return [make_pod_body(workload, node, namespace="default") for workload, node in placements]
+
+
+def make_gated_pod(workload: str, **where: str) -> dict[str, Any]:
+    spec = {"schedulingGates": [{"name": GATE}], "schedulerName": "network-aware-scheduler"}
+    return {**make_pod_body(workload, "", **where), "spec": spec}
+
+
+def make_topology_with_latency(latency_us: int, **user_costs: int) -> dict[str, Any]:
+    body = make_topology_body({"NetperfCosts": 5, **user_costs})
+    body["metadata"]["annotations"] = {LATENCY_ANNOTATION: encode_latencies(Latencies({("z1", "z2"): latency_us}))}
+    return body
+
+
+def find_condition(status: dict[str, Any], type_: str) -> dict[str, Any]:
+    return next(condition for condition in status["conditions"] if condition["type"] == type_)
+
+
+async def read_facts_with_leader(components: Components) -> Facts:
+    snapshot = await components.page_snapshot()
+    return build_facts(msgspec.structs.replace(snapshot, control_plane=ControlPlaneStatus(is_lease_conclusive=False)))
+
+
+async def assert_all_find_dependency(components: Components, key: str, *, is_met: bool) -> None:
+    """Assert that all components find the group's dependency of a on b met, or not, for the pod of a on its node."""
     namespace, name = key.split("/")
     state, snapshot = components.scheduler_state(), await components.page_snapshot()
     (shown_group,), _ = await components.command("graph", "-n", namespace)
     (page_dependency,) = (await components.group_view(key)).dependencies
+    condition = find_condition(await components.status(key), "CostsMet")
     pods = components.decode("Pod", Pod)
     inputs = build_inputs(snapshot, map(PodReader().read, pods), Volumes())
     node = pods[0].spec.node_name
-    met = {
+    met_by_component = {
         "rules": state.score(namespace, name, "a").node_score(node, state.location_index[node]).violated == 0,
-        "CostsMet": condition(await components.status(key), "CostsMet") == ("True", "AllWithin"),
+        "CostsMet": (condition["status"], condition["reason"]) == ("True", "AllWithin"),
         "page": page_dependency.verdict == "met",
         "graph": shown_group.dependencies[0].verdict == "met",
         "explain": not any(line.violated for line in explain(state, pods[0]).candidates if line.has_pod),
@@ -72,21 +113,15 @@ async def find_met_by_component(components: Components, key: str) -> dict[str, b
         file = ClusterFile(*(components.decode(*kind) for kind in kinds))
         file.groups.extend(components.decode("AppGroup", AppGroup))
         file.topologies.extend(components.decode("NetworkTopology", NetworkTopology))
-        met["offline"] = plan_offline(file)[0].violations == 0
-    return met
-
-
-TWO_COSTS_OF_A_PAIR = make_topology_body({"NetperfCosts": 5})
-TWO_COSTS_OF_A_PAIR["spec"]["weights"][0]["topologyList"][1]["originList"][0]["costList"].append(
-    {"destination": "z2", "networkCost": 900}
-)
+        met_by_component["offline"] = plan_offline(file)[0].violations == 0
+    assert met_by_component == dict.fromkeys(met_by_component, is_met)
 
 
 @pytest.mark.parametrize(
     ("topologies", "cost"),
     [
         ((make_topology_body({"UserDefined": None, "NetperfCosts": 5}),), 5),
-        ((make_topology_body({"NetperfCosts": 5}), make_topology_body({"NetperfCosts": 9}, namespace="x")), 9),
+        ((MEASURED_COSTS, make_topology_body({"NetperfCosts": 9}, namespace="x")), 9),
         ((TWO_COSTS_OF_A_PAIR,), 5),
     ],
     ids=["an empty weight is skipped", "the topology of the group's namespace", "the first of two entries"],
@@ -95,9 +130,8 @@ async def test_scheduler_status_and_views_use_the_same_cost(topologies: tuple[di
     components = Components(*NODES, *PODS, make_group_body(max_cost=5), *topologies)
     state = components.scheduler_state()
     assert state.score("x", "g", "a").node_score("n1", state.location_index["n1"]).cost == cost
-    met = await find_met_by_component(components, "x/g")
-    assert met == dict.fromkeys(met, cost <= 5)
     assert [edge.cost for edge in (await components.group_view("x/g")).dependencies] == [cost]
+    await assert_all_find_dependency(components, "x/g", is_met=cost <= 5)
 
 
 @pytest.mark.parametrize(
@@ -110,87 +144,62 @@ async def test_a_dependency_is_judged_by_the_replica_that_answers_and_in_parity_
 ) -> None:
     spec = {"selector": {WORKLOAD: "b"}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferSameZone"}
     service = {"kind": "Service", "metadata": {"name": "b", "namespace": "default"}, "spec": spec}
-    nodes = [("a", "n1"), ("b", "n1"), ("b", "n2"), *([("b", "bare")] if has_bare_replica else [])]
-    pods = [make_pod_body(workload, on, namespace="default") for workload, on in nodes]
-    components = Components(
-        *(
-            *NODES,
-            make_node_body("bare", ""),
-            *pods,
-            service,
-            make_group_body("default", max_cost=3),
-            make_topology_body({"UserDefined": 5}),
-        ),
-        config=SchedulerConfig(parity=parity),
-    )
-    met = await find_met_by_component(components, "default/g")
-    assert met == dict.fromkeys(met, is_met)
+    pods = make_default_pods(("a", "n1"), ("b", "n1"), ("b", "n2"))
+    pods += make_default_pods(("b", "bare")) if has_bare_replica else []
+    objects = [*NODES, make_node_body("bare", ""), *pods, service, make_group_body("default", max_cost=3), USER_COSTS]
+    components = Components(*objects, config=SchedulerConfig(parity=parity))
+    await assert_all_find_dependency(components, "default/g", is_met=is_met)
 
 
-def namespace(name: str, *, admits: str) -> dict[str, Any]:
-    return {"kind": "Namespace", "metadata": {"name": name, "labels": {"netaware.io/appgroups-from": admits}}}
-
-
-FOREIGN_GROUP = make_group_body("evil", workload_namespace="x")
-OWN_AND_ADMITTED_GROUP = (
-    make_group_body("x"),
-    make_group_body("y", workload_namespace="x"),
-    namespace("x", admits="y"),
+@pytest.mark.parametrize(
+    ("config", "zone_of_third_node", "is_met"),
+    [(DEFAULT, "", True), (DEFAULT, "z1", False), (PARITY, "", False)],
+    ids=["no node has a zone", "one node has a zone", "parity"],
 )
-PARITY = SchedulerConfig(parity="upstream")
+async def test_nodes_without_a_zone_are_one_zone_where_no_node_has_one_except_in_parity(
+    config: SchedulerConfig, zone_of_third_node: str, *, is_met: bool
+) -> None:
+    pods = make_default_pods(("a", "n1"), ("b", "n2"), ("b", "n1"))
+    nodes = [*BARE_NODES, make_node_body("n3", zone_of_third_node)]
+    components = Components(*nodes, *pods, make_group_body("default", max_cost=3), USER_COSTS, config=config)
+    await assert_all_find_dependency(components, "default/g", is_met=is_met)
+
+
+def test_after_a_node_got_a_zone_nodes_without_one_have_no_common_zone() -> None:
+    pods = make_default_pods(("a", "n1"), ("b", "n2"), ("b", "n1"))
+    state = Components(*BARE_NODES, *pods, make_group_body("default", max_cost=3), USER_COSTS).scheduler_state()
+    # A pod on n1 satisfies, and so does the one on n2, at cost 1; later it violates, at cost 100.
+    assert state.score("default", "g", "a").node_score("n1", state.location_index["n1"])[:3] == (2, 0, 1)
+    state.on_node_change("n3", None, msgspec.convert(make_node_body("n3", "z2"), Node))
+    assert state.score("default", "g", "a").node_score("n1", state.location_index["n1"])[:3] == (1, 1, 100)
+
+
+async def test_pods_on_one_node_without_a_zone_are_near_each_other() -> None:
+    pods = [make_pod_body("a", "bare"), make_pod_body("b", "bare")]
+    components = Components(make_node_body("bare", ""), *pods, make_group_body(max_cost=0), MEASURED_COSTS)
+    assert [edge.cost for edge in (await components.group_view("x/g")).dependencies] == [0]
+    await assert_all_find_dependency(components, "x/g", is_met=True)
 
 
 @pytest.mark.parametrize(
     ("objects", "config", "key", "count"),
     [
-        pytest.param((FOREIGN_GROUP,), DEFAULT, "evil/g", 0, id="no consent"),
-        pytest.param((FOREIGN_GROUP, namespace("x", admits="friends")), DEFAULT, "evil/g", 0, id="consent to another"),
-        pytest.param((FOREIGN_GROUP, namespace("x", admits="friends.evil")), DEFAULT, "evil/g", 2, id="consent"),
+        pytest.param((GROUP_OF_ANOTHER_NAMESPACE,), DEFAULT, "evil/g", 0, id="no consent"),
+        pytest.param((GROUP_OF_ANOTHER_NAMESPACE, make_consenting_namespace("x", admits="friends")), DEFAULT, "evil/g", 0, id="consent to another"),
+        pytest.param((GROUP_OF_ANOTHER_NAMESPACE, make_consenting_namespace("x", admits="friends.evil")), DEFAULT, "evil/g", 2, id="consent"),
         pytest.param(OWN_AND_ADMITTED_GROUP, DEFAULT, "x/g", 2, id="the group of the pods' namespace first"),
         pytest.param(OWN_AND_ADMITTED_GROUP, DEFAULT, "y/g", 0, id="not also a group of another namespace"),
-        pytest.param(
-            (make_group_body("default"),), DEFAULT, "default/g", 2, id="the namespace default needs no consent"
-        ),
+        pytest.param((make_group_body("default"),), DEFAULT, "default/g", 2, id="the namespace default needs no consent"),
         pytest.param((make_group_body("x"),), PARITY, "x/g", 0, id="parity: only groups of default"),
-        pytest.param(
-            (make_group_body("default"), make_group_body("x")), PARITY, "default/g", 2, id="parity: default first"
-        ),
+        pytest.param((make_group_body("default"), make_group_body("x")), PARITY, "default/g", 2, id="parity: default first"),
     ],
-)
+)  # fmt: skip
 async def test_all_components_count_the_same_pods_of_a_group(
     objects: tuple[dict[str, Any], ...], config: SchedulerConfig, key: str, count: int
 ) -> None:
     """Pods join the group of their namespace, else of one with their namespace's consent; upstream uses only ``default``."""
     counts = await Components(*NODES, *PODS, *objects, config=config).members(key)
     assert counts == dict.fromkeys(counts, count)
-
-
-@pytest.mark.parametrize(
-    ("parity", "zone_of_third_node", "is_met"),
-    [("none", "", True), ("none", "z1", False), ("upstream", "", False)],
-    ids=["no node has a zone", "one node has a zone", "parity"],
-)
-async def test_nodes_without_a_zone_are_one_zone_where_no_node_has_one_except_in_parity(
-    parity: Parity, zone_of_third_node: str, *, is_met: bool
-) -> None:
-    pods = [
-        make_pod_body(workload, on, namespace="default") for workload, on in (("a", "n1"), ("b", "n2"), ("b", "n1"))
-    ]
-    nodes = [make_node_body("n1", ""), make_node_body("n2", ""), make_node_body("n3", zone_of_third_node)]
-    config = SchedulerConfig(parity=parity)
-    components = Components(
-        *nodes, *pods, make_group_body("default", max_cost=3), make_topology_body({"UserDefined": 5}), config=config
-    )
-    state = components.scheduler_state()
-
-    def node_score(on: str) -> tuple[int, ...]:
-        return state.score("default", "g", "a").node_score(on, state.location_index[on])[:3]
-
-    assert [node_score("n1"), node_score("n2")] == ([(2, 0, 1)] * 2 if is_met else [(1, 1, 100)] * 2)
-    met = await find_met_by_component(components, "default/g")
-    assert met == dict.fromkeys(met, is_met)
-    state.on_node_change("n3", None, msgspec.convert(make_node_body("n3", "z2"), Node))
-    assert node_score("n1") == (1, 1, 100), "if one node has a label, nodes without one have no common zone"
 
 
 async def test_a_user_with_rights_in_one_namespace_sees_its_appgroups_and_a_note() -> None:
@@ -200,71 +209,63 @@ async def test_a_user_with_rights_in_one_namespace_sees_its_appgroups_and_a_note
     assert {"appgroups of other namespaces", "namespaces"} <= session.read_errors.keys()
 
 
-def gated_pod(workload: str, **where: str) -> dict[str, Any]:
-    spec = {"schedulingGates": [{"name": GATE}], "schedulerName": "network-aware-scheduler"}
-    return {**make_pod_body(workload, "", **where), "spec": spec}
-
-
-def facts_with_leader(snapshot: ClusterSnapshot) -> Facts:
-    return build_facts(msgspec.structs.replace(snapshot, control_plane=ControlPlaneStatus(is_lease_conclusive=False)))
-
-
 @pytest.mark.parametrize(
     ("objects", "problem"),
     [
-        ((make_group_body("other", other="web"),), "there is no AppGroup g"),
-        (
-            (
+        pytest.param(
+            [make_group_body("other", other="web")], "there is no AppGroup g", id="a group of another namespace"
+        ),
+        pytest.param(
+            [
                 make_group_body("default"),
                 make_group_body("other", workload_namespace="x", other="web"),
-                namespace("x", admits="other"),
-            ),
+                make_consenting_namespace("x", admits="other"),
+            ],
             "no workload",
+            id="of two groups the first by the rule",
         ),
     ],
-    ids=["a group of another namespace", "of two groups the first by the rule"],
 )
 async def test_the_diagnosis_of_a_waiting_pod_names_the_group_that_the_scheduler_uses(
-    objects: tuple[dict[str, Any], ...], problem: str
+    objects: list[dict[str, Any]], problem: str
 ) -> None:
-    snapshot = await Components(*NODES, gated_pod("web"), *objects).page_snapshot()
-    assert problem in diagnose_listed_pod(snapshot.pods[0], facts_with_leader(snapshot), ()).summary
+    components = Components(*NODES, make_gated_pod("web"), *objects)
+    pod = (await components.page_snapshot()).pods[0]
+    assert problem in diagnose_listed_pod(pod, await read_facts_with_leader(components), ()).summary
 
 
 async def test_a_namespace_without_consent_is_one_finding_and_its_pods_are_none() -> None:
     refused_group = make_group_body("other", workload_namespace="x", other="web")
-    components = Components(*NODES, gated_pod("web"), refused_group)
+    components = Components(*NODES, make_gated_pod("web"), refused_group)
     refused_group["status"] = {"conditions": (await components.status("other/g"))["conditions"]}
-    codes = {finding.code for finding in diagnose(facts_with_leader(await components.page_snapshot()))}
+    codes = {finding.code for finding in diagnose(await read_facts_with_leader(components))}
     assert codes & {"namespace-not-admitted", "unknown-workload"} == {"namespace-not-admitted"}
 
 
 async def test_every_fault_of_a_spec_is_in_the_condition_the_metric_the_views_and_the_findings() -> None:
-    plain = make_group_body()
-    plain["spec"]["topologySortingAlgorithm"] = "Bogo"
-    calls = {"a": ("b", "gone"), "b": ("a",)}
-    plain["spec"]["workloads"] = [
+    group = make_group_body()
+    group["spec"]["topologySortingAlgorithm"] = "Bogo"
+    group["spec"]["workloads"] = [
         {"workload": {"selector": name}, "dependencies": [{"workload": {"selector": callee}} for callee in callees]}
-        for name, callees in calls.items()
+        for name, callees in {"a": ("b", "gone"), "b": ("a",)}.items()
     ]
-    components, registry = Components(plain), CollectorRegistry()
-    status = await components.status("x/g", registry)
-    (message,) = (c["message"] for c in status["conditions"] if c["type"] == "SpecValid")
+    components, registry = Components(group), CollectorRegistry()
+    message = find_condition(await components.status("x/g", registry), "SpecValid")["message"]
     assert "; ".join((await components.group_view("x/g")).faults) == message
+
     samples = [s for family in registry.collect() for s in family.samples if s.name == "netaware_appgroup_spec_faults"]
-    reasons = [sample.labels["reason"] for sample in samples]
-    assert reasons == ["UnknownDependency", "Cycle", "UnknownAlgorithm"]
-    codes = {finding.code for finding in diagnose(facts_with_leader(await components.page_snapshot()))}
+    assert [sample.labels["reason"] for sample in samples] == ["UnknownDependency", "Cycle", "UnknownAlgorithm"]
+    codes = {finding.code for finding in diagnose(await read_facts_with_leader(components))}
     assert codes >= {"spec-UnknownDependency", "dependency-cycle", "spec-UnknownAlgorithm"}
 
 
 async def test_findings_of_a_group_affect_its_pods_of_other_namespaces() -> None:
-    components = Components(*NODES, make_group_body("default"), *(gated_pod(name) for name in ("a", "b")))
-    facts = facts_with_leader(await components.page_snapshot())
-    created = format_time(facts.now_s - 1000)
-    metadata = [msgspec.structs.replace(fact.metadata, creation_timestamp=created) for fact in facts.pods]
-    old_pods = tuple(msgspec.structs.replace(f, metadata=m) for f, m in zip(facts.pods, metadata, strict=True))
-    findings = diagnose(msgspec.structs.replace(facts, pods=old_pods))
+    pods = [make_gated_pod(workload) for workload in ("a", "b")]
+    for pod in pods:
+        pod["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    components = Components(*NODES, make_group_body("default"), *pods)
+    facts = await read_facts_with_leader(components)
+    findings = diagnose(msgspec.structs.replace(facts, now_s=parse_time("2026-01-01T01:00:00Z")))
     (finding,) = [finding for finding in findings if finding.code == "gated-too-long"]
     assert finding.affects == tuple(fact.metadata.key for fact in facts.pods)
     assert finding.fix[0] == "kubectl -n default describe appgroup g"
@@ -274,20 +275,15 @@ async def test_a_pod_change_enqueues_its_own_group_and_no_other_of_the_same_name
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reconciler, "DEBOUNCE_S", 0.0)
-    components = Components(
-        make_node_body("n1", "z1"),
-        make_group_body("x"),
-        make_group_body("y"),
-        make_group_body("z"),
-        make_pod_body("a", "n1"),
-        make_pod_body("b", "n1", namespace="y"),
-    )
-    controller, cache = components.appgroup_controller(StatusRecorder())
+    groups = [make_group_body(namespace) for namespace in "xyz"]
+    pods = [make_pod_body("a", "n1"), make_pod_body("b", "n1", namespace="y")]
+    controller, cache = Components(*NODES, *groups, *pods).appgroup_controller(StatusRecorder())
     await asyncio.sleep(0.01)
     while len(controller._queue):
         controller._queue.done(await controller._queue.get())
-    finished_pod = PodReader().read(msgspec.convert(make_pod_body("b", "n1", namespace="y", phase="Succeeded"), Pod))
-    fill_store(cache.pods, [finished_pod])
+
+    finished_pod = make_pod_body("b", "n1", namespace="y", phase="Succeeded")
+    fill_store(cache.pods, [PodReader().read(msgspec.convert(finished_pod, Pod))])
     await asyncio.sleep(0.01)
     assert [await controller._queue.get() for _ in range(len(controller._queue))] == ["y/g"]
 
@@ -300,33 +296,15 @@ async def test_a_status_that_is_not_found_is_an_error_unless_its_group_is_gone()
         delay_after_failed_write(not_found, "x/g", cache.app_groups)
 
 
-async def test_pods_on_one_node_without_a_zone_are_near_each_other() -> None:
-    components = Components(
-        make_node_body("bare", ""),
-        make_pod_body("a", "bare"),
-        make_pod_body("b", "bare"),
-        make_group_body(max_cost=0),
-        make_topology_body({"NetperfCosts": 5}),
-    )
-    met = await find_met_by_component(components, "x/g")
-    assert met == dict.fromkeys(met, True)
-    assert [edge.cost for edge in (await components.group_view("x/g")).dependencies] == [0]
-
-
-def topology_with_latency(us: int, **user_costs: int) -> dict[str, Any]:
-    body = make_topology_body({"NetperfCosts": 5, **user_costs})
-    body["metadata"]["annotations"] = {LATENCY_ANNOTATION: encode_latencies(Latencies({("z1", "z2"): us}))}
-    return body
-
-
 def test_latencies_count_with_measured_costs_only_across_regions_and_change_without_costs() -> None:
     origin, near = Location("west", "z1"), Location("west", "z2")
-    state = Components(topology_with_latency(1210)).scheduler_state()
+    state = Components(make_topology_with_latency(1210)).scheduler_state()
     destinations = (near, Location("east", "z2"), Location("west", ""), Location("west", "z9"))
     table = state.costs("x").table
     assert [table.latency_us(origin, destination) for destination in destinations] == [1210, 1210, None, None]
-    before, after = (msgspec.convert(topology_with_latency(us), NetworkTopology) for us in (1210, 1800))
+
+    before, after = (msgspec.convert(make_topology_with_latency(us), NetworkTopology) for us in (1210, 1800))
     state.on_topology_change("default/nt-default", before, after)
     assert state.costs("x").table.latency_us(origin, near) == 1800
-    state_of_user_costs = Components(topology_with_latency(1210, UserDefined=5)).scheduler_state()
-    assert state_of_user_costs.costs("x").table.latency_us(origin, near) is None
+    state_with_user_costs = Components(make_topology_with_latency(1210, UserDefined=5)).scheduler_state()
+    assert state_with_user_costs.costs("x").table.latency_us(origin, near) is None
