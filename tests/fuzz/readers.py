@@ -23,7 +23,7 @@ from agent.capacity.link_reader import parse_default_route
 from agent.config import parse_rate, parse_reserve
 from agent.netlink import KernelError
 from agent.rtnetlink import parse_qdisc
-from agent.traffic.conntrack import parse_connections
+from agent.traffic.conntrack import Connection, parse_connections
 from controller import prometheus
 from controller.cluster.crds import NETPERF_COSTS, AppGroup, NetworkTopology
 from controller.config import parse_config
@@ -48,7 +48,7 @@ from netperf.probers.netperf import output_selectors, parse_output
 from netperf.refusals import PlanRefusedError
 from netperf.results import ResultKey, decode_results, sample_key
 from netperf.sample import NodeLocation
-from tests.unit.agent.connections import CT_NEW, encode_attribute, encode_connection, make_connection
+from tests.support.conntrack_messages import CT_NEW, encode_attribute, encode_connection
 
 Reader = Callable[[str], object]
 NETLINK_HEADER_BYTES = 16
@@ -117,7 +117,7 @@ TOPOLOGY = (
     '"topology.kubernetes.io/zone","originList":[{"origin":"a","costList":[{"destination":"b","networkCost":10}]}]}]}]}}'
 )
 RECORDED_MESSAGES = json.loads((UNIT_TESTS / "agent" / "recordings" / "rtnetlink.messages").read_text())
-CONNECTION = encode_connection(make_connection(1, 2), CT_NEW)
+CONNECTION = encode_connection(Connection(b"\x0a\0\0\1", b"\x0a\0\0\2", 80, 1, 2), CT_NEW)
 
 
 def encode_filter() -> str:
