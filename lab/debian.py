@@ -50,12 +50,10 @@ class UnpackedPackages:
         return {"PATH": search_path, **self.library_environment}
 
     def can_run(self, programs: Sequence[str]) -> bool:
-        """Whether these files, relative to ``/``, exist and all libraries that they need are found; True for no files."""
+        """Whether these files, relative to ``/``, exist and all libraries that they need are found."""
         paths = [self.root / program for program in programs]
         if not all(path.exists() for path in paths):
             return False
-        if not paths:
-            return True
         argv, environment = ["ldd", *map(str, paths)], {**os.environ, **self.library_environment}
         result = subprocess.run(argv, check=False, capture_output=True, text=True, env=environment)
         return "not found" not in result.stdout
@@ -80,19 +78,14 @@ def find_or_unpack_packages(
         UnsupportedError: the packages cannot be downloaded, or do not run here; says what to install.
     """
     cached = UnpackedPackages(cache_dir() / "debian" / name)
-    if not _is_complete(cached, packages, programs):
-        cached.root.parent.mkdir(parents=True, exist_ok=True)
-        with lock_build(cached.root.with_name(f"{name}.lock"), f"the folder {cached.root}"):
-            # Another process may have unpacked them while this one waited for the lock.
-            if not _is_complete(cached, packages, programs):
-                _fetch(cached, packages, programs, components)
+    cached.root.parent.mkdir(parents=True, exist_ok=True)
+    with lock_build(cached.root.with_name(f"{name}.lock"), f"the folder {cached.root}"):
+        marker = cached.root / ".complete"
+        is_complete = marker.exists() and marker.read_text().split() == list(packages)
+        # A package of the machine, on which these depend, may have been removed since.
+        if not is_complete or (programs and not cached.can_run(programs)):
+            _fetch(cached, packages, programs, components)
     return cached
-
-
-def _is_complete(cached: UnpackedPackages, packages: Sequence[str], programs: Sequence[str]) -> bool:
-    marker = cached.root / ".complete"
-    # A package of the machine, on which these depend, may have been removed since.
-    return marker.exists() and marker.read_text().split() == list(packages) and cached.can_run(programs)
 
 
 def _fetch(
@@ -108,7 +101,7 @@ def _fetch(
             unpacked = _download_and_unpack(Path(scratch), packages, components)
         except (OSError, subprocess.SubprocessError) as error:
             raise UnsupportedError(f"{names} could not be fetched ({_describe_failure(error)}): {hint}") from error
-        if not unpacked.can_run(programs):
+        if programs and not unpacked.can_run(programs):
             raise UnsupportedError(f"{names} was fetched but does not run here: {hint}")
         (unpacked.root / ".complete").write_text("\n".join(packages))
         shutil.rmtree(cached.root, ignore_errors=True)

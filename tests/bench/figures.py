@@ -6,7 +6,7 @@ from typing import TypedDict
 
 
 class Figure(TypedDict):
-    """A benchmark's result; ``ok`` says whether it is within its budget, None if it has none."""
+    """A benchmark's result; ``ok`` is None without a budget."""
 
     value: float
     unit: str
@@ -16,7 +16,6 @@ class Figure(TypedDict):
 
 
 Figures = dict[str, Figure]
-"""Name -> figure."""
 
 
 def make_figure(

@@ -9,9 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
+from controller.cluster.crds import NETPERF_COSTS, NetworkTopology
+from controller.topology.weights import zone_costs_of
+from kubekit import conditions
 from lab.image_build import AGENT, CONTROLLER
 from lab.realnode.cluster import APP_IMAGE
 from lab.realnode.programs import NodeBinaries
@@ -69,7 +73,7 @@ nodeDefaults: {kubelet: real, cpu: 2, memory: 4Gi}
 """
 APP_GROUP = make_appgroup_body("shop", {"web": {"store": 10}, "store": {}}, members=2, algorithm="ReverseKahn")
 # Round trips of FOUR_NODES.
-RTT_MS_BY_PAIR = {"z1>z2": 2, "z1>z3": 20, "z2>z4": 27, "z3>z4": 3}
+RTT_MS_BY_PAIR = {("z1", "z2"): 2, ("z1", "z3"): 20, ("z2", "z4"): 27, ("z3", "z4"): 3}
 
 
 def make_workload(name: str) -> dict[str, Any]:
@@ -126,31 +130,20 @@ def assert_images_are_small(cluster: Cluster) -> None:
         assert size_bytes <= limit_mib << 20, f"{workload}: {size_bytes / 2**20:.0f} MiB"
 
 
-def read_costs(cluster: Cluster) -> dict[str, int]:
-    """Costs by origin and destination, such as ``z1>z2``."""
-    topologies = cluster.get("networktopologies", "-n", NAMESPACE)["items"]
-    weights = [weight for topology in topologies for weight in topology["spec"].get("weights", ())]
-    return {
-        f"{origin['origin']}>{cost['destination']}": cost["networkCost"]
-        for weight in weights
-        if weight["name"] == "NetperfCosts"
-        for level in weight["topologyList"]
-        if level["topologyKey"] == "topology.kubernetes.io/zone"
-        for origin in level["originList"]
-        for cost in origin["costList"]
-    }
-
-
-def is_measured(cluster: Cluster) -> bool:
-    topologies = cluster.get("networktopologies", "-n", NAMESPACE)["items"]
-    conditions = [c for topology in topologies for c in topology.get("status", {}).get("conditions", ())]
-    # Four zones have 12 pairs.
-    return any(c["type"] == "Measured" and c["status"] == "True" for c in conditions) and len(read_costs(cluster)) == 12
+def read_costs(cluster: Cluster) -> dict[tuple[str, str], int]:
+    """Costs by pair of zones; empty until they are measured."""
+    (body,) = cluster.get("networktopologies", "-n", NAMESPACE)["items"]
+    topology = msgspec.convert(body, NetworkTopology)
+    condition = conditions.find_condition(topology.status.conditions, "Measured")
+    is_measured = condition is not None and condition.status == "True"
+    return zone_costs_of(topology.weight(NETPERF_COSTS)) if is_measured else {}
 
 
 def assert_costs_are_measured(cluster: Cluster) -> None:
     """Costs are about the emulated round trips, and nodes have the annotated bandwidth."""
-    wait_until(lambda: is_measured(cluster), "a cost of every pair of zones", lambda: str(read_costs(cluster)))
+    wait_until(
+        lambda: len(read_costs(cluster)) == 4 * 3, "a cost of every pair of zones", lambda: str(read_costs(cluster))
+    )
     costs = read_costs(cluster)
     # Measured round trips are never below the emulated ones; on a busy machine they are longer.
     for pair, rtt_ms in RTT_MS_BY_PAIR.items():

@@ -6,9 +6,8 @@ The wide-area network is emulated; agents, controller, API server and netperf ar
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import aiohttp
 import pytest
@@ -39,19 +38,11 @@ async def scrape(installation: Installation) -> Samples:
     return samples
 
 
-class ProbeKey(NamedTuple):
-    """What probes are counted by."""
-
-    origin_zone: str
-    destination_zone: str
-    outcome: str
-
-
-def count_probes(samples: Samples) -> dict[ProbeKey, float]:
-    return {
-        ProbeKey(*map(labels.__getitem__, ProbeKey._fields)): value
-        for labels, value in samples["netaware_probe_runs_total"]
-    }
+def count_probes(samples: Samples) -> Counter[tuple[str, ...]]:
+    """Number of probes by origin zone, destination zone and outcome."""
+    names = ("origin_zone", "destination_zone", "outcome")
+    values = samples["netaware_probe_runs_total"]
+    return Counter({tuple(labels[name] for name in names): int(value) for labels, value in values})
 
 
 @pytest.mark.usefixtures("require_lab_privileges")
@@ -70,10 +61,9 @@ async def test_a_round_measures_every_pair_of_15_zones_and_no_latency_is_below_t
         # slot is for probes at the end of the round.
         await asyncio.sleep(21 * SLOT_S)
         after = await scrape(installation)
-    old_counts = count_probes(before)
-    probe_counts = {key: count - old_counts.get(key, 0) for key, count in count_probes(after).items()}
-    measured_pairs = {key[:2] for key, count in probe_counts.items() if count > 0 and key.outcome == "ok"}
-    failed_counts = {key: count for key, count in probe_counts.items() if count > 0 and key.outcome != "ok"}
+    new_probes = count_probes(after) - count_probes(before)
+    measured_pairs = {(origin, destination) for origin, destination, outcome in new_probes if outcome == "ok"}
+    failed_probes = {key: count for key, count in new_probes.items() if key[2] != "ok"}
     excess_us_by_pair = {
         (labels["origin_zone"], labels["destination_zone"]): value * 1e6
         - topology.link_between(labels["origin_zone"], labels["destination_zone"]).rtt_us
@@ -81,12 +71,12 @@ async def test_a_round_measures_every_pair_of_15_zones_and_no_latency_is_below_t
         if labels["quantile"] == "0.5"
     }
     figures = {
-        "failed": len(failed_counts),
+        "failed": len(failed_probes),
         "untrusted": sum(value == 0 for _, value in after["netaware_probe_sample_trusted"]),
         "worst_over_configured_us": round(max(excess_us_by_pair.values())),
     }
     print(figures)
-    assert len(measured_pairs) == PAIRS, failed_counts
+    assert len(measured_pairs) == PAIRS, failed_probes
     assert len(excess_us_by_pair) == PAIRS
     # How far latencies are above the delay depends on the machine's load; the printed figures show it.
     assert {pair: excess_us for pair, excess_us in excess_us_by_pair.items() if excess_us < 0} == {}
