@@ -29,71 +29,71 @@ WEST_TERM = [{"matchExpressions": [{"key": "datacenter", "operator": "In", "valu
 WEST_AFFINITY = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": WEST_TERM}}}
 
 
-def evictable_pod(name: str, on: str = "n1", **more: Any) -> PodInfo:
+class Case(NamedTuple):
+    """A unit case of koordinator.
+
+    Attributes:
+        evicted_by_koordinator, moved: number of pods.
+        reason: reason of a difference.
+        nodes: by default `NODES`.
+        low_percent, high_percent: thresholds of cpu; koordinator's case has the same for pods.
+        allowed: names of the pods that may be evicted; empty for any.
+    """
+
+    name: str
+    pods: list[PodInfo]
+    evicted_by_koordinator: int
+    moved: int
+    reason: str = SAME
+    nodes: list[Host] | None = None
+    low_percent: int = 30
+    high_percent: int = 50
+    args: Mapping[str, Any] = {}
+    limits: Mapping[str, int] = {}
+    allowed: frozenset[str] = frozenset()
+
+
+def make_evictable_pod(name: str, node_name: str = "n1", **fields: Any) -> PodInfo:
     """A pod of a ReplicaSet that asks for 400 millicores."""
-    return make_pod_info(name, on, **{"cpu": "400m", "owner": "ReplicaSet/replicaset-1", **more})
+    return make_pod_info(name, node_name, **{"cpu": "400m", "owner": "ReplicaSet/replicaset-1", **fields})
 
 
-def daemonset_pod(name: str, **more: Any) -> PodInfo:
-    return evictable_pod(name, **{"owner": "DaemonSet/daemonset-1", **more})
+def make_daemonset_pod(name: str, **fields: Any) -> PodInfo:
+    return make_evictable_pod(name, **{"owner": "DaemonSet/daemonset-1", **fields})
 
 
-def mirror_pod(name: str, **more: Any) -> PodInfo:
+def make_mirror_pod(name: str, **fields: Any) -> PodInfo:
     annotations = {"kubernetes.io/config.mirror": "mirror"}
-    return evictable_pod(name, **{"owner": "Pod/pod", "annotations": annotations, "spec": {"volumes": LOCAL}, **more})
+    return make_evictable_pod(
+        name, **{"owner": "Pod/pod", "annotations": annotations, "spec": {"volumes": LOCAL}, **fields}
+    )
 
 
-def critical_pod(name: str, **more: Any) -> PodInfo:
-    return evictable_pod(name, **{"owner": "", "namespace": "kube-system", "priority": 2_000_000_000, **more})
+def make_critical_pod(name: str, **fields: Any) -> PodInfo:
+    return make_evictable_pod(name, **{"owner": "", "namespace": "kube-system", "priority": 2_000_000_000, **fields})
+
+
+def make_high_priority_pods(names: Iterable[str], **fields: Any) -> list[PodInfo]:
+    return [make_evictable_pod(name, priority=10_000, **fields) for name in names]
 
 
 N1 = make_host("n1", memory="3000", pods="9")
 NODES = [N1, make_host("n2", memory="3000", pods="10"), make_host("n3", memory="3000", pods="10", unschedulable=True)]
 N1_AND_EAST = [N1, make_host("n2", memory="3000", pods="10", labels={"datacenter": "east"})]
-NOT_EVICTABLE = [daemonset_pod("p6"), mirror_pod("p7"), critical_pod("p8")]
-EVICTABLE = [evictable_pod(f"p{i}") for i in range(1, 6)]
-ON_N2 = evictable_pod("p9", "n2")
-
-
-def with_high_priority(names: Iterable[str], **more: Any) -> list[PodInfo]:
-    return [evictable_pod(name, priority=10_000, **more) for name in names]
-
-
-class Case(NamedTuple):
-    """A unit case of koordinator.
-
-    Attributes:
-        theirs: number of pods that koordinator evicts.
-        ours: number of pods that netaware evicts.
-        reason: reason of a difference.
-        low, high: thresholds, percent of cpu; koordinator's case has the same for pods.
-        only: names of the pods that may be evicted; empty for any.
-    """
-
-    name: str
-    pods: list[PodInfo]
-    theirs: int
-    ours: int
-    reason: str = SAME
-    nodes: list[Host] = NODES
-    low: int = 30
-    high: int = 50
-    args: Mapping[str, Any] = {}
-    limits: Mapping[str, int] = {}
-    only: frozenset[str] = frozenset()
-
-
+NOT_EVICTABLE = [make_daemonset_pod("p6"), make_mirror_pod("p7"), make_critical_pod("p8")]
+EVICTABLE = [make_evictable_pod(f"p{i}") for i in range(1, 6)]
+ON_N2 = make_evictable_pod("p9", "n2")
 CASES = [
     Case(
         "no evictable pods",
-        [*(daemonset_pod(f"p{i}") for i in range(1, 5)), mirror_pod("p5"), critical_pod("p6"), ON_N2],
+        [*(make_daemonset_pod(f"p{i}") for i in range(1, 5)), make_mirror_pod("p5"), make_critical_pod("p6"), ON_N2],
         0,
         0,
     ),
     Case("without priorities", [*EVICTABLE, *NOT_EVICTABLE, ON_N2], 4, 3, PODS_ARE_NO_LOAD),
     Case(
         "without priorities, but excluding namespaces",
-        [*(evictable_pod(f"p{i}", owner="", namespace="namespace1") for i in range(1, 6)), *NOT_EVICTABLE, ON_N2],
+        [*(make_evictable_pod(f"p{i}", owner="", namespace="namespace1") for i in range(1, 6)), *NOT_EVICTABLE, ON_N2],
         0,
         0,
         args={"evictableNamespaces": {"exclude": ["namespace1"]}},
@@ -102,7 +102,7 @@ CASES = [
         "without priorities, but include only default namespace",
         [
             *EVICTABLE[:2],
-            *(evictable_pod(f"p{i}", owner="", namespace=f"namespace{i}") for i in range(3, 6)),
+            *(make_evictable_pod(f"p{i}", owner="", namespace=f"namespace{i}") for i in range(3, 6)),
             *NOT_EVICTABLE,
             ON_N2,
         ],
@@ -113,11 +113,11 @@ CASES = [
     Case(
         "without priorities stop when memory capacity is depleted",
         [
-            *(evictable_pod(f"p{i}", memory="300") for i in range(1, 6)),
-            daemonset_pod("p6", memory="300"),
-            mirror_pod("p7", memory="300"),
-            critical_pod("p8", memory="300"),
-            evictable_pod("p9", "n2", memory="2100"),
+            *(make_evictable_pod(f"p{i}", memory="300") for i in range(1, 6)),
+            make_daemonset_pod("p6", memory="300"),
+            make_mirror_pod("p7", memory="300"),
+            make_critical_pod("p8", memory="300"),
+            make_evictable_pod("p9", "n2", memory="2100"),
         ],
         3,
         3,
@@ -125,9 +125,9 @@ CASES = [
     Case(
         "with priorities",
         [
-            *with_high_priority(("p1", "p2", "p3", "p4")),
-            evictable_pod("p5"),
-            daemonset_pod("p6", priority=10_000),
+            *make_high_priority_pods(("p1", "p2", "p3", "p4")),
+            make_evictable_pod("p5"),
+            make_daemonset_pod("p6", priority=10_000),
             *NOT_EVICTABLE[1:],
             ON_N2,
         ],
@@ -138,14 +138,14 @@ CASES = [
     Case(
         "without priorities evicting best-effort pods only",
         [
-            *(evictable_pod(name, cpu="", qos="BestEffort") for name in ("p1", "p2", "p4", "p5")),
-            evictable_pod("p3"),
+            *(make_evictable_pod(name, cpu="", qos="BestEffort") for name in ("p1", "p2", "p4", "p5")),
+            make_evictable_pod("p3"),
             *NOT_EVICTABLE,
             ON_N2,
         ],
         4,
         0,
-        PODS_ARE_NO_LOAD + "; their best-effort pods use nothing, and n1 is at 40 % of cpu",
+        PODS_ARE_NO_LOAD + "; koordinator's best-effort pods use nothing, and n1 is at 40 % of cpu",
     ),
     Case(
         "without priorities, but only other node is unschedulable",
@@ -158,34 +158,34 @@ CASES = [
         "without priorities, but only other node doesn't match pod node selector for p4 and p5",
         [
             *EVICTABLE[:3],
-            *(evictable_pod(f"p{i}", owner="Pod/pod", spec={"nodeSelector": WEST}) for i in (4, 5)),
+            *(make_evictable_pod(f"p{i}", owner="Pod/pod", spec={"nodeSelector": WEST}) for i in (4, 5)),
             *NOT_EVICTABLE,
         ],
         3,
         3,
         nodes=N1_AND_EAST,
-        only=frozenset({"p1", "p2", "p3"}),
+        allowed=frozenset({"p1", "p2", "p3"}),
     ),
     Case(
         "without priorities, but only other node doesn't match pod node affinity for p4 and p5",
         [
             *EVICTABLE[:3],
-            *(evictable_pod(f"p{i}", owner="Pod/pod", spec={"affinity": WEST_AFFINITY}) for i in (4, 5)),
+            *(make_evictable_pod(f"p{i}", owner="Pod/pod", spec={"affinity": WEST_AFFINITY}) for i in (4, 5)),
             *NOT_EVICTABLE,
-            evictable_pod("p9", "n2", cpu=""),
+            make_evictable_pod("p9", "n2", cpu=""),
         ],
         3,
         3,
         nodes=N1_AND_EAST,
-        only=frozenset({"p1", "p2", "p3"}),
+        allowed=frozenset({"p1", "p2", "p3"}),
     ),
     Case(
         "deviation thresholds",
         [*EVICTABLE, *NOT_EVICTABLE, ON_N2],
         2,
         2,
-        low=5,
-        high=5,
+        low_percent=5,
+        high_percent=5,
         args={"useDeviationThresholds": True},
     ),
     Case("maxPodsToEvictTotal", [*EVICTABLE, *NOT_EVICTABLE, ON_N2], 1, 1, limits={"perRound": 1}),
@@ -194,15 +194,18 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_as_many_pods_move_as_in_koordinator_unless_the_case_says_why_not(case: Case) -> None:
-    assert bool(case.reason) is (case.ours != case.theirs)
-    usage: dict[str, dict[str, float]] = {host.name: {"cpu": 0.0} for host in case.nodes}
-    pods: dict[str, dict[str, float]] = {}
-    for info in case.pods:
+    assert bool(case.reason) is (case.moved != case.evicted_by_koordinator)
+    nodes = case.nodes or NODES
+    node_usage: dict[str, dict[str, float]] = {host.name: {"cpu": 0.0} for host in nodes}
+    pod_usage: dict[str, dict[str, float]] = {}
+    for pod in case.pods:
         # koordinator's tests use a pod's requests as its usage.
-        pods[info.key] = {"cpu": float(info.requests.get("cpu", 0))}
-        usage[info.node]["cpu"] += pods[info.key]["cpu"]
-    policy = {"lowThresholds": {"cpu": case.low}, "highThresholds": {"cpu": case.high}, **case.args}
+        pod_usage[pod.key] = {"cpu": float(pod.requests.get("cpu", 0))}
+        node_usage[pod.node]["cpu"] += pod_usage[pod.key]["cpu"]
+    policy = {"lowThresholds": {"cpu": case.low_percent}, "highThresholds": {"cpu": case.high_percent}, **case.args}
     config = make_config(policy, limits=case.limits)
-    moved = list_moved_pods(decide_once(make_snapshot(case.nodes, case.pods, usage, pods), config))
-    assert len(moved) == case.ours
-    assert set(moved) <= (case.only or set(moved))
+
+    moved_pods = list_moved_pods(decide_once(make_snapshot(nodes, case.pods, node_usage, pod_usage), config))
+
+    assert len(moved_pods) == case.moved
+    assert set(moved_pods) <= (case.allowed or set(moved_pods))

@@ -5,8 +5,8 @@ The servers here are simulated: real HTTP on the loopback that answers as the re
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Callable
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -23,62 +23,49 @@ from kubekit.config import ClusterConfig
 from tests.support.descheduler_builders import GI, NOW_S, UsageBatch, UsageReading, UsageStore, format_time
 
 BANDWIDTH = "network.aware.com/bandwidth"
+Answer = Callable[[web.Request], Awaitable[tuple[int, Any]]]
+"""Status and body of the response to a request."""
+QUERIES = Queries(node_cpu="nc", node_memory="nm", node_bandwidth="nb", pod_cpu="pc", pod_memory="", pod_bandwidth="pb")
 
 
-def reading(value: float, at_s: float = NOW_S, name: str = "n", resource: str = "cpu") -> UsageReading:
+class SimulatedPrometheus:
+    """Answers instant queries with vectors, by expression; records the times and tokens of queries."""
+
+    def __init__(self, vectors: dict[str, list[tuple[dict[str, str], str]]]) -> None:
+        self.vectors = vectors
+        self.time_by_query: dict[str, str] = {}
+        self.tokens: set[str] = set()
+
+    async def answer(self, request: web.Request) -> tuple[int, Any]:
+        form = await request.post()
+        query, time = str(form["query"]), str(form["time"])
+        assert request.path == "/api/v1/query"
+        self.time_by_query[query] = time
+        self.tokens.add(request.headers.get("Authorization", ""))
+        if query not in self.vectors:
+            return 400, {"status": "error", "errorType": "bad_data", "error": "parse error"}
+        series = [{"metric": labels, "value": [float(time), value]} for labels, value in self.vectors[query]]
+        return 200, {"status": "success", "data": {"resultType": "vector", "result": series}}
+
+
+def make_reading(value: float, at_s: float = NOW_S, name: str = "n", resource: str = "cpu") -> UsageReading:
+    """A reading of node ``n``, or of the pod or node of this name."""
     return UsageReading(name, resource, value, at_s)
 
 
-def update(store: UsageStore, *readings: UsageReading, now: float = NOW_S) -> dict[str, int]:
-    return {str(k): v for k, v in store.update(UsageBatch(readings), {"n", "m"}, {"default/a"}, now).items()}
-
-
-@pytest.mark.parametrize(
-    ("bad", "reason"),
-    [
-        (reading(float("nan")), "not-a-number"),
-        (reading(float("inf")), "not-a-number"),
-        (reading(-1), "negative"),
-        (reading(1, NOW_S - 181), "expired"),
-        (reading(1, NOW_S + 61), "future"),
-        (reading(1, float("nan")), "not-a-number"),
-        (reading(1, name="stranger"), "unknown-node"),
-        (reading(1, name="default/gone"), "unknown-pod"),
-    ],
-)
-def test_impossible_readings_are_dropped_and_counted(bad: UsageReading, reason: str) -> None:
-    store = UsageStore(180)
-    assert update(store, reading(100), reading(50, name="default/a"), bad) == {reason: 1}
-    assert store.view(NOW_S) == ({"n": {"cpu": 100}}, {"default/a": {"cpu": 50}})
-
-
-def test_an_older_reading_does_not_replace_a_newer_one() -> None:
-    store = UsageStore(180)
-    update(store, reading(100, NOW_S), reading(50, NOW_S - 30))
-    assert store.view(NOW_S).by_node == {"n": {"cpu": 100}}
-
-
-def test_usage_expires_and_is_removed_with_its_node() -> None:
-    for expiry_s in (90, 180):
-        store = UsageStore(expiry_s)
-        update(store, reading(100), reading(50, name="m"))
-        assert store.view(NOW_S + expiry_s).by_node == {"n": {"cpu": 100}, "m": {"cpu": 50}}
-        assert not store.view(NOW_S + expiry_s + 1).by_node
-        store.update(UsageBatch(), {"m"}, (), NOW_S)
-        assert store.view(NOW_S).by_node.keys() == {"m"}
-
-
-# Simulated servers
+def update_store(store: UsageStore, *readings: UsageReading) -> dict[str, int]:
+    """Update the store of a cluster with nodes n and m and a pod; returns the number of dropped readings by reason."""
+    dropped = store.update(UsageBatch(readings), {"n", "m"}, {"default/a"}, NOW_S)
+    return {str(reason): count for reason, count in dropped.items()}
 
 
 @asynccontextmanager
-async def serving(answer: Callable[[web.Request], Any]) -> AsyncIterator[str]:
-    """The URL of a server that responds to every request with the status and data of ``answer``."""
+async def run_server(answer: Answer) -> AsyncIterator[str]:
+    """Run a server with these answers to all requests; gives its URL."""
 
     async def handle(request: web.Request) -> web.Response:
-        await request.post()
-        status, data = answer(request)
-        return web.Response(status=status, body=json.dumps(data).encode(), content_type="application/json")
+        status, data = await answer(request)
+        return web.json_response(data, status=status)
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handle)
@@ -86,55 +73,17 @@ async def serving(answer: Callable[[web.Request], Any]) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.port}"
 
 
-def metrics_api(request: web.Request) -> tuple[int, Any]:
-    at = format_time(NOW_S)
+async def answer_metrics(request: web.Request) -> tuple[int, Any]:
+    """Answer as the resource metrics API, with an invalid quantity of node m."""
+    timestamp = format_time(NOW_S)
     nodes = [
-        {"metadata": {"name": "n"}, "timestamp": at, "window": "15s", "usage": {"cpu": "182250m", "memory": "1367Mi"}},
-        {"metadata": {"name": "m"}, "timestamp": at, "usage": {"cpu": "3825123456n", "memory": "lots"}},
+        {"metadata": {"name": "n"}, "timestamp": timestamp, "usage": {"cpu": "182250m", "memory": "1367Mi"}},
+        {"metadata": {"name": "m"}, "timestamp": timestamp, "usage": {"cpu": "3825123456n", "memory": "lots"}},
     ]
-    containers = [{"name": c, "usage": {"cpu": "250m", "memory": "1Gi"}} for c in ("a", "b")]
-    pods = [{"metadata": {"name": "p", "namespace": "shop"}, "timestamp": at, "containers": containers}]
-    items = {"/apis/metrics.k8s.io/v1beta1/nodes": nodes, "/apis/metrics.k8s.io/v1beta1/pods": pods}
-    return 200, {"metadata": {}, "items": items[request.path]}
-
-
-async def test_the_metrics_api_gives_millicores_and_bytes_and_sums_containers() -> None:
-    async with serving(metrics_api) as url, Client(ClusterConfig(url)) as client:
-        batch = await UsageReader(UsageConfig(), client).read()
-    of_node = (reading(182250), reading(1367 * 2**20, resource="memory"))
-    assert batch.readings == (*of_node, reading(500, name="shop/p"), reading(2 * GI, name="shop/p", resource="memory"))
-    assert len(batch.faults) == 1
-    assert "m: 'lots'" in batch.faults[0], "an invalid value drops the whole object"
-
-
-async def test_a_missing_metrics_api_is_a_fault_and_raises_nothing() -> None:
-    def missing(_: web.Request) -> tuple[int, Any]:
-        return 404, {"kind": "Status", "code": 404, "reason": "NotFound", "message": "no such group"}
-
-    async with serving(missing) as url, Client(ClusterConfig(url)) as client:
-        batch = await UsageReader(UsageConfig(), client).read()
-    assert batch == UsageBatch((), ("metrics.k8s.io: is not served; install metrics-server, or use Prometheus",))
-
-
-class SimulatedPrometheus:
-    """Answers instant queries by expression."""
-
-    def __init__(self, vectors: dict[str, list[tuple[dict[str, str], str]]]) -> None:
-        self.vectors, self.times, self.tokens = vectors, dict[str, str](), set[str]()
-
-    def __call__(self, request: web.Request) -> tuple[int, Any]:
-        form = {key: str(value) for key, value in request._post.items()} if request._post else {}
-        assert request.path == "/api/v1/query"
-        self.times[form["query"]] = form["time"]
-        self.tokens.add(request.headers.get("Authorization", ""))
-        if form["query"] not in self.vectors:
-            return 400, {"status": "error", "errorType": "bad_data", "error": "parse error"}
-        at = float(form["time"])
-        result = [{"metric": labels, "value": [at, text]} for labels, text in self.vectors[form["query"]]]
-        return 200, {"status": "success", "data": {"resultType": "vector", "result": result}}
-
-
-QUERIES = Queries(node_cpu="nc", node_memory="nm", node_bandwidth="nb", pod_cpu="pc", pod_memory="", pod_bandwidth="pb")
+    containers = [{"name": name, "usage": {"cpu": "250m", "memory": "1Gi"}} for name in ("a", "b")]
+    pods = [{"metadata": {"name": "p", "namespace": "shop"}, "timestamp": timestamp, "containers": containers}]
+    items_by_kind = {"nodes": nodes, "pods": pods}
+    return 200, {"metadata": {}, "items": items_by_kind[request.path.removeprefix("/apis/metrics.k8s.io/v1beta1/")]}
 
 
 async def read_prometheus(url: str, token_file: str = "") -> UsageBatch:
@@ -144,10 +93,68 @@ async def read_prometheus(url: str, token_file: str = "") -> UsageBatch:
     return await UsageReader(config, cast("Client", None), lambda: NOW_S).read()
 
 
+@pytest.mark.parametrize(
+    ("invalid_reading", "reason"),
+    [
+        (make_reading(float("nan")), "not-a-number"),
+        (make_reading(float("inf")), "not-a-number"),
+        (make_reading(-1), "negative"),
+        (make_reading(1, NOW_S - 181), "expired"),
+        (make_reading(1, NOW_S + 61), "future"),
+        (make_reading(1, float("nan")), "not-a-number"),
+        (make_reading(1, name="stranger"), "unknown-node"),
+        (make_reading(1, name="default/gone"), "unknown-pod"),
+    ],
+)
+def test_impossible_readings_are_dropped_and_counted(invalid_reading: UsageReading, reason: str) -> None:
+    store = UsageStore(180)
+    dropped_by_reason = update_store(store, make_reading(100), make_reading(50, name="default/a"), invalid_reading)
+    assert dropped_by_reason == {reason: 1}
+    assert store.view(NOW_S) == ({"n": {"cpu": 100}}, {"default/a": {"cpu": 50}})
+
+
+def test_an_older_reading_does_not_replace_a_newer_one() -> None:
+    store = UsageStore(180)
+    update_store(store, make_reading(100, NOW_S), make_reading(50, NOW_S - 30))
+    assert store.view(NOW_S).by_node == {"n": {"cpu": 100}}
+
+
+@pytest.mark.parametrize("expiry_s", [90, 180])
+def test_usage_expires_and_is_removed_with_its_node(expiry_s: int) -> None:
+    store = UsageStore(expiry_s)
+    update_store(store, make_reading(100), make_reading(50, name="m"))
+    assert store.view(NOW_S + expiry_s).by_node == {"n": {"cpu": 100}, "m": {"cpu": 50}}
+    assert not store.view(NOW_S + expiry_s + 1).by_node
+    store.update(UsageBatch(), {"m"}, (), NOW_S)
+    assert store.view(NOW_S).by_node.keys() == {"m"}
+
+
+async def test_the_metrics_api_gives_millicores_and_bytes_and_sums_containers() -> None:
+    async with run_server(answer_metrics) as url, Client(ClusterConfig(url)) as client:
+        batch = await UsageReader(UsageConfig(), client).read()
+    assert batch.readings == (
+        make_reading(182250),
+        make_reading(1367 * 2**20, resource="memory"),
+        make_reading(500, name="shop/p"),
+        make_reading(2 * GI, name="shop/p", resource="memory"),
+    )
+    (fault,) = batch.faults
+    assert "m: 'lots'" in fault, "an invalid value drops the whole object"
+
+
+async def test_a_missing_metrics_api_is_a_fault_and_raises_nothing() -> None:
+    async def answer_not_found(_: web.Request) -> tuple[int, Any]:
+        return 404, {"kind": "Status", "code": 404, "reason": "NotFound", "message": "no such group"}
+
+    async with run_server(answer_not_found) as url, Client(ClusterConfig(url)) as client:
+        batch = await UsageReader(UsageConfig(), client).read()
+    assert batch == UsageBatch((), ("metrics.k8s.io: is not served; install metrics-server, or use Prometheus",))
+
+
 async def test_prometheus_gives_cores_bytes_and_bits_by_the_configured_queries(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret\n")
-    simulated = SimulatedPrometheus(
+    prometheus = SimulatedPrometheus(
         {
             "nc": [({"node": "n"}, "3.825"), ({"instance": "x"}, "9")],
             "nm": [({"node": "n"}, "4247781376")],
@@ -156,53 +163,55 @@ async def test_prometheus_gives_cores_bytes_and_bits_by_the_configured_queries(t
             "pb": [({"namespace": "shop", "pod": "p"}, "8e6")],
         }
     )
-    async with serving(simulated) as url:
+    async with run_server(prometheus.answer) as url:
         batch = await read_prometheus(url, str(token))
     assert batch.faults == ()
-    expected = {reading(3825), reading(4247781376, resource="memory"), reading(500, name="shop/p")}
-    expected.add(reading(8e6, name="shop/p", resource=BANDWIDTH))
-    (node_bandwidth,) = set(batch.readings) - expected
-    assert node_bandwidth.value != node_bandwidth.value, "NaN is passed on, to be dropped and counted"
-    assert len(batch.readings) == 5
-    assert simulated.tokens == {"Bearer secret"}
-    assert len(set(simulated.times.values())) == 1, "all queries are evaluated at one moment"
+    valid_readings = {
+        make_reading(3825),
+        make_reading(4247781376, resource="memory"),
+        make_reading(500, name="shop/p"),
+        make_reading(8e6, name="shop/p", resource=BANDWIDTH),
+    }
+    assert len(batch.readings) == len(valid_readings) + 1
+    (node_bandwidth,) = set(batch.readings) - valid_readings
+    assert math.isnan(node_bandwidth.value), "NaN is passed on, to be dropped and counted"
+    assert prometheus.tokens == {"Bearer secret"}
+    assert len(set(prometheus.time_by_query.values())) == 1, "all queries are evaluated at one moment"
     store = UsageStore(180)
     assert store.update(batch, {"n"}, {"shop/p"}, NOW_S) == {"not-a-number": 1}
 
 
 async def test_a_failed_query_is_a_fault_and_the_others_are_read() -> None:
-    simulated = SimulatedPrometheus({"nc": [({"node": "n"}, "1")], "nb": [], "pc": [], "pb": []})
-    async with serving(simulated) as url:
+    prometheus = SimulatedPrometheus({"nc": [({"node": "n"}, "1")], "nb": [], "pc": [], "pb": []})
+    async with run_server(prometheus.answer) as url:
         batch = await read_prometheus(url)
-    assert batch.readings == (reading(1000),)
-    assert len(batch.faults) == 1
-    assert batch.faults[0].startswith("memory: ")
+    assert batch.readings == (make_reading(1000),)
+    (fault,) = batch.faults
+    assert fault.startswith("memory: ")
 
 
 async def test_only_bandwidth_comes_from_prometheus_beside_the_metrics_api() -> None:
-    simulated = SimulatedPrometheus({"nb": [({"node": "n"}, "7e9")], "pb": []})
+    prometheus = SimulatedPrometheus({"nb": [({"node": "n"}, "7e9")], "pb": []})
 
-    def answer(request: web.Request) -> tuple[int, Any]:
-        return metrics_api(request) if request.path.startswith("/apis/") else simulated(request)
+    async def answer(request: web.Request) -> tuple[int, Any]:
+        is_metrics_api = request.path.startswith("/apis/")
+        return await (answer_metrics(request) if is_metrics_api else prometheus.answer(request))
 
-    async with serving(answer) as url, Client(ClusterConfig(url)) as client:
+    async with run_server(answer) as url, Client(ClusterConfig(url)) as client:
         queries = msgspec.to_builtins(QUERIES)
         config = msgspec.convert({"prometheus": {"url": url, "queries": queries}}, UsageConfig)
         batch = await UsageReader(config, client).read()
-    assert {(r.name, r.resource) for r in batch.readings if r.name == "n"} == {
-        ("n", "cpu"),
-        ("n", "memory"),
-        ("n", BANDWIDTH),
-    }
-    assert set(simulated.times) == {"nb", "pb"}, "cpu and memory come from metrics.k8s.io"
+    assert {reading.resource for reading in batch.readings if reading.name == "n"} == {"cpu", "memory", BANDWIDTH}
+    assert set(prometheus.time_by_query) == {"nb", "pb"}, "cpu and memory come from metrics.k8s.io"
 
 
-async def test_a_prometheus_that_is_down_or_a_binary_token_is_a_fault_and_raises_nothing(tmp_path: Path) -> None:
-    async with serving(lambda _: (200, {})) as url:
-        pass
-    batch = await read_prometheus(url)
+async def test_a_prometheus_that_is_down_is_a_fault_of_each_query_and_raises_nothing() -> None:
+    batch = await read_prometheus("http://127.0.0.1:9")
     assert batch.readings == ()
     assert len(batch.faults) == 5
+
+
+async def test_a_token_that_is_no_text_is_a_fault_and_raises_nothing(tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(b"\xff")
-    (fault,) = (await read_prometheus(url, str(tmp_path / "token"))).faults
+    (fault,) = (await read_prometheus("http://127.0.0.1:9", str(tmp_path / "token"))).faults
     assert fault.startswith("descheduler.usage.prometheus.tokenFile: ")
