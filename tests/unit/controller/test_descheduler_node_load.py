@@ -1,4 +1,4 @@
-"""Load of nodes: their classes by thresholds and pools, and the rounds after which an overutilized node is anomalous."""
+"""Load of nodes: their classes by thresholds and pools, the rounds until one is anomalous, and the taint of hot nodes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from controller.descheduler.node_load import LoadClass
+from controller.descheduler.plan import NodeState
+from controller.descheduler.taints import build_taint_patches
+from netperf.contract import HOT_TAINT
 from tests.support.descheduler_builders import (
     NOW_S,
     AnomalyDetector,
@@ -21,14 +25,18 @@ from tests.support.descheduler_builders import (
     make_config,
     make_host,
     make_loaded_snapshot,
+    make_node,
     make_pod_info,
     make_single_pod,
     make_snapshot,
+    nodes_to_taint,
     to_usage,
 )
 
 DEVIATION = {"useDeviationThresholds": True}
 ONE_POD = make_loaded_snapshot({"hot": 3, "idle": 0.2}, {"p": 1.5})
+HOT = {"key": HOT_TAINT, "effect": "PreferNoSchedule"}
+HOSTS = {host.name: host for host in (make_host("plain"), make_host("tainted", taints=[HOT]))}
 
 
 def classify_nodes(
@@ -181,3 +189,44 @@ def test_a_detector_does_not_expire_between_two_rounds() -> None:
     detector = run_detector("hot", config, [ONE_POD] * 5, 301)[-1]
     assert detector is not None
     assert detector.is_anomalous
+
+
+@pytest.mark.parametrize(
+    ("cpu_percent", "load_class", "is_anomalous", "nodes_with_taint"),
+    [
+        (36, "normal", False, {"plain", "tainted"}),
+        (30, "normal", False, {"tainted"}),
+        (20, "normal", False, set()),
+        (20, "normal", True, {"plain", "tainted"}),
+        (0, "unknown", False, {"tainted"}),
+    ],
+)
+def test_nodes_are_tainted_above_the_midpoint_of_their_thresholds_until_they_are_underutilized(
+    cpu_percent: float, load_class: LoadClass, nodes_with_taint: set[str], *, is_anomalous: bool
+) -> None:
+    """The midpoint of 20 and 50 % is 35 %."""
+    usage, low, high = {"cpu": cpu_percent}, {"cpu": 20.0}, {"cpu": 50.0}
+    states = [NodeState(name, "default", load_class, usage, low, high) for name in HOSTS]
+    detectors = dict.fromkeys(HOSTS, AnomalyDetector(is_anomalous=is_anomalous))
+    assert set(nodes_to_taint(states, detectors, HOSTS)) == nodes_with_taint
+
+
+def test_the_taint_is_added_and_removed_beside_other_taints() -> None:
+    other_taint, users_hot_taint = {**HOT, "key": "x"}, {**HOT, "effect": "NoSchedule"}
+    taints_by_node = {"a": [], "b": [other_taint], "c": [other_taint, HOT], "d": [HOT], "e": [users_hot_taint]}
+    nodes = {name: make_node(name, taints=taints) for name, taints in taints_by_node.items()}
+
+    patches = build_taint_patches(nodes, frozenset({"a", "b", "d"}))
+
+    assert patches == {
+        "a": [
+            {"op": "test", "path": "/metadata/resourceVersion", "value": ""},
+            {"op": "add", "path": "/spec/taints", "value": [HOT]},
+        ],
+        "b": [{"op": "add", "path": "/spec/taints/-", "value": HOT}],
+        "c": [
+            {"op": "test", "path": "/spec/taints/1/key", "value": HOT_TAINT},
+            {"op": "test", "path": "/spec/taints/1/effect", "value": "PreferNoSchedule"},
+            {"op": "remove", "path": "/spec/taints/1"},
+        ],
+    }
