@@ -261,10 +261,17 @@ def list_moved_pods(decision: DescheduleDecision) -> list[str]:
 
 
 def decide_once(
-    view: DeschedulerSnapshot, config: ResolvedConfig, *, history: History | None = None, now: float = NOW_S
+    view: DeschedulerSnapshot,
+    config: ResolvedConfig,
+    *,
+    history: History | None = None,
+    durations: ReasonDurations | None = None,
+    now: float = NOW_S,
+    assume_lasting: bool = False,
 ) -> DescheduleDecision:
-    """The decision of one round, by default without earlier moves."""
-    return decide(view, history or History(), ReasonDurations(), config, now).decision
+    """The decision of one round, by default the first one."""
+    history, durations = history or History(), durations or ReasonDurations()
+    return decide(view, history, durations, config, now, assume_lasting=assume_lasting).decision
 
 
 def decide_on_hot_node(

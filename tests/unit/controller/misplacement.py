@@ -19,7 +19,7 @@ from tests.support.descheduler_builders import (
     SchedulerConfig,
     UsageView,
     World,
-    decide,
+    decide_once,
     make_config,
     make_node,
     make_pod_info,
@@ -83,6 +83,4 @@ def decide_misplacement(
     """The decision with NetworkMisplacement and ZoneSurvival; ``misplacement`` are other fields of their settings."""
     config = make_config(policy, misplacement={"enabled": True, **misplacement})
     view = cluster.snapshot(UsageView(usage or {}, {})) if isinstance(cluster, World) else cluster
-    return decide(
-        view, history or History(), durations or ReasonDurations(), config, now, assume_lasting=assume_lasting
-    ).decision
+    return decide_once(view, config, history=history, durations=durations, now=now, assume_lasting=assume_lasting)

@@ -17,7 +17,6 @@ from tests.support.descheduler_builders import (
     History,
     ReasonDurations,
     add_moves,
-    decide,
     decide_once,
     evaluate_moves,
     find_node_state,
@@ -124,7 +123,7 @@ def test_the_breaker_stops_a_strategy_if_too_few_moves_helped(
     config, history = make_config(limits={"minSuccessPercent": min_success_percent}), History(breaker_entries=entries)
 
     decision = decide_once(ONE_POD, config, history=history)
-    dry_run = decide(ONE_POD, history, ReasonDurations(), config, NOW_S, assume_lasting=True).decision
+    dry_run = decide_once(ONE_POD, config, history=history, assume_lasting=True)
 
     assert list_moved_pods(decision) == ([] if is_stopped else ["p"])
     assert find_node_state(decision).is_stuck is is_stopped
@@ -163,7 +162,7 @@ def test_a_pod_that_always_returns_is_evicted_at_most_four_times_in_a_day(*, has
         pod = make_web_pod(f"web-{len(evicted_at_s)}", "hot", created_after_s, uid=f"web-{len(evicted_at_s)}")
         usage = {"hot": to_usage(3.8, 1), "idle": to_usage(0.2, 1)}
         view = make_snapshot(NODES, [pod], usage, {pod.name: to_usage(1.6, 0.5)})
-        decision = decide(view, history, durations, config, NOW_S + after_s).decision
+        decision = decide_once(view, config, history=history, durations=durations, now=NOW_S + after_s)
         outcomes |= {end.outcome for end in decision.evaluated_moves}
         history, durations = add_moves(decision.history, decision.pending_moves), decision.durations
         if decision.pending_moves:

@@ -13,7 +13,7 @@ from tests.support.descheduler_builders import (
     History,
     ReasonDurations,
     add_moves,
-    decide,
+    decide_once,
     evaluate_moves,
     list_moved_pods,
     make_config,
@@ -203,7 +203,7 @@ def test_zone_survival_moves_one_replica_after_the_hold_time_and_network_misplac
     history, durations, moves = History(), ReasonDurations(), []
     for minute in range(0, 2 * 1440, 5):
         now = NOW_S + 60 * minute
-        decision = decide(world.snapshot(), history, durations, config, now).decision
+        decision = decide_once(world.snapshot(), config, history=history, durations=durations, now=now)
         durations, history = decision.durations, add_moves(decision.history, decision.pending_moves)
         for move in decision.plan.moves:
             moves.append((minute, move.strategy, move.target))

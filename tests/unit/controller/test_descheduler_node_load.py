@@ -15,10 +15,8 @@ from tests.support.descheduler_builders import (
     NOW_S,
     AnomalyDetector,
     DeschedulerSnapshot,
-    History,
     ReasonDurations,
     ResolvedConfig,
-    decide,
     decide_once,
     find_node_state,
     list_moved_pods,
@@ -63,7 +61,7 @@ def run_detector(
     """The node's detector after a round on each of these snapshots."""
     durations, detectors = ReasonDurations(), []
     for i, view in enumerate(views):
-        durations = decide(view, History(), durations, config, NOW_S + interval_s * i).decision.durations
+        durations = decide_once(view, config, durations=durations, now=NOW_S + interval_s * i).durations
         detectors.append(durations.detectors.get(name))
     return detectors
 
@@ -166,13 +164,12 @@ def test_consecutive_rounds_begin_and_end_an_anomaly_and_the_timeout_ends_it(
 def test_pods_of_an_overutilized_node_move_once_it_is_anomalous() -> None:
     config, durations = make_config({"anomalyCondition": make_anomaly("1m", 3, 1)}), ReasonDurations()
     for i, reason in enumerate(("overutilized for 1 of 3", "overutilized for 2 of 3", "")):
-        decision = decide(ONE_POD, History(), durations, config, NOW_S + 10 * i).decision
+        decision = decide_once(ONE_POD, config, durations=durations, now=NOW_S + 10 * i)
         durations, state = decision.durations, find_node_state(decision)
         assert not state.is_stuck
         assert state.reason == (f"{reason} consecutive rounds" if reason else "")
         assert list_moved_pods(decision) == ([] if reason else ["p"])
-    dry_run = decide(ONE_POD, History(), ReasonDurations(), config, NOW_S, assume_lasting=True).decision
-    assert list_moved_pods(dry_run) == ["p"]
+    assert list_moved_pods(decide_once(ONE_POD, config, assume_lasting=True)) == ["p"], "a dry run does not wait"
 
 
 @pytest.mark.parametrize(("timeout", "is_kept"), [("30s", False), ("20m", True)])

@@ -22,8 +22,7 @@ from tests.support.descheduler_builders import (
     History,
     Move,
     PodInfo,
-    ReasonDurations,
-    decide,
+    decide_once,
 )
 from tests.unit.controller.random_rounds import RoundInput, make_round_input
 
@@ -34,7 +33,7 @@ RECENT_EVICTION_S = 300
 
 def decide_round(round_input: RoundInput, **settings: Any) -> DescheduleDecision:
     config = msgspec.convert({**round_input.config, **settings}, DeschedulerConfig).resolve()
-    return decide(round_input.view, round_input.history, ReasonDurations(), config, NOW_S, assume_lasting=True).decision
+    return decide_once(round_input.view, config, history=round_input.history, assume_lasting=True)
 
 
 def max_moves_by(moves: tuple[Move, ...], read_key: Callable[[Move], str]) -> int:
