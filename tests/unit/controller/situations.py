@@ -46,9 +46,9 @@ FRONT_WORKLOAD = {"workload": {"name": "front", "selector": "front"}}
 NO_CALLEE = {**FRONT_WORKLOAD, "dependencies": [{"workload": {"selector": "lost"}}]}
 BAD_BANDWIDTH = {**FRONT_WORKLOAD, "dependencies": [{"workload": {"selector": "cart"}, "minBandwidth": "much"}]}
 SAME_SELECTOR = {"workload": {"name": "other", "selector": "front"}}
-A_TO_B, B_TO_A = (
+A_CALLS_B, B_CALLS_A = (
     {"workload": {"name": name, "selector": name}, "dependencies": [{"workload": {"selector": other}}]}
-    for name, other in ("ab", "ba")
+    for name, other in (("a", "b"), ("b", "a"))
 )
 ELSEWHERE = {"workload": {"name": "front", "selector": "front", "namespace": "other"}}
 NOT_ADMITTED = make_condition(
@@ -59,19 +59,22 @@ NOT_ADMITTED = make_condition(
 )
 
 
-def bad_spec(name: str, code: str, **fields: Any) -> Situation:
+def make_situation(name: str, code: str, fix: str, **fields: Any) -> Situation:
+    """A healthy cluster, except for these fields of its facts."""
+    return Situation(name, code, fix, make_facts(**fields))
+
+
+def make_invalid_spec(name: str, code: str, **fields: Any) -> Situation:
     """An AppGroup with an invalid spec."""
-    return Situation(name, code, "edit appgroup shop", make_facts(groups=(make_group(**fields),)))
+    return make_situation(name, code, "edit appgroup shop", groups=(make_group(**fields),))
 
 
-def failed_condition(name: str, code: str, fix: str, type_: str, reason: str, message: str) -> Situation:
+def make_failed_condition(name: str, code: str, fix: str, type_: str, reason: str, message: str) -> Situation:
     """An AppGroup with a False condition."""
-    return Situation(
-        name, code, fix, make_facts(groups=(make_group([make_condition(type_, "False", reason, message)]),))
-    )
+    return make_situation(name, code, fix, groups=(make_group([make_condition(type_, "False", reason, message)]),))
 
 
-def no_node(name: str, code: str, fix: str, message: str, **fields: Any) -> Situation:
+def make_without_node(name: str, code: str, fix: str, message: str, **fields: Any) -> Situation:
     """A pod for which the scheduler finds no node."""
     return Situation(name, f"no-node-{code}", fix, make_stuck_facts(f"0/4 nodes are available: {message}", **fields))
 
@@ -83,99 +86,98 @@ SITUATIONS: tuple[Situation, ...] = (
         "kubectl apply",
         Facts(NOW_S, ControlPlaneStatus(is_installed=False)),
     ),
-    Situation(
+    make_situation(
         "the controller hangs",
         "no-leader",
         "rollout restart deployment/netaware-controller",
-        make_facts(control_plane=make_control_plane(lease=LeaseStatus("a", NOW_S - 32)), pods=make_gated_pods()),
+        control_plane=make_control_plane(lease=LeaseStatus("a", NOW_S - 32)),
+        pods=make_gated_pods(),
     ),
-    Situation(
+    make_situation(
         "the controller has no pod",
         "controller-down",
         "scale deployment/netaware-controller",
-        make_facts(control_plane=remove_pods("controller"), pods=make_gated_pods()),
+        control_plane=remove_pods("controller"),
+        pods=make_gated_pods(),
     ),
-    Situation(
+    make_situation(
         "the controller's image cannot be pulled",
         "controller-down",
         "rollout undo deployment/netaware-controller",
-        make_facts(control_plane=make_unready("controller", reason="ImagePullBackOff")),
+        control_plane=make_unready("controller", reason="ImagePullBackOff"),
     ),
-    Situation(
+    make_situation(
         "the controller does not reach the API server",
         "controller-not-ready",
         "readyz",
-        make_facts(
-            control_plane=make_control_plane(failed_checks=("controller-0: age: store of nodes is 130 s old (503)",))
-        ),
+        control_plane=make_control_plane(failed_checks=("controller-0: age: store of nodes is 130 s old (503)",)),
     ),
-    Situation(
+    make_situation(
         "the scheduler crashes",
         "scheduler-down",
         "rollout undo deployment/netaware-scheduler",
-        make_facts(
-            control_plane=make_unready("scheduler", reason="CrashLoopBackOff", template_hash="abc"),
-            pods=(make_pod_fact(),),
-        ),
+        control_plane=make_unready("scheduler", reason="CrashLoopBackOff", template_hash="abc"),
+        pods=(make_pod_fact(),),
     ),
-    Situation(
+    make_situation(
         "the extender does not answer",
         "extender-down",
         "rollout restart deployment/netaware-scheduler",
-        make_facts(control_plane=make_unready("extender")),
+        control_plane=make_unready("extender"),
     ),
-    Situation(
+    make_situation(
         "the scheduler has no node to run on",
         "scheduler-down",
         "add a toleration",
-        make_facts(
-            control_plane=make_unready(
-                "scheduler", node="", reason="0/4 nodes are available: 4 node(s) had untolerated taint {gpu: only}."
-            )
+        control_plane=make_unready(
+            "scheduler", node="", reason="0/4 nodes are available: 4 node(s) had untolerated taint {gpu: only}."
         ),
     ),
-    Situation("one agent has failed", "agents-down", "spec.nodeName=n1", make_facts(agents=make_agents(n1=DOWN))),
-    Situation(
+    make_situation("one agent has failed", "agents-down", "spec.nodeName=n1", agents=make_agents(n1=DOWN)),
+    make_situation(
         "one agent cannot read its passphrase",
         "agents-impaired",
         "spec.nodeName=n1",
-        make_facts(agents=make_agents(n1={"reason": "the passphrase cannot be read"})),
+        agents=make_agents(n1={"reason": "the passphrase cannot be read"}),
     ),
-    Situation(
+    make_situation(
         "both agents of a zone hang",
         "zone-without-agent",
         "spec.nodeName=n1",
-        make_facts(agents=make_agents(n1=SILENT, n3=SILENT), network=make_network(inferred=(("z0", "z1"),))),
+        agents=make_agents(n1=SILENT, n3=SILENT),
+        network=make_network(inferred=(("z0", "z1"),)),
     ),
-    Situation(
+    make_situation(
         "no agent runs anywhere",
         "no-agents",
         "describe daemonset netaware-agent",
-        make_facts(agents=make_agents(n0=DOWN, n1=DOWN, n2=DOWN, n3=DOWN)),
+        agents=make_agents(n0=DOWN, n1=DOWN, n2=DOWN, n3=DOWN),
     ),
-    Situation(
+    make_situation(
         "two zones cannot reach each other",
         "zones-unreachable",
         "12865",
-        make_facts(unreachable_pairs=(("z0", "z1"), ("z1", "z0")), network=make_network(inferred=(("z0", "z1"),))),
+        unreachable_pairs=(("z0", "z1"), ("z1", "z0")),
+        network=make_network(inferred=(("z0", "z1"),)),
     ),
-    Situation(
+    make_situation(
         "a pair was never measured",
         "pairs-unmeasured",
         "kubectl netaware costs",
-        make_facts(network=make_network(absent=(("z0", "z1"),))),
+        network=make_network(absent=(("z0", "z1"),)),
     ),
-    Situation(
+    make_situation(
         "there is no probe plan",
         "no-plan",
         "logs deployment/netaware-controller",
-        make_facts(network=make_network(None, absent=(("z0", "z1"),))),
+        network=make_network(None, absent=(("z0", "z1"),)),
     ),
-    Situation(
+    make_situation(
         "the NetworkTopology was deleted",
         "no-topology",
         "bootstrap.networkTopology",
-        make_facts(topology_conditions={}, network=make_network(absent=(("z0", "z1"),))),
+        topology_conditions={},
+        network=make_network(absent=(("z0", "z1"),)),
     ),
     Situation(
         "nodes without a zone label",
@@ -213,35 +215,29 @@ SITUATIONS: tuple[Situation, ...] = (
         "kubectl netaware costs",
         make_topology_facts("Measured", "False", "MeasurementsOld", "2 keep their last good value, oldest z0->z1"),
     ),
-    bad_spec("a dependency on a missing workload", "spec-UnknownDependency", workloads=[NO_CALLEE]),
-    bad_spec("two workloads with one selector", "spec-DuplicateSelector", workloads=[FRONT_WORKLOAD, SAME_SELECTOR]),
-    bad_spec(
-        "a malformed minBandwidth",
-        "spec-BadBandwidth",
-        workloads=[BAD_BANDWIDTH, {"workload": {"selector": "cart"}}],
+    make_invalid_spec("a dependency on a missing workload", "spec-UnknownDependency", workloads=[NO_CALLEE]),
+    make_invalid_spec(
+        "two workloads with one selector", "spec-DuplicateSelector", workloads=[FRONT_WORKLOAD, SAME_SELECTOR]
     ),
-    bad_spec("a cycle of dependencies", "dependency-cycle", workloads=[A_TO_B, B_TO_A]),
-    bad_spec("an unknown algorithm", "spec-UnknownAlgorithm", topologySortingAlgorithm="Bogo"),
-    Situation(
+    make_invalid_spec(
+        "a malformed minBandwidth", "spec-BadBandwidth", workloads=[BAD_BANDWIDTH, {"workload": {"selector": "cart"}}]
+    ),
+    make_invalid_spec("a cycle of dependencies", "dependency-cycle", workloads=[A_CALLS_B, B_CALLS_A]),
+    make_invalid_spec("an unknown algorithm", "spec-UnknownAlgorithm", topologySortingAlgorithm="Bogo"),
+    make_situation(
         "a quota prevents the creation of pods",
         "members-missing",
         "reason=FailedCreate",
-        make_facts(
-            groups=(make_group([make_condition("Complete", "False", "PodsMissing", "1 of 20 pods run")]),),
-            pods=(make_pod_fact(node="n1"),),
-        ),
+        groups=(make_group([make_condition("Complete", "False", "PodsMissing", "1 of 20 pods run")]),),
+        pods=(make_pod_fact(node="n1"),),
     ),
-    Situation(
+    make_situation(
         "a namespace without consent",
         "namespace-not-admitted",
         "kubectl label namespace other",
-        make_facts(
-            groups=(
-                make_group([NOT_ADMITTED], workloads=[ELSEWHERE, {"workload": {"name": "cart", "selector": "cart"}}]),
-            )
-        ),
+        groups=(make_group([NOT_ADMITTED], workloads=[ELSEWHERE, {"workload": {"name": "cart", "selector": "cart"}}]),),
     ),
-    failed_condition(
+    make_failed_condition(
         "violated dependencies",
         "costs-violated",
         "graph shop -n web",
@@ -249,7 +245,7 @@ SITUATIONS: tuple[Situation, ...] = (
         "CostsExceeded",
         "front to cart costs 40, at most 5 (z0 to z1)",
     ),
-    failed_condition(
+    make_failed_condition(
         "all replicas in one zone",
         "not-balanced",
         "graph shop -n web",
@@ -257,91 +253,90 @@ SITUATIONS: tuple[Situation, ...] = (
         "OneZone",
         "all 2 replicas of cart are in z0",
     ),
-    Situation(
+    make_situation(
         "a wrong workload label",
         "unknown-workload",
         "appgroup.diktyo.x-k8s.io.workload",
-        make_facts(pods=make_gated_pods(workload="wrong")),
+        pods=make_gated_pods(workload="wrong"),
     ),
-    Situation(
+    make_situation(
         "an AppGroup that does not exist",
         "unknown-workload",
         "kubectl get appgroups -A",
-        make_facts(pods=(make_pod_fact(group="nope", gates=(GATE,)),)),
+        pods=(make_pod_fact(group="nope", gates=(GATE,)),),
     ),
-    Situation(
+    make_situation(
         "running pods with a wrong workload label",
         "unknown-workload",
         "edit deployment front",
-        make_facts(pods=tuple(make_pod_fact(f"front-{i}", workload="wrong", node="n1", owner=OWNER) for i in range(3))),
+        pods=tuple(make_pod_fact(f"front-{i}", workload="wrong", node="n1", owner=OWNER) for i in range(3)),
     ),
-    Situation(
+    make_situation(
         "running pods of a deleted AppGroup",
         "unknown-workload",
         "edit deployment front",
-        make_facts(groups=(), pods=(make_pod_fact(node="n1", owner=OWNER, group_key=""),)),
+        groups=(),
+        pods=(make_pod_fact(node="n1", owner=OWNER, group_key=""),),
     ),
-    Situation(
+    make_situation(
         "some pods of a group name another scheduler",
         "other-scheduler",
         "schedulerName: network-aware-scheduler",
-        make_facts(pods=(make_pod_fact(node="n1"), make_pod_fact("front-2", scheduler="default-scheduler", node="n2"))),
+        pods=(make_pod_fact(node="n1"), make_pod_fact("front-2", scheduler="default-scheduler", node="n2")),
     ),
-    Situation(
+    make_situation(
         "a schedulerName of no scheduler",
         "no-scheduler",
         "schedulerName: network-aware-scheduler",
-        make_facts(pods=(make_pod_fact(scheduler="network-aware-schedular", created_s=NOW_S - 300),)),
+        pods=(make_pod_fact(scheduler="network-aware-schedular", created_s=NOW_S - 300),),
     ),
-    Situation(
+    make_situation(
         "pods gated for ten minutes",
         "gated-too-long",
         "describe appgroup shop",
-        make_facts(pods=make_gated_pods(created_s=NOW_S - 700)),
+        pods=make_gated_pods(created_s=NOW_S - 700),
     ),
-    no_node(
+    make_without_node(
         "all nodes are full",
         "capacity",
         "Allocated resources",
         "3 Insufficient cpu, 1 node(s) had untolerated taint {a: }. preemption: 0/4 nodes are available: 1 Preemption is not helpful for scheduling, 3 No preemption victims found",
     ),
-    Situation(
+    make_situation(
         "every node has a taint",
         "no-node-taint",
         '"op":"add","path":"/spec/template/spec/tolerations"',
-        make_facts(
-            nodes=TAINTED,
-            pods=(
-                make_pod_fact(
-                    owner=OWNER,
-                    scheduled=make_unschedulable(
-                        "0/4 nodes are available: 4 node(s) had untolerated taint {gpu: only}."
-                    ),
-                ),
+        nodes=TAINTED,
+        pods=(
+            make_pod_fact(
+                owner=OWNER,
+                scheduled=make_unschedulable("0/4 nodes are available: 4 node(s) had untolerated taint {gpu: only}."),
             ),
         ),
     ),
-    no_node(
+    make_without_node(
         "every node is cordoned",
         "cordoned",
         "kubectl uncordon n0 n1 n2 n3",
         "4 node(s) were unschedulable.",
         nodes=CORDONED,
     ),
-    no_node(
+    make_without_node(
         "a node selector that matches no node",
         "selector",
         "correct nodeSelector",
         "4 node(s) didn't match Pod's node affinity/selector.",
         spec=PodSpec(node_selector={"zone": "mars"}),
     ),
-    no_node(
+    make_without_node(
         "a volume in another zone",
         "volume",
         "kubectl -n web get pvc",
         "1 Insufficient memory, 3 node(s) had volume node affinity conflict.",
     ),
-    no_node("an unbound claim", "claim", "get storageclass", "pod has unbound immediate PersistentVolumeClaims."),
+    make_without_node(
+        "an unbound claim", "claim", "get storageclass", "pod has unbound immediate PersistentVolumeClaims."
+    ),
     Situation(
         "a maxNetworkCost that no node meets",
         "no-node-max-cost",
@@ -350,19 +345,16 @@ SITUATIONS: tuple[Situation, ...] = (
             "0/2 nodes are available: 1 Node n0 does not meet several network requirements from Workload dependencies: Satisfied: 0 Violated: 1, 1 Node n1 does not meet several network requirements from Workload dependencies: Satisfied: 0 Violated: 1."
         ),
     ),
-    no_node(
+    make_without_node(
         "no node has enough bandwidth",
         "bandwidth",
         "kubectl netaware bandwidth",
         "4 Insufficient network.aware.com/bandwidth.",
     ),
-    no_node(
-        "host ports in use",
-        "ports",
-        "get pod front-1",
-        "4 node(s) didn't have free ports for the requested pod ports.",
+    make_without_node(
+        "host ports in use", "ports", "get pod front-1", "4 node(s) didn't have free ports for the requested pod ports."
     ),
-    no_node(
+    make_without_node(
         "anti-affinity with more replicas than nodes",
         "spread",
         "get pod front-1",

@@ -49,6 +49,129 @@ READING_VERBS = {"get", "describe", "logs", "netaware", "status"}
 CHANGING_VERBS = {"apply", "restart", "undo", "scale", "delete", "label", "uncordon", "patch", "edit"}
 INSTRUCTION_VERBS = {"open", "correct", "set", "ask", "add", "raise", "lower", "look", "let", "use"}
 """First words of fixes that are not commands."""
+COSTS_NOT_MET, FAR_COSTS_NOT_MET = (
+    make_condition("CostsMet", "False", "CostsExceeded", f"front to cart costs 40, at most 5 ({zones})")
+    for zones in ("z0 to z1", "z10 to z2")
+)
+UNSCHEDULABLE = make_unschedulable("0/4 nodes are available: 4 Insufficient cpu.")
+MANY_UNSCHEDULABLE = [make_pod_fact(f"front-{i}", scheduled=UNSCHEDULABLE) for i in range(MAX_AFFECTED)]
+BY_AFFINITY = make_pod_fact("front-2", scheduler="default-scheduler", node="n2", needs_no_extender=True)
+MANY_SILENT = tuple(
+    AgentView(node=f"n{i}", zone=f"z{i:02}", state="down", reason="gone") for i in range(2 * MAX_AFFECTED)
+)
+QUEUED = tuple(make_pod_fact(name, created_s=NOW_S - ago_s) for name, ago_s in (("new", 5), ("old", 60)))
+ALL_CORDONED = "0/4 nodes are available: 4 node(s) were unschedulable."
+LABELLED_CORDONED = {name: NodeFact({"name": name}, node.taints, node.zone) for name, node in CORDONED.items()}
+
+
+def make_outlier_facts(ago_s: float) -> Facts:
+    return make_topology_facts("OutlierNodes", "True", "NodesContradicted", "ignored: n2", ago_s=ago_s)
+
+
+def make_unmeasured_facts(ago_s: float) -> Facts:
+    absent = make_network(absent=(("z0", "z1"),))
+    return make_topology_facts("Measured", "False", "PairsAbsent", "none", ago_s=ago_s, network=absent)
+
+
+def make_case(case_id: str, codes: list[str], **fields: Any) -> Any:
+    """A parameter: a healthy cluster, except for these fields of its facts, and the codes of its findings."""
+    return pytest.param(make_facts(**fields), codes, id=case_id)
+
+
+def make_unschedulable_facts(message: str) -> Facts:
+    return make_facts(pods=(make_pod_fact(scheduled=make_unschedulable(message)),))
+
+
+CASES = [
+    make_case(
+        "a running pod and a new one",
+        [],
+        pods=(make_pod_fact(node="n1", phase="Running"), make_pod_fact("new", created_s=NOW_S - 2)),
+    ),
+    make_case(
+        "objects that cannot be read are not absent",
+        [],
+        control_plane=make_control_plane(pods=None, lease=None, is_lease_conclusive=False),
+    ),
+    make_case("an excluded node", [], agents=make_agents(n3={"state": "excluded", "newest_at": None})),
+    make_case("a pod placed by affinity with another scheduler", [], pods=(make_pod_fact(node="n1"), BY_AFFINITY)),
+    make_case("an overlay without a scheduler", [], control_plane=remove_pods("scheduler", "extender")),
+    make_case(
+        "a pod that names the missing scheduler",
+        ["scheduler-down"],
+        control_plane=remove_pods("scheduler"),
+        pods=(make_pod_fact(created_s=NOW_S - 300),),
+    ),
+    make_case(
+        "an unreachable pair by its results", ["zones-unreachable"], network=make_network(unreachable=(("z0", "z1"),))
+    ),
+    make_case(
+        "more zones without agents than a finding lists",
+        ["no-agents"],
+        agents=MANY_SILENT,
+        network=make_network(absent=(("z38", "z39"),)),
+    ),
+    pytest.param(make_outlier_facts(470.0), [], id="an outlier before the next probe of its pair"),
+    pytest.param(
+        make_outlier_facts(490.0), ["topology-NodesContradicted"], id="an outlier after the next probe of its pair"
+    ),
+    pytest.param(make_unmeasured_facts(170.0), [], id="an absent pair in the first rounds"),
+    pytest.param(make_unmeasured_facts(190.0), ["pairs-unmeasured"], id="an absent pair after the first rounds"),
+    make_case(
+        "gated pods behind more unschedulable pods than a finding lists",
+        ["no-node-capacity"],
+        pods=(*MANY_UNSCHEDULABLE, *make_gated_pods(workload="cart")),
+    ),
+    make_case(
+        "pods gated for less than maxWaitS", [], pods=make_gated_pods(created_s=NOW_S - 700), max_gate_wait_s=1200.0
+    ),
+    make_case(
+        "untried pods if all schedulers call the extender",
+        ["no-scheduler"],
+        pods=(*QUEUED, make_pod_fact("other", node="n1", scheduler="another")),
+        scheduler_names=(),
+    ),
+    pytest.param(
+        make_unschedulable_facts(f"0/4 nodes are available: {'9' * 5000} Insufficient cpu."),
+        ["no-node-capacity"],
+        id="a number of any length in a message",
+    ),
+    make_case("an untried pod within the time of an attempt", [], pods=(make_pod_fact(created_s=NOW_S - 19),)),
+    make_case(
+        "an untried pod after the time of an attempt", ["no-scheduler"], pods=(make_pod_fact(created_s=NOW_S - 21),)
+    ),
+    make_case("a pod whose gate has opened", [], pods=(make_pod_fact(scheduled=GATED, created_s=NOW_S - 2),)),
+    make_case(
+        "a pod that is not tried after its gate has opened",
+        ["no-scheduler"],
+        pods=(make_pod_fact(scheduled=GATED, created_s=NOW_S - 300),),
+    ),
+    make_case(
+        "violated costs between zones without agents",
+        ["zone-without-agent"],
+        groups=(make_group([COSTS_NOT_MET]),),
+        agents=make_agents(n1=SILENT, n3=SILENT),
+    ),
+    make_case(
+        "violated costs between other zones",
+        ["zone-without-agent", "costs-violated"],
+        groups=(make_group([FAR_COSTS_NOT_MET]),),
+        agents=make_agents(n1=SILENT, n3=SILENT),
+    ),
+    pytest.param(
+        make_unschedulable_facts("0/4 nodes are available: 3 node(s) didn't match PersistentVolume's node affinity."),
+        ["no-node-volume"],
+        id="the words of Kubernetes 1.36 for a volume in another zone",
+    ),
+    pytest.param(
+        make_unschedulable_facts(
+            "0/8 nodes are available: 2 Node n0 does not meet several network requirements, "
+            "6 node(s) didn't match Pod's node affinity/selector."
+        ),
+        ["no-node-max-cost"],
+        id="the pod's own selector counts last",
+    ),
+]
 
 
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.code)
@@ -198,116 +321,9 @@ def test_a_scheduler_that_works_through_a_queue_is_not_missing(ago_s: float, sch
     assert "no-scheduler" in find_codes(700)
 
 
-COSTS_NOT_MET, FAR_COSTS_NOT_MET = (
-    make_condition("CostsMet", "False", "CostsExceeded", f"front to cart costs 40, at most 5 ({zones})")
-    for zones in ("z0 to z1", "z10 to z2")
-)
-UNSCHEDULABLE = make_unschedulable("0/4 nodes are available: 4 Insufficient cpu.")
-MANY_UNSCHEDULABLE = [make_pod_fact(f"front-{i}", scheduled=UNSCHEDULABLE) for i in range(MAX_AFFECTED)]
-BY_AFFINITY = make_pod_fact("front-2", scheduler="default-scheduler", node="n2", needs_no_extender=True)
-MANY_SILENT = tuple(
-    AgentView(node=f"n{i}", zone=f"z{i:02}", state="down", reason="gone") for i in range(2 * MAX_AFFECTED)
-)
-QUEUED = tuple(make_pod_fact(name, created_s=NOW_S - ago_s) for name, ago_s in (("new", 5), ("old", 60)))
-
-
-def outlier_facts(ago_s: float) -> Facts:
-    return make_topology_facts("OutlierNodes", "True", "NodesContradicted", "ignored: n2", ago_s=ago_s)
-
-
-def unmeasured_facts(ago_s: float) -> Facts:
-    absent = make_network(absent=(("z0", "z1"),))
-    return make_topology_facts("Measured", "False", "PairsAbsent", "none", ago_s=ago_s, network=absent)
-
-
-def unschedulable_facts(message: str) -> Facts:
-    return make_facts(pods=(make_pod_fact(scheduled=make_unschedulable(message)),))
-
-
-CODES_BY_CASE: dict[str, tuple[Facts, list[str]]] = {
-    "a running pod and a new one": (
-        make_facts(pods=(make_pod_fact(node="n1", phase="Running"), make_pod_fact("new", created_s=NOW_S - 2))),
-        [],
-    ),
-    "objects that cannot be read are not absent": (
-        make_facts(control_plane=make_control_plane(pods=None, lease=None, is_lease_conclusive=False)),
-        [],
-    ),
-    "an excluded node": (make_facts(agents=make_agents(n3={"state": "excluded", "newest_at": None})), []),
-    "a pod placed by affinity with another scheduler": (make_facts(pods=(make_pod_fact(node="n1"), BY_AFFINITY)), []),
-    "an overlay without a scheduler": (make_facts(control_plane=remove_pods("scheduler", "extender")), []),
-    "a pod that names the missing scheduler": (
-        make_facts(control_plane=remove_pods("scheduler"), pods=(make_pod_fact(created_s=NOW_S - 300),)),
-        ["scheduler-down"],
-    ),
-    "an unreachable pair by its results": (
-        make_facts(network=make_network(unreachable=(("z0", "z1"),))),
-        ["zones-unreachable"],
-    ),
-    "more zones without agents than a finding lists": (
-        make_facts(agents=MANY_SILENT, network=make_network(absent=(("z38", "z39"),))),
-        ["no-agents"],
-    ),
-    "an outlier before the next probe of its pair": (outlier_facts(470.0), []),
-    "an outlier after the next probe of its pair": (outlier_facts(490.0), ["topology-NodesContradicted"]),
-    "an absent pair in the first rounds": (unmeasured_facts(170.0), []),
-    "an absent pair after the first rounds": (unmeasured_facts(190.0), ["pairs-unmeasured"]),
-    "gated pods behind more unschedulable pods than a finding lists": (
-        make_facts(pods=(*MANY_UNSCHEDULABLE, *make_gated_pods(workload="cart"))),
-        ["no-node-capacity"],
-    ),
-    "pods gated for less than maxWaitS": (
-        make_facts(pods=make_gated_pods(created_s=NOW_S - 700), max_gate_wait_s=1200.0),
-        [],
-    ),
-    "untried pods if all schedulers call the extender": (
-        make_facts(pods=(*QUEUED, make_pod_fact("other", node="n1", scheduler="another")), scheduler_names=()),
-        ["no-scheduler"],
-    ),
-    "a number of any length in a message": (
-        unschedulable_facts(f"0/4 nodes are available: {'9' * 5000} Insufficient cpu."),
-        ["no-node-capacity"],
-    ),
-    "an untried pod within the time of an attempt": (make_facts(pods=(make_pod_fact(created_s=NOW_S - 19),)), []),
-    "an untried pod after the time of an attempt": (
-        make_facts(pods=(make_pod_fact(created_s=NOW_S - 21),)),
-        ["no-scheduler"],
-    ),
-    "a pod whose gate has opened": (make_facts(pods=(make_pod_fact(scheduled=GATED, created_s=NOW_S - 2),)), []),
-    "a pod that is not tried after its gate has opened": (
-        make_facts(pods=(make_pod_fact(scheduled=GATED, created_s=NOW_S - 300),)),
-        ["no-scheduler"],
-    ),
-    "violated costs between zones without agents": (
-        make_facts(groups=(make_group([COSTS_NOT_MET]),), agents=make_agents(n1=SILENT, n3=SILENT)),
-        ["zone-without-agent"],
-    ),
-    "violated costs between other zones": (
-        make_facts(groups=(make_group([FAR_COSTS_NOT_MET]),), agents=make_agents(n1=SILENT, n3=SILENT)),
-        ["zone-without-agent", "costs-violated"],
-    ),
-    "the words of Kubernetes 1.36 for a volume in another zone": (
-        unschedulable_facts("0/4 nodes are available: 3 node(s) didn't match PersistentVolume's node affinity."),
-        ["no-node-volume"],
-    ),
-    "the pod's own selector counts last": (
-        unschedulable_facts(
-            "0/8 nodes are available: 2 Node n0 does not meet several network requirements, "
-            "6 node(s) didn't match Pod's node affinity/selector."
-        ),
-        ["no-node-max-cost"],
-    ),
-}
-
-
-@pytest.mark.parametrize("case", CODES_BY_CASE)
-def test_only_these_findings_follow_from_the_facts(case: str) -> None:
-    cluster, codes = CODES_BY_CASE[case]
+@pytest.mark.parametrize(("cluster", "codes"), CASES)
+def test_only_these_findings_follow_from_the_facts(cluster: Facts, codes: list[str]) -> None:
     assert [finding.code for finding in diagnose(cluster)] == codes
-
-
-ALL_CORDONED = "0/4 nodes are available: 4 node(s) were unschedulable."
-LABELLED_CORDONED = {name: NodeFact({"name": name}, node.taints, node.zone) for name, node in CORDONED.items()}
 
 
 @pytest.mark.parametrize(

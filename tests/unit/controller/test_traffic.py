@@ -1,4 +1,4 @@
-"""From flows to dependencies, AppGroups, drift, weights and prices."""
+"""From flows to proposed AppGroups, and to drift, weights and prices of existing ones."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from controller.cluster.costs import CostTable, Location
 from controller.cluster.crds import AppGroup, AppGroupStatus, WeightInfo
 from controller.cluster.dependency_graph import build_graph
 from controller.cluster.membership import Membership
-from controller.cluster.pod_info import PodInfo, PodReader
-from controller.cluster.pods import Pod
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.prometheus import PrometheusError
 from controller.traffic.config import TrafficConfig
@@ -34,224 +32,254 @@ from kubekit.conditions import make_condition
 from kubekit.errors import ConfigError
 from kubekit.wire import Object, ObjectMeta
 from tests.support.bodies import make_weight_body
+from tests.support.descheduler_builders import make_pod_info
 from tests.unit.controller import scheduler_objects
 
-A, B, FAR = Location("r1", "z1"), Location("r1", "z2"), Location("r2", "z9")
+ZONE1, ZONE2, OTHER_REGION = Location("r1", "z1"), Location("r1", "z2"), Location("r2", "z9")
 COSTS = CostTable(msgspec.convert(make_weight_body({("z1", "z2"): 7}), WeightInfo))
-SHOP = [("frontend", "cart", 5000.0), ("cart", "redis", 4000.0), ("frontend", "catalog", 3000.0)]
+SHOP_EDGES = {("frontend", "cart"), ("cart", "redis"), ("frontend", "catalog")}
 MONTH_S = 730 * 3600
-ACROSS: dict[str, Any] = {"client_zone": "z1", "server_zone": "z2"}
+GROUP = "shop/boutique"
+BETWEEN_ZONES: dict[str, Any] = {"client_zone": "z1", "server_zone": "z2"}
 
 
-def workload(name: str, namespace: str = "shop", kind: str = "Deployment") -> WorkloadId:
+def make_id(name: str, namespace: str = "shop", kind: str = "Deployment") -> WorkloadId:
     return WorkloadId(namespace, name, kind)
 
 
-def flow(client: str, server: str, rate: float, **fields: Any) -> Flow:
-    return Flow(workload(client), workload(server), rate, fields.pop("peak", rate), **fields)
+def make_flow(client: str, server: str, bytes_per_s: float, **fields: Any) -> Flow:
+    """A flow between Deployments, by default with its mean as peak."""
+    return Flow(make_id(client), make_id(server), bytes_per_s, fields.pop("peak", bytes_per_s), **fields)
 
 
-def workloads_of(flows: Iterable[Flow], *locations: Location) -> Workloads:
+def make_workloads(flows: Iterable[Flow], *locations: Location) -> Workloads:
     """The workloads of flows, with a replica at each location."""
-    ends = {end for f in flows for end in (f.client, f.server)}
+    ends = {end for flow in flows for end in (flow.client, flow.server)}
     location_counts = {end: Counter(locations) for end in ends}
     return Workloads(Counter(dict.fromkeys(ends, len(locations))), location_counts, {}, {"z1": "r1", "z2": "r1"})
 
 
-def proposals_of(flows: Iterable[Flow], *groups: AppGroup) -> list[Proposal]:
+def propose_for(flows: Iterable[Flow], *groups: AppGroup) -> list[Proposal]:
     """AppGroups for the namespace shop; each workload of the flows has a replica in zone z1."""
     flows = list(flows)
-    return propose(build_traffic_graph(flows, "netaware-system"), workloads_of(flows, A), groups, "shop", COSTS)
+    return propose(build_traffic_graph(flows, "netaware-system"), make_workloads(flows, ZONE1), groups, "shop", COSTS)
 
 
 def compare(
     flows: Sequence[Flow],
     *groups: AppGroup,
     prices: PriceTable | None = None,
-    admitted: dict[str, str] | None = None,
+    consents: dict[str, str] | None = None,
 ) -> Comparison:
-    """Flows between workloads with a replica in each zone; ``admitted`` is namespace -> namespaces whose groups may have its pods."""
-    workloads = workloads_of(flows, A, B)
-    labels = {name: {"netaware.io/appgroups-from": others} for name, others in (admitted or {}).items()}
+    """Flows between workloads with a replica in each zone; ``consents`` is namespace -> namespaces whose groups may have its pods."""
+    workloads = make_workloads(flows, ZONE1, ZONE2)
+    labels = {name: {"netaware.io/appgroups-from": others} for name, others in (consents or {}).items()}
     namespaces = tuple(Object(ObjectMeta(name=name, labels=labels.get(name))) for name in ("shop", "other"))
     membership = ClusterSnapshot(now_s=0, groups=groups, namespaces=namespaces).build_membership()
     return compare_groups(flows, workloads, groups, prices, membership=membership, netaware_namespace="netaware-system")
 
 
-def app_group(spec: dict[str, Any], name: str = "boutique", namespace: str = "shop") -> AppGroup:
+def make_group_of(*names: str, name: str = "boutique") -> AppGroup:
+    """An AppGroup of Deployments without dependencies."""
+    return make_group({"workloads": [{"workload": make_reference(member, member)} for member in names]}, name)
+
+
+def list_members(proposal: Proposal) -> list[str]:
+    """Names of the workloads of a proposal."""
+    return [entry["workload"]["name"] for entry in proposal.manifest["spec"]["workloads"]]
+
+
+def make_group(spec: dict[str, Any], name: str = "boutique", namespace: str = "shop") -> AppGroup:
     return msgspec.convert({"metadata": {"name": name, "namespace": namespace}, "spec": spec}, AppGroup)
 
 
-def pod_info(name: str, owner: str = "", on: str = "n1") -> PodInfo:
-    kind, _, owner_name = owner.partition("/")
-    owners = [{"kind": kind, "name": owner_name, "controller": True}] if owner else []
-    meta = {"name": name, "namespace": "shop", "labels": {"pod-template-hash": "5d"}, "ownerReferences": owners}
-    body = {"metadata": meta, "spec": {"nodeName": on}, "status": {"phase": "Running"}}
-    return PodReader().read(msgspec.convert(body, Pod))
+def make_reference(name: str, selector: str = "", **fields: str) -> dict[str, str]:
+    return {"kind": "Deployment", "name": name, "selector": selector, **fields}
+
+
+SHOP_FLOWS = [
+    make_flow("frontend", "cart", 5000.0, peak=5500.0, **BETWEEN_ZONES),
+    make_flow("cart", "redis", 4000.0, **BETWEEN_ZONES),
+    make_flow("frontend", "catalog", 3000.0, **BETWEEN_ZONES),
+]
 
 
 def test_dns_probes_scrapes_self_calls_and_external_ends_are_no_dependency() -> None:
-    flows = [flow(*edge) for edge in SHOP]
-    flows += [
-        flow("frontend", "frontend", 10),
-        flow("frontend", "resolver", 10, port=53),
-        Flow(workload("prometheus", "monitoring"), workload("cart"), 100),
-        Flow(workload("cart"), workload("coredns", "kube-system"), 10),
-        Flow(workload("cart"), WorkloadId(), 1000),
-        Flow(workload("konnectivity", "kube-system"), workload("cart"), 10),
-        Flow(workload("cart"), workload("netaware-controller", "placement"), 10),
-        flow("cart", "catalog", 0.5),
+    flows = [
+        *SHOP_FLOWS,
+        make_flow("frontend", "frontend", 10),
+        make_flow("frontend", "resolver", 10, port=53),
+        Flow(make_id("prometheus", "monitoring"), make_id("cart"), 100),
+        Flow(make_id("cart"), make_id("coredns", "kube-system"), 10),
+        Flow(make_id("cart"), WorkloadId(), 1000),
+        Flow(make_id("konnectivity", "kube-system"), make_id("cart"), 10),
+        Flow(make_id("cart"), make_id("netaware-controller", "placement"), 10),
+        make_flow("cart", "catalog", 0.5),
     ]
     graph = build_traffic_graph(flows, "placement")
-    assert {(d.client.name, d.server.name) for d in graph.dependencies} == {(a, b) for a, b, _ in SHOP}
-    reasons = {item.reason for item in graph.omitted}
+    assert {(edge.client.name, edge.server.name) for edge in graph.dependencies} == SHOP_EDGES
+    reasons = {traffic.reason for traffic in graph.omitted}
     assert reasons == {"self", "dns", "scrape", "external", "system", "negligible"}
-    omitted_bytes_per_s = sum(item.bytes_per_s for item in graph.omitted)
-    assert graph.bytes_per_s + omitted_bytes_per_s == pytest.approx(sum(f.bytes_per_s for f in flows))
+    omitted_bytes_per_s = sum(traffic.bytes_per_s for traffic in graph.omitted)
+    assert graph.bytes_per_s + omitted_bytes_per_s == pytest.approx(sum(flow.bytes_per_s for flow in flows))
 
 
 def test_a_proposal_is_an_appgroup_that_the_controller_reads_without_faults() -> None:
-    (proposal,) = proposals_of(flow(*edge, peak=edge[2] * 1.1, **ACROSS) for edge in SHOP)
-    spec = app_group(proposal.manifest["spec"]).spec
+    (proposal,) = propose_for(SHOP_FLOWS)
+    spec = make_group(proposal.manifest["spec"]).spec
     graph = build_graph(spec)
     assert graph.faults == ()
-    edges = {(graph.selectors[e.caller], graph.selectors[e.callee]): e for e in graph.edges}
-    assert set(edges) == {(a, b) for a, b, _ in SHOP}
-    assert edges["frontend", "cart"].min_bandwidth_bps == 44_000
+    edges = {(graph.selectors[edge.caller], graph.selectors[edge.callee]): edge for edge in graph.edges}
+    assert set(edges) == SHOP_EDGES
+    assert edges["frontend", "cart"].min_bandwidth_bps == 8 * 5500, "the peak"
     assert edges["frontend", "cart"].max_network_cost == 7
     assert spec.num_members == 4
     assert {name for _, name, _ in proposal.patches} == {"frontend", "cart", "redis", "catalog"}
 
 
 @pytest.mark.parametrize(
-    ("peak_bps", "bandwidth"), [(8, 1000), (1001, 1100), (44_000, 44_000), (44_001, 45_000), (9_990_001, 10_000_000)]
+    ("peak_bps", "bandwidth_bps"),
+    [(8, 1000), (1001, 1100), (44_000, 44_000), (44_001, 45_000), (9_990_001, 10_000_000)],
 )
-def test_bandwidth_is_rounded_up_to_two_digits(peak_bps: float, bandwidth: int) -> None:
-    (proposal,) = proposals_of([flow("a", "b", 1, peak=peak_bps / 8)])
-    assert proposal.dependencies[0].min_bandwidth_bps == bandwidth
-
-
-def reference(name: str, selector: str = "", **more: str) -> dict[str, str]:
-    return {"kind": "Deployment", "name": name, "selector": selector, **more}
+def test_bandwidth_is_rounded_up_to_two_digits(peak_bps: float, bandwidth_bps: int) -> None:
+    (proposal,) = propose_for([make_flow("a", "b", 1, peak=peak_bps / 8)])
+    assert proposal.dependencies[0].min_bandwidth_bps == bandwidth_bps
 
 
 def test_an_existing_appgroup_keeps_its_entries_and_missing_ones_are_added() -> None:
-    dependencies = [{"workload": reference("cart", "P2"), "minBandwidth": "10M", "maxNetworkCost": 3}]
+    dependencies = [{"workload": make_reference("cart", "P2"), "minBandwidth": "10M", "maxNetworkCost": 3}]
     workloads = [
-        {"workload": reference("frontend", "P1"), "dependencies": dependencies},
-        {"workload": reference("cart", "P2")},
+        {"workload": make_reference("frontend", "P1"), "dependencies": dependencies},
+        {"workload": make_reference("cart", "P2")},
     ]
-    group = app_group({"numMembers": 9, "topologySortingAlgorithm": "TarjanSort", "workloads": workloads})
-    (proposal,) = proposals_of([flow(*edge) for edge in SHOP], group)
+    group = make_group({"numMembers": 9, "topologySortingAlgorithm": "TarjanSort", "workloads": workloads})
+
+    (proposal,) = propose_for(SHOP_FLOWS, group)
+
     spec = proposal.manifest["spec"]
-    assert (proposal.name, proposal.exists, spec["numMembers"]) == ("boutique", True, 9)
-    assert spec["topologySortingAlgorithm"] == "TarjanSort"
+    assert (proposal.name, proposal.exists) == ("boutique", True)
+    assert (spec["numMembers"], spec["topologySortingAlgorithm"]) == (9, "TarjanSort")
     frontend = spec["workloads"][0]
     assert frontend["workload"]["selector"] == "P1"
-    assert [(d["workload"]["selector"], d["minBandwidth"]) for d in frontend["dependencies"]] == [
-        ("P2", "10M"),
-        ("catalog", "24000"),
-    ]
-    assert compare([flow(*edge) for edge in SHOP], group).weights_by_group["shop/boutique"] == {"P1": {"P2": 5000.0}}
-    drift = compare([flow("cart", "frontend", 9)], group).drift_by_group["shop/boutique"]
-    assert {(d.kind, d.client, d.server) for d in drift} == {
-        ("new", "shop/cart", "shop/frontend"),
-        ("gone", "shop/frontend", "shop/cart"),
-    }
-    (grown,) = compare([flow("frontend", "cart", 20e6)], group).drift_by_group["shop/boutique"]
-    assert grown.kind == "grown"
-    assert "16 times" in grown.detail
+    bandwidths = [(edge["workload"]["selector"], edge["minBandwidth"]) for edge in frontend["dependencies"]]
+    assert bandwidths == [("P2", "10M"), ("catalog", "24000")]
 
 
 def test_entries_of_one_name_are_kept_and_matched_by_kind() -> None:
     entries = [
-        {"workload": reference("web", "W1")},
-        {"workload": {"kind": "StatefulSet", "name": "web", "selector": "W2"}},
-        {"workload": reference("web", "W3", namespace="other")},
+        {"workload": make_reference("web", "W1")},
+        {"workload": make_reference("web", "W2", kind="StatefulSet")},
+        {"workload": make_reference("web", "W3", namespace="other")},
     ]
-    group = app_group({"numMembers": 3, "workloads": entries})
-    stateful = workload("web", kind="StatefulSet")
-    db, stateful_db = workload("db"), workload("db", kind="StatefulSet")
-    flows = [flow("web", "db", 9.0), Flow(stateful, db, 9.0), Flow(stateful, stateful_db, 8.0)]
-    (proposal,) = proposals_of(flows, group)
-    by_selector = {item["workload"]["selector"]: item for item in proposal.manifest["spec"]["workloads"]}
-    called = {
-        caller: [d["workload"]["selector"] for d in by_selector[caller].get("dependencies") or ()]
-        for caller in by_selector
+    group = make_group({"numMembers": 3, "workloads": entries})
+    web_stateful_set, db_stateful_set = make_id("web", kind="StatefulSet"), make_id("db", kind="StatefulSet")
+    flows = [make_flow("web", "db", 9.0), Flow(web_stateful_set, make_id("db"), 9.0)]
+    flows.append(Flow(web_stateful_set, db_stateful_set, 8.0))
+    (proposal,) = propose_for(flows, group)
+    entry_by_selector = {entry["workload"]["selector"]: entry for entry in proposal.manifest["spec"]["workloads"]}
+    callees_by_selector = {
+        selector: [edge["workload"]["selector"] for edge in entry.get("dependencies") or ()]
+        for selector, entry in entry_by_selector.items()
     }
-    assert called == {"W1": ["db"], "W2": ["db", "db-statefulset"], "W3": [], "db": [], "db-statefulset": []}
-    assert [(by_selector[s]["workload"]["kind"], s) for s in ("W2", "db")] == [
-        ("StatefulSet", "W2"),
-        ("Deployment", "db"),
-    ]
+    expected = {"W1": ["db"], "W2": ["db", "db-statefulset"], "W3": [], "db": [], "db-statefulset": []}
+    assert callees_by_selector == expected
+    assert entry_by_selector["W2"]["workload"]["kind"] == "StatefulSet"
+    assert entry_by_selector["db"]["workload"]["kind"] == "Deployment"
 
 
 def test_traffic_between_two_existing_groups_joins_neither_of_them() -> None:
-    def listing(group: str, *names: str) -> AppGroup:
-        return app_group({"workloads": [{"workload": reference(name, name)} for name in names]}, group)
+    groups = [make_group_of("web", "cart", name="a"), make_group_of("pay", "db", name="b")]
+    rates = {("web", "cart"): 90.0, ("pay", "db"): 80.0, ("cart", "pay"): 1000.0, ("new", "pay"): 5.0}
 
-    flows = [flow("web", "cart", 90.0), flow("pay", "db", 80.0), flow("cart", "pay", 1000.0), flow("new", "pay", 5.0)]
-    proposals = {p.name: p for p in proposals_of(flows, listing("a", "web", "cart"), listing("b", "pay", "db"))}
-    members = {name: [w["workload"]["name"] for w in p.manifest["spec"]["workloads"]] for name, p in proposals.items()}
-    assert members == {"a": ["web", "cart"], "b": ["pay", "db", "new"]}
-    assert {name: {workload for _, workload, _ in p.patches} for name, p in proposals.items()} == {
-        "a": {"web", "cart"},
-        "b": {"pay", "db", "new"},
+    proposals = propose_for([make_flow(*ends, bytes_per_s) for ends, bytes_per_s in rates.items()], *groups)
+
+    assert {proposal.name: list_members(proposal) for proposal in proposals} == {
+        "a": ["web", "cart"],
+        "b": ["pay", "db", "new"],
     }
-    assert {name: p.external for name, p in proposals.items()} == {"a": ("shop/pay",), "b": ("shop/cart",)}
+    for proposal in proposals:
+        assert {workload for _, workload, _ in proposal.patches} == set(list_members(proposal))
+    assert {proposal.name: proposal.external for proposal in proposals} == {"a": ("shop/pay",), "b": ("shop/cart",)}
 
 
 def test_groups_split_at_negligible_traffic_and_a_hub_joins_no_groups() -> None:
-    flows = [flow(f"web{i}", f"db{i}", 10_000) for i in range(8)]
-    flows += [flow(f"web{i}", "logs", 600 + i) for i in range(8)]
-    flows += [flow(f"db{i}", "logs", 600) for i in range(8)]
-    flows.append(flow("web0", "web1", 50))
-    proposals = proposals_of(flows)
-    assert len(proposals) == 8
-    sizes = sorted(len(p.manifest["spec"]["workloads"]) for p in proposals)
-    assert sizes == [2] * 7 + [3]
-    assert len({p.name for p in proposals}) == 8
-    assert sum("shop/logs" in p.external for p in proposals) == 7, "all groups but the hub's exchange traffic with it"
+    flows = [make_flow(f"web{i}", f"db{i}", 10_000) for i in range(8)]
+    flows += [make_flow(f"web{i}", "logs", 600 + i) for i in range(8)]
+    flows += [make_flow(f"db{i}", "logs", 600) for i in range(8)]
+    flows.append(make_flow("web0", "web1", 50))
+    proposals = propose_for(flows)
+    assert sorted(len(list_members(proposal)) for proposal in proposals) == [2] * 7 + [3], "the hub is in one group"
+    assert len({proposal.name for proposal in proposals}) == 8
+    assert sum("shop/logs" in proposal.external for proposal in proposals) == 7
 
 
 def test_cycles_external_ends_and_daemonsets_are_no_errors() -> None:
-    flows = [flow("a", "b", 100), flow("b", "a", 100), Flow(workload("a"), workload("proxy", kind="DaemonSet"), 100)]
-    (proposal,) = proposals_of(flows)
-    assert {(d.client, d.server) for d in proposal.dependencies} == {("shop/a", "shop/b"), ("shop/b", "shop/a")}
+    to_daemonset = Flow(make_id("a"), make_id("proxy", kind="DaemonSet"), 100)
+    (proposal,) = propose_for([make_flow("a", "b", 100), make_flow("b", "a", 100), to_daemonset])
+    assert {(edge.client, edge.server) for edge in proposal.dependencies} == {
+        ("shop/a", "shop/b"),
+        ("shop/b", "shop/a"),
+    }
     assert proposal.external == ("shop/proxy",)
 
 
 def test_pods_resolve_to_workloads_and_missing_ends_are_reported() -> None:
-    pods = [pod_info("web-5d-x", "ReplicaSet/web-5d"), pod_info("db-0", "StatefulSet/db", "n2"), pod_info("lone")]
-    workloads = Workloads.from_objects(pods, {"n1": A, "n2": B, "n3": FAR})
-    assert workloads.location_of("z9") == FAR, "a zone without pods keeps its region"
-    assert {w.kind for w in workloads.replica_counts} == {"Deployment", "StatefulSet", "Pod"}
-    workloads.replica_counts[workload("db", kind="Job")] = 1
-    calls = [Flow(WorkloadId("shop", "web"), workload("db", kind="StatefulSet"), 2), flow("gone", "web", 7)]
+    pods = [
+        make_pod_info(
+            "web-5d-x", "n1", owner="ReplicaSet/web-5d", labels={"pod-template-hash": "5d"}, namespace="shop"
+        ),
+        make_pod_info("db-0", "n2", owner="StatefulSet/db", namespace="shop"),
+        make_pod_info("lone", "n1", owner="", namespace="shop"),
+    ]
+    workloads = Workloads.from_objects(pods, {"n1": ZONE1, "n2": ZONE2, "n3": OTHER_REGION})
+    assert workloads.location_of("z9") == OTHER_REGION, "a zone without pods keeps its region"
+    assert {workload.kind for workload in workloads.replica_counts} == {"Deployment", "StatefulSet", "Pod"}
+    workloads.replica_counts[make_id("db", kind="Job")] = 1
+    calls = [Flow(WorkloadId("shop", "web"), make_id("db", kind="StatefulSet"), 2), make_flow("gone", "web", 7)]
     flows, missing = workloads.resolve(calls)
-    assert [(f.client.kind, f.server.kind) for f in flows] == [("Deployment", "StatefulSet")]
+    assert [(flow.client.kind, flow.server.kind) for flow in flows] == [("Deployment", "StatefulSet")]
     assert missing == {"shop/gone": 7}
+
+
+def test_drift_is_what_an_appgroup_does_not_declare_or_declares_too_low() -> None:
+    dependencies = [{"workload": make_reference("cart", "P2"), "minBandwidth": "10M"}]
+    frontend = {"workload": make_reference("frontend", "P1"), "dependencies": dependencies}
+    group = make_group({"workloads": [frontend, {"workload": make_reference("cart", "P2")}]})
+    comparison = compare([make_flow("frontend", "cart", 5000.0)], group)
+    assert comparison.drift_by_group[GROUP] == []
+    assert comparison.weights_by_group[GROUP] == {"P1": {"P2": 5000.0}}
+    drift = compare([make_flow("cart", "frontend", 9)], group).drift_by_group[GROUP]
+    assert {(entry.kind, entry.client, entry.server) for entry in drift} == {
+        ("new", "shop/cart", "shop/frontend"),
+        ("gone", "shop/frontend", "shop/cart"),
+    }
+    (grown,) = compare([make_flow("frontend", "cart", 20e6)], group).drift_by_group[GROUP]
+    assert grown.kind == "grown"
+    assert "16 times" in grown.detail, "160 Mbit/s of 10"
 
 
 def test_a_bill_is_bytes_times_price_by_distance() -> None:
     prices = PriceTable(between_zones=0.02)
-    group = app_group({"workloads": [{"workload": reference("a", "A")}]})
-    bill = compare([flow("a", "b", 1000, **ACROSS)], group, prices=prices).bill
+    group = make_group({"workloads": [{"workload": make_reference("a", "A")}]})
+    bill = compare([make_flow("a", "b", 1000, **BETWEEN_ZONES)], group, prices=prices).bill
     assert bill.monthly_price == pytest.approx(1000 * MONTH_S / 1e9 * 0.02)
-    assert bill.monthly_price_by_group == {"shop/boutique": bill.monthly_price}
+    assert bill.monthly_price_by_group == {GROUP: bill.monthly_price}
     assert bill.crossing_bytes_per_s == 1000
     assert bill.dependencies[0].has_all_zones
-    flows = [flow("a", "b", 300, **ACROSS), flow("a", "b", 700)]
-    spread = compare(flows, prices=prices).bill
-    assert spread.crossing_bytes_per_s == pytest.approx(300 + 350), "bytes without zones are spread over replicas"
-    assert spread.monthly_price == pytest.approx(650 * MONTH_S / 1e9 * 0.02)
-    assert not spread.dependencies[0].has_all_zones
+
+
+def test_bytes_without_zones_are_spread_over_replicas_in_the_bill() -> None:
+    flows = [make_flow("a", "b", 300, **BETWEEN_ZONES), make_flow("a", "b", 700)]
+    bill = compare(flows, prices=PriceTable(between_zones=0.02)).bill
+    assert bill.crossing_bytes_per_s == pytest.approx(300 + 700 / 2), "half of the pairs of replicas are in two zones"
+    assert bill.monthly_price == pytest.approx(650 * MONTH_S / 1e9 * 0.02)
+    assert not bill.dependencies[0].has_all_zones
 
 
 def test_a_missing_price_is_that_of_the_next_shorter_distance() -> None:
-    assert PriceTable(between_zones=0.02).price_per_gb(A, FAR) == 0.02
-    assert PriceTable(same_zone=0.01).price_per_gb(A, B) == 0.01
-    assert PriceTable(between_zones=0.02, between_regions=0.0).price_per_gb(A, FAR) == 0
+    assert PriceTable(between_zones=0.02).price_per_gb(ZONE1, OTHER_REGION) == 0.02
+    assert PriceTable(same_zone=0.01).price_per_gb(ZONE1, ZONE2) == 0.01
+    assert PriceTable(between_zones=0.02, between_regions=0.0).price_per_gb(ZONE1, OTHER_REGION) == 0
 
 
 def test_weights_are_written_after_traffic_shifts_or_doubles() -> None:
@@ -265,67 +293,71 @@ def test_weights_are_written_after_traffic_shifts_or_doubles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dependency", "declared"),
+    ("reference", "is_declared"),
     [
-        (reference("cart"), True),
-        (reference("cart", "C"), True),
-        (reference("old-name", "C"), True),
-        (reference("cart", "OLD"), False),
-        (reference("cart", namespace="other"), True),
+        (make_reference("cart"), True),
+        (make_reference("cart", "C"), True),
+        (make_reference("old-name", "C"), True),
+        (make_reference("cart", "OLD"), False),
+        (make_reference("cart", namespace="other"), True),
     ],
 )
 def test_a_dependency_counts_as_declared_where_the_scheduler_finds_its_workload(
-    dependency: dict[str, str], declared: bool
+    reference: dict[str, str], *, is_declared: bool
 ) -> None:
-    frontend = {"workload": reference("frontend", "F"), "dependencies": [{"workload": dependency}]}
-    group = app_group({"workloads": [frontend, {"workload": reference("cart", "C")}]})
-    assert len(build_graph(group.spec).edges) == declared
-    flows = [flow("frontend", "cart", 900.0)]
-    assert [d.kind for d in compare(flows, group).drift_by_group["shop/boutique"]] == ([] if declared else ["new"])
-    (proposal,) = proposals_of([*flows, flow("frontend", "redis", 800.0)], group)
-    assert {(d.server, d.is_user_defined) for d in proposal.dependencies} == {
-        ("shop/cart", declared),
-        ("shop/redis", False),
-    }
+    frontend = {"workload": make_reference("frontend", "F"), "dependencies": [{"workload": reference}]}
+    group = make_group({"workloads": [frontend, {"workload": make_reference("cart", "C")}]})
+    assert len(build_graph(group.spec).edges) == is_declared
+    flows = [make_flow("frontend", "cart", 900.0)]
+    drift = compare(flows, group).drift_by_group[GROUP]
+    assert [entry.kind for entry in drift] == ([] if is_declared else ["new"])
+    (proposal,) = propose_for([*flows, make_flow("frontend", "redis", 800.0)], group)
+    is_user_defined = {edge.server: edge.is_user_defined for edge in proposal.dependencies}
+    assert is_user_defined == {"shop/cart": is_declared, "shop/redis": False}
 
 
 def test_workloads_of_other_namespaces_are_neither_compared_nor_weighed() -> None:
-    there = {"namespace": "data"}
-    dependencies = [{"workload": reference("cart", "CART")}, {"workload": reference("db", "DB", **there)}]
-    store = [{"workload": reference("store", "STORE", **there)}]
-    workloads = [
-        {"workload": reference("frontend", "FRONTEND"), "dependencies": dependencies},
-        {"workload": reference("cart", "CART")},
-        {"workload": reference("db", "DB", **there), "dependencies": store},
-        {"workload": reference("store", "STORE", **there)},
+    data_namespace = {"namespace": "data"}
+    dependencies = [
+        {"workload": make_reference("cart", "CART")},
+        {"workload": make_reference("db", "DB", **data_namespace)},
     ]
-    flows = [flow("frontend", "cart", 100), Flow(workload("db", "data"), workload("store", "data"), 1000)]
-    flows += [Flow(workload("frontend"), workload("db", "data"), 100), flow("frontend", "no-member", 100)]
-    empty = app_group({}, "empty", "else")
-    comparison = compare(flows, app_group({"workloads": workloads}), empty)
-    assert comparison.drift_by_group == {"shop/boutique": [], "else/empty": []}
-    assert comparison.weights_by_group == {"shop/boutique": {"FRONTEND": {"CART": 100}}, "else/empty": {}}
+    store = [{"workload": make_reference("store", "STORE", **data_namespace)}]
+    workloads = [
+        {"workload": make_reference("frontend", "FRONTEND"), "dependencies": dependencies},
+        {"workload": make_reference("cart", "CART")},
+        {"workload": make_reference("db", "DB", **data_namespace), "dependencies": store},
+        {"workload": make_reference("store", "STORE", **data_namespace)},
+    ]
+    flows = [make_flow("frontend", "cart", 100), Flow(make_id("db", "data"), make_id("store", "data"), 1000)]
+    flows += [Flow(make_id("frontend"), make_id("db", "data"), 100), make_flow("frontend", "no-member", 100)]
+    empty = make_group({}, "empty", "else")
+    comparison = compare(flows, make_group({"workloads": workloads}), empty)
+    assert comparison.drift_by_group == {GROUP: [], "else/empty": []}
+    assert comparison.weights_by_group == {GROUP: {"FRONTEND": {"CART": 100}}, "else/empty": {}}
     assert comparison.bill.bytes_per_s == 1300
 
 
 def test_prices_belong_to_groups_that_may_have_the_workloads_pods() -> None:
     """The author of an AppGroup must not see the price of workloads that are not in it."""
-    foreign = app_group({"workloads": [{"workload": reference("cart", "C", namespace="other")}]})
-    own = app_group({"workloads": [{"workload": reference("cart", "C")}]}, "own", "other")
-    flows = [Flow(workload("cart", "other"), workload("db", "other"), 9)]
+    foreign = make_group({"workloads": [{"workload": make_reference("cart", "C", namespace="other")}]})
+    own = make_group({"workloads": [{"workload": make_reference("cart", "C")}]}, "own", "other")
+    flows = [Flow(make_id("cart", "other"), make_id("db", "other"), 9)]
 
-    def billed_group(*groups: AppGroup, admitted: dict[str, str] | None = None) -> str:
-        return str(compare(flows, *groups, admitted=admitted).bill.dependencies[0].group)
-
-    assert billed_group(foreign, own) == billed_group(own, foreign) == "other/own"
-    assert billed_group(foreign) == ""
-    assert billed_group(foreign, admitted={"other": "shop"}) == "shop/boutique"
+    for groups, consents, billed_group in (
+        ((foreign, own), {}, "other/own"),
+        ((own, foreign), {}, "other/own"),
+        ((foreign,), {}, ""),
+        ((foreign,), {"other": "shop"}, GROUP),
+    ):
+        assert compare(flows, *groups, consents=consents).bill.dependencies[0].group == billed_group
 
 
 def test_drift_messages_have_no_rates_and_a_limited_length() -> None:
-    names = [f"a{i}" for i in range(5)]
-    group = app_group({"workloads": [{"workload": reference(name, name)} for name in (*names, "b")]})
-    drift = compare([flow(name, "b", 1000.0) for name in names], group).drift_by_group["shop/boutique"]
+    callers = [f"a{i}" for i in range(5)]
+    drift = compare([make_flow(name, "b", 1000.0) for name in callers], make_group_of(*callers, "b")).drift_by_group[
+        GROUP
+    ]
     reason, message, holds = describe_drifts(drift)
     assert reason == "Drift"
     assert message.startswith("a0 -> b is not declared; a1 -> b")
@@ -342,15 +374,12 @@ async def test_in_each_leadership_a_condition_becomes_unknown_if_traffic_cannot_
         raise PrometheusError("no answer")
 
     monkeypatch.setattr("controller.traffic.reconciler.read_flows", fail)
-    before = make_condition(AS_DESCRIBED, holds=True, reason=AS_DESCRIBED, message="", generation=1)
-    groups = {
-        "shop/g": scheduler_objects.make_app_group({}, "shop", name="g", status=AppGroupStatus(conditions=[before]))
-    }
-    config = TrafficConfig(prometheus_url="http://prometheus:9090", interval_s=10)
+    condition = make_condition(AS_DESCRIBED, holds=True, reason=AS_DESCRIBED, message="", generation=1)
+    group = scheduler_objects.make_app_group({}, "shop", name="g", status=AppGroupStatus(conditions=[condition]))
     controller = TrafficController(
         cast("Client", None),
-        cast("ClusterCache", SimpleNamespace(app_groups=groups)),
-        config,
+        cast("ClusterCache", SimpleNamespace(app_groups={"shop/g": group})),
+        TrafficConfig(prometheus_url="http://prometheus:9090", interval_s=10),
         CollectorRegistry(),
         membership=Membership(NetworkOverheadArgs()),
         notify=lambda _: None,
@@ -365,13 +394,16 @@ async def test_in_each_leadership_a_condition_becomes_unknown_if_traffic_cannot_
         await asyncio.gather(leading, return_exceptions=True)
 
 
-def test_errors_name_the_traffic_setting_and_presets_have_a_source() -> None:
-    TrafficConfig().validate()
+def test_preset_prices_have_a_source() -> None:
     assert TrafficConfig().prices.resolve() is None
     for preset in ("aws", "gcp", "azure"):
         table = PriceTable(preset=preset).resolve()
         assert table is not None
         assert "2026" in table.source
+
+
+def test_errors_name_the_traffic_setting_but_no_password() -> None:
+    TrafficConfig().validate()
     for url in ("prometheus:9090", "http:///path", "http://[", "http://user@", "user:secret@prometheus:9090"):
         with pytest.raises(ConfigError, match="prometheusUrl") as refused:
             TrafficConfig(prometheus_url=url).validate()
