@@ -79,18 +79,21 @@ def compare(
     return compare_groups(flows, workloads, groups, prices, membership=membership, netaware_namespace="netaware-system")
 
 
-def make_group_of(*names: str, name: str = "boutique") -> AppGroup:
-    """An AppGroup of Deployments without dependencies."""
-    return make_group({"workloads": [{"workload": make_reference(member, member)} for member in names]}, name)
-
-
 def list_members(proposal: Proposal) -> list[str]:
     """Names of the workloads of a proposal."""
     return [entry["workload"]["name"] for entry in proposal.manifest["spec"]["workloads"]]
 
 
-def make_group(spec: dict[str, Any], name: str = "boutique", namespace: str = "shop") -> AppGroup:
-    return msgspec.convert({"metadata": {"name": name, "namespace": namespace}, "spec": spec}, AppGroup)
+def make_entry(reference: dict[str, str], *callees: dict[str, str]) -> dict[str, Any]:
+    """A workload of an AppGroup with dependencies on others."""
+    return {"workload": reference, "dependencies": [{"workload": callee} for callee in callees]}
+
+
+def make_group(*entries: dict[str, Any], name: str = "boutique", namespace: str = "shop", **spec: Any) -> AppGroup:
+    """An AppGroup with these workloads; those that are references call no others."""
+    workloads = [entry if "workload" in entry else make_entry(entry) for entry in entries]
+    metadata = {"name": name, "namespace": namespace}
+    return msgspec.convert({"metadata": metadata, "spec": {"workloads": workloads, **spec}}, AppGroup)
 
 
 def make_reference(name: str, selector: str = "", **fields: str) -> dict[str, str]:
@@ -126,7 +129,7 @@ def test_dns_probes_scrapes_self_calls_and_external_ends_are_no_dependency() -> 
 
 def test_a_proposal_is_an_appgroup_that_the_controller_reads_without_faults() -> None:
     (proposal,) = propose_for(SHOP_FLOWS)
-    spec = make_group(proposal.manifest["spec"]).spec
+    spec = make_group(**proposal.manifest["spec"]).spec
     graph = build_graph(spec)
     assert graph.faults == ()
     edges = {(graph.selectors[edge.caller], graph.selectors[edge.callee]): edge for edge in graph.edges}
@@ -147,35 +150,31 @@ def test_bandwidth_is_rounded_up_to_two_digits(peak_bps: float, bandwidth_bps: i
 
 
 def test_an_existing_appgroup_keeps_its_entries_and_missing_ones_are_added() -> None:
-    dependencies = [{"workload": make_reference("cart", "P2"), "minBandwidth": "10M", "maxNetworkCost": 3}]
-    workloads = [
-        {"workload": make_reference("frontend", "P1"), "dependencies": dependencies},
-        {"workload": make_reference("cart", "P2")},
-    ]
-    group = make_group({"numMembers": 9, "topologySortingAlgorithm": "TarjanSort", "workloads": workloads})
+    cart = make_reference("cart", "P2")
+    frontend = make_entry(make_reference("frontend", "P1"), cart)
+    frontend["dependencies"][0] |= {"minBandwidth": "10M", "maxNetworkCost": 3}
+    group = make_group(frontend, cart, numMembers=9, topologySortingAlgorithm="TarjanSort")
 
     (proposal,) = propose_for(SHOP_FLOWS, group)
 
     spec = proposal.manifest["spec"]
     assert (proposal.name, proposal.exists) == ("boutique", True)
     assert (spec["numMembers"], spec["topologySortingAlgorithm"]) == (9, "TarjanSort")
-    frontend = spec["workloads"][0]
-    assert frontend["workload"]["selector"] == "P1"
-    bandwidths = [(edge["workload"]["selector"], edge["minBandwidth"]) for edge in frontend["dependencies"]]
+    assert spec["workloads"][0]["workload"]["selector"] == "P1"
+    bandwidths = [(edge["workload"]["selector"], edge["minBandwidth"]) for edge in spec["workloads"][0]["dependencies"]]
     assert bandwidths == [("P2", "10M"), ("catalog", "24000")]
 
 
 def test_entries_of_one_name_are_kept_and_matched_by_kind() -> None:
     entries = [
-        {"workload": make_reference("web", "W1")},
-        {"workload": make_reference("web", "W2", kind="StatefulSet")},
-        {"workload": make_reference("web", "W3", namespace="other")},
+        make_reference("web", "W1"),
+        make_reference("web", "W2", kind="StatefulSet"),
+        make_reference("web", "W3", namespace="other"),
     ]
-    group = make_group({"numMembers": 3, "workloads": entries})
     web_stateful_set, db_stateful_set = make_id("web", kind="StatefulSet"), make_id("db", kind="StatefulSet")
     flows = [make_flow("web", "db", 9.0), Flow(web_stateful_set, make_id("db"), 9.0)]
     flows.append(Flow(web_stateful_set, db_stateful_set, 8.0))
-    (proposal,) = propose_for(flows, group)
+    (proposal,) = propose_for(flows, make_group(*entries, numMembers=3))
     entry_by_selector = {entry["workload"]["selector"]: entry for entry in proposal.manifest["spec"]["workloads"]}
     callees_by_selector = {
         selector: [edge["workload"]["selector"] for edge in entry.get("dependencies") or ()]
@@ -188,7 +187,8 @@ def test_entries_of_one_name_are_kept_and_matched_by_kind() -> None:
 
 
 def test_traffic_between_two_existing_groups_joins_neither_of_them() -> None:
-    groups = [make_group_of("web", "cart", name="a"), make_group_of("pay", "db", name="b")]
+    members = {"a": ("web", "cart"), "b": ("pay", "db")}
+    groups = [make_group(*map(make_reference, names, names), name=name) for name, names in members.items()]
     rates = {("web", "cart"): 90.0, ("pay", "db"): 80.0, ("cart", "pay"): 1000.0, ("new", "pay"): 5.0}
 
     proposals = propose_for([make_flow(*ends, bytes_per_s) for ends, bytes_per_s in rates.items()], *groups)
@@ -242,9 +242,9 @@ def test_pods_resolve_to_workloads_and_missing_ends_are_reported() -> None:
 
 
 def test_drift_is_what_an_appgroup_does_not_declare_or_declares_too_low() -> None:
-    dependencies = [{"workload": make_reference("cart", "P2"), "minBandwidth": "10M"}]
-    frontend = {"workload": make_reference("frontend", "P1"), "dependencies": dependencies}
-    group = make_group({"workloads": [frontend, {"workload": make_reference("cart", "P2")}]})
+    frontend = make_entry(make_reference("frontend", "P1"), make_reference("cart", "P2"))
+    frontend["dependencies"][0]["minBandwidth"] = "10M"
+    group = make_group(frontend, make_reference("cart", "P2"))
     comparison = compare([make_flow("frontend", "cart", 5000.0)], group)
     assert comparison.drift_by_group[GROUP] == []
     assert comparison.weights_by_group[GROUP] == {"P1": {"P2": 5000.0}}
@@ -260,7 +260,7 @@ def test_drift_is_what_an_appgroup_does_not_declare_or_declares_too_low() -> Non
 
 def test_a_bill_is_bytes_times_price_by_distance() -> None:
     prices = PriceTable(between_zones=0.02)
-    group = make_group({"workloads": [{"workload": make_reference("a", "A")}]})
+    group = make_group(make_reference("a", "A"))
     bill = compare([make_flow("a", "b", 1000, **BETWEEN_ZONES)], group, prices=prices).bill
     assert bill.monthly_price == pytest.approx(1000 * MONTH_S / 1e9 * 0.02)
     assert bill.monthly_price_by_group == {GROUP: bill.monthly_price}
@@ -305,8 +305,7 @@ def test_weights_are_written_after_traffic_shifts_or_doubles() -> None:
 def test_a_dependency_counts_as_declared_where_the_scheduler_finds_its_workload(
     reference: dict[str, str], *, is_declared: bool
 ) -> None:
-    frontend = {"workload": make_reference("frontend", "F"), "dependencies": [{"workload": reference}]}
-    group = make_group({"workloads": [frontend, {"workload": make_reference("cart", "C")}]})
+    group = make_group(make_entry(make_reference("frontend", "F"), reference), make_reference("cart", "C"))
     assert len(build_graph(group.spec).edges) == is_declared
     flows = [make_flow("frontend", "cart", 900.0)]
     drift = compare(flows, group).drift_by_group[GROUP]
@@ -317,22 +316,18 @@ def test_a_dependency_counts_as_declared_where_the_scheduler_finds_its_workload(
 
 
 def test_workloads_of_other_namespaces_are_neither_compared_nor_weighed() -> None:
-    data_namespace = {"namespace": "data"}
-    dependencies = [
-        {"workload": make_reference("cart", "CART")},
-        {"workload": make_reference("db", "DB", **data_namespace)},
+    cart = make_reference("cart", "CART")
+    db, store = make_reference("db", "DB", namespace="data"), make_reference("store", "STORE", namespace="data")
+    group = make_group(make_entry(make_reference("frontend", "FRONTEND"), cart, db), cart, make_entry(db, store), store)
+    flows = [
+        make_flow("frontend", "cart", 100),
+        make_flow("frontend", "no-member", 100),
+        Flow(make_id("frontend"), make_id("db", "data"), 100),
+        Flow(make_id("db", "data"), make_id("store", "data"), 1000),
     ]
-    store = [{"workload": make_reference("store", "STORE", **data_namespace)}]
-    workloads = [
-        {"workload": make_reference("frontend", "FRONTEND"), "dependencies": dependencies},
-        {"workload": make_reference("cart", "CART")},
-        {"workload": make_reference("db", "DB", **data_namespace), "dependencies": store},
-        {"workload": make_reference("store", "STORE", **data_namespace)},
-    ]
-    flows = [make_flow("frontend", "cart", 100), Flow(make_id("db", "data"), make_id("store", "data"), 1000)]
-    flows += [Flow(make_id("frontend"), make_id("db", "data"), 100), make_flow("frontend", "no-member", 100)]
-    empty = make_group({}, "empty", "else")
-    comparison = compare(flows, make_group({"workloads": workloads}), empty)
+
+    comparison = compare(flows, group, make_group(name="empty", namespace="else"))
+
     assert comparison.drift_by_group == {GROUP: [], "else/empty": []}
     assert comparison.weights_by_group == {GROUP: {"FRONTEND": {"CART": 100}}, "else/empty": {}}
     assert comparison.bill.bytes_per_s == 1300
@@ -340,10 +335,9 @@ def test_workloads_of_other_namespaces_are_neither_compared_nor_weighed() -> Non
 
 def test_prices_belong_to_groups_that_may_have_the_workloads_pods() -> None:
     """The author of an AppGroup must not see the price of workloads that are not in it."""
-    foreign = make_group({"workloads": [{"workload": make_reference("cart", "C", namespace="other")}]})
-    own = make_group({"workloads": [{"workload": make_reference("cart", "C")}]}, "own", "other")
+    foreign = make_group(make_reference("cart", "C", namespace="other"))
+    own = make_group(make_reference("cart", "C"), name="own", namespace="other")
     flows = [Flow(make_id("cart", "other"), make_id("db", "other"), 9)]
-
     for groups, consents, billed_group in (
         ((foreign, own), {}, "other/own"),
         ((own, foreign), {}, "other/own"),
@@ -355,9 +349,8 @@ def test_prices_belong_to_groups_that_may_have_the_workloads_pods() -> None:
 
 def test_drift_messages_have_no_rates_and_a_limited_length() -> None:
     callers = [f"a{i}" for i in range(5)]
-    drift = compare([make_flow(name, "b", 1000.0) for name in callers], make_group_of(*callers, "b")).drift_by_group[
-        GROUP
-    ]
+    group = make_group(*(make_reference(name, name) for name in (*callers, "b")))
+    drift = compare([make_flow(name, "b", 1000.0) for name in callers], group).drift_by_group[GROUP]
     reason, message, holds = describe_drifts(drift)
     assert reason == "Drift"
     assert message.startswith("a0 -> b is not declared; a1 -> b")
