@@ -6,25 +6,19 @@ The servers here are simulated: real HTTP on the loopback that answers as the re
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-import msgspec
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from controller.descheduler.config import PrometheusConfig, Queries, UsageConfig
 from controller.descheduler.sources import UsageReader
 from kubekit.client import Client
-from kubekit.config import ClusterConfig
 from tests.support.descheduler_builders import GI, NOW_S, UsageBatch, UsageReading, UsageStore, format_time
+from tests.unit.kubekit.simulated_api import run_server, run_server_with_client
 
 BANDWIDTH = "network.aware.com/bandwidth"
-Answer = Callable[[web.Request], Awaitable[tuple[int, Any]]]
-"""Status and body of the response to a request."""
 QUERIES = Queries(node_cpu="nc", node_memory="nm", node_bandwidth="nb", pod_cpu="pc", pod_memory="", pod_bandwidth="pb")
 
 
@@ -36,16 +30,16 @@ class SimulatedPrometheus:
         self.time_by_query: dict[str, str] = {}
         self.tokens: set[str] = set()
 
-    async def answer(self, request: web.Request) -> tuple[int, Any]:
+    async def answer(self, request: web.Request) -> web.Response:
         form = await request.post()
         query, time = str(form["query"]), str(form["time"])
         assert request.path == "/api/v1/query"
         self.time_by_query[query] = time
         self.tokens.add(request.headers.get("Authorization", ""))
         if query not in self.vectors:
-            return 400, {"status": "error", "errorType": "bad_data", "error": "parse error"}
+            return web.json_response({"status": "error", "errorType": "bad_data", "error": "parse error"}, status=400)
         series = [{"metric": labels, "value": [float(time), value]} for labels, value in self.vectors[query]]
-        return 200, {"status": "success", "data": {"resultType": "vector", "result": series}}
+        return web.json_response({"status": "success", "data": {"resultType": "vector", "result": series}})
 
 
 def make_reading(value: float, at_s: float = NOW_S, name: str = "n", resource: str = "cpu") -> UsageReading:
@@ -59,21 +53,7 @@ def update_store(store: UsageStore, *readings: UsageReading) -> dict[str, int]:
     return {str(reason): count for reason, count in dropped.items()}
 
 
-@asynccontextmanager
-async def run_server(answer: Answer) -> AsyncIterator[str]:
-    """Run a server with these answers to all requests; gives its URL."""
-
-    async def handle(request: web.Request) -> web.Response:
-        status, data = await answer(request)
-        return web.json_response(data, status=status)
-
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", handle)
-    async with TestServer(app) as server:
-        yield f"http://127.0.0.1:{server.port}"
-
-
-async def answer_metrics(request: web.Request) -> tuple[int, Any]:
+async def answer_metrics(request: web.Request) -> web.Response:
     """Answer as the resource metrics API, with an invalid quantity of node m."""
     timestamp = format_time(NOW_S)
     nodes = [
@@ -82,8 +62,8 @@ async def answer_metrics(request: web.Request) -> tuple[int, Any]:
     ]
     containers = [{"name": name, "usage": {"cpu": "250m", "memory": "1Gi"}} for name in ("a", "b")]
     pods = [{"metadata": {"name": "p", "namespace": "shop"}, "timestamp": timestamp, "containers": containers}]
-    items_by_kind = {"nodes": nodes, "pods": pods}
-    return 200, {"metadata": {}, "items": items_by_kind[request.path.removeprefix("/apis/metrics.k8s.io/v1beta1/")]}
+    items = {"/apis/metrics.k8s.io/v1beta1/nodes": nodes, "/apis/metrics.k8s.io/v1beta1/pods": pods}[request.path]
+    return web.json_response({"metadata": {}, "items": items})
 
 
 async def read_prometheus(url: str, token_file: str = "") -> UsageBatch:
@@ -130,7 +110,7 @@ def test_usage_expires_and_is_removed_with_its_node(expiry_s: int) -> None:
 
 
 async def test_the_metrics_api_gives_millicores_and_bytes_and_sums_containers() -> None:
-    async with run_server(answer_metrics) as url, Client(ClusterConfig(url)) as client:
+    async with run_server_with_client(answer_metrics) as client:
         batch = await UsageReader(UsageConfig(), client).read()
     assert batch.readings == (
         make_reading(182250),
@@ -143,10 +123,10 @@ async def test_the_metrics_api_gives_millicores_and_bytes_and_sums_containers() 
 
 
 async def test_a_missing_metrics_api_is_a_fault_and_raises_nothing() -> None:
-    async def answer_not_found(_: web.Request) -> tuple[int, Any]:
-        return 404, {"kind": "Status", "code": 404, "reason": "NotFound", "message": "no such group"}
+    async def answer_not_found(_: web.Request) -> web.Response:
+        return web.json_response({"kind": "Status", "code": 404, "reason": "NotFound"}, status=404)
 
-    async with run_server(answer_not_found) as url, Client(ClusterConfig(url)) as client:
+    async with run_server_with_client(answer_not_found) as client:
         batch = await UsageReader(UsageConfig(), client).read()
     assert batch == UsageBatch((), ("metrics.k8s.io: is not served; install metrics-server, or use Prometheus",))
 
@@ -163,8 +143,8 @@ async def test_prometheus_gives_cores_bytes_and_bits_by_the_configured_queries(t
             "pb": [({"namespace": "shop", "pod": "p"}, "8e6")],
         }
     )
-    async with run_server(prometheus.answer) as url:
-        batch = await read_prometheus(url, str(token))
+    async with run_server(prometheus.answer) as server:
+        batch = await read_prometheus(server.server, str(token))
     assert batch.faults == ()
     valid_readings = {
         make_reading(3825),
@@ -183,8 +163,8 @@ async def test_prometheus_gives_cores_bytes_and_bits_by_the_configured_queries(t
 
 async def test_a_failed_query_is_a_fault_and_the_others_are_read() -> None:
     prometheus = SimulatedPrometheus({"nc": [({"node": "n"}, "1")], "nb": [], "pc": [], "pb": []})
-    async with run_server(prometheus.answer) as url:
-        batch = await read_prometheus(url)
+    async with run_server(prometheus.answer) as server:
+        batch = await read_prometheus(server.server)
     assert batch.readings == (make_reading(1000),)
     (fault,) = batch.faults
     assert fault.startswith("memory: ")
@@ -193,13 +173,12 @@ async def test_a_failed_query_is_a_fault_and_the_others_are_read() -> None:
 async def test_only_bandwidth_comes_from_prometheus_beside_the_metrics_api() -> None:
     prometheus = SimulatedPrometheus({"nb": [({"node": "n"}, "7e9")], "pb": []})
 
-    async def answer(request: web.Request) -> tuple[int, Any]:
+    async def answer(request: web.Request) -> web.Response:
         is_metrics_api = request.path.startswith("/apis/")
         return await (answer_metrics(request) if is_metrics_api else prometheus.answer(request))
 
-    async with run_server(answer) as url, Client(ClusterConfig(url)) as client:
-        queries = msgspec.to_builtins(QUERIES)
-        config = msgspec.convert({"prometheus": {"url": url, "queries": queries}}, UsageConfig)
+    async with run_server(answer) as server, Client(server) as client:
+        config = UsageConfig(prometheus=PrometheusConfig(url=server.server, queries=QUERIES))
         batch = await UsageReader(config, client).read()
     assert {reading.resource for reading in batch.readings if reading.name == "n"} == {"cpu", "memory", BANDWIDTH}
     assert set(prometheus.time_by_query) == {"nb", "pb"}, "cpu and memory come from metrics.k8s.io"

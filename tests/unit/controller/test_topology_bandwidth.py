@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
-from collections.abc import Mapping
+from collections import defaultdict
 from fractions import Fraction
+from itertools import permutations, product
 from typing import Any
 
 import msgspec
@@ -14,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.cluster.config import NetworkOverheadArgs
-from controller.cluster.crds import AppGroup, NetworkTopology, WeightInfo
+from controller.cluster.crds import NetworkTopology, WeightInfo
 from controller.cluster.membership import Membership
-from controller.cluster.pods import Pod
 from controller.topology.bandwidth import compute_allocations, read_user_capacities, sum_by_region_pair
 from controller.topology.weights import Bandwidths, build_weight, plan_topology_patch
 from kubekit.wire import Node
@@ -24,27 +25,47 @@ from netperf.costs import ZoneCost, ZoneCosts
 from netperf.sample import NodeLocation
 from tests.support.bodies import REGION, ZONE
 from tests.unit.controller import components
-from tests.unit.controller.scheduler_objects import make_app_group
-from tests.unit.controller.scheduler_objects import make_group_pod as pod
+from tests.unit.controller.scheduler_objects import make_app_group, make_group_pod
 
-ZONE_OF = {"n1": "z1", "n2": "z1", "n3": "z2", "n4": "z3", "bare": ""}
-LOCATIONS = {node: NodeLocation(node, zone) for node, zone in ZONE_OF.items()}
-ZONES = {"z1": "west", "z2": "west", "z3": "east"}
-
-
-def group(name: str, needs: Mapping[tuple[str, str], int]) -> AppGroup:
-    selectors = sorted({s for pair in needs for s in pair})
-    calls = {s: {d: {"minBandwidth": rate} for (w, d), rate in needs.items() if w == s} for s in selectors}
-    return make_app_group(calls, "shop", name=name)
+ZONE_BY_NODE = {"n1": "z1", "n2": "z1", "n3": "z2", "n4": "z3", "bare": ""}
+LOCATIONS = {node: NodeLocation(node, zone) for node, zone in ZONE_BY_NODE.items()}
+REGION_BY_ZONE = {"z1": "west", "z2": "west", "z3": "east"}
+RATES_BY_GROUP: dict[str, dict[str, dict[str, int]]] = {
+    "g": {"a": {"b": 60}, "b": {"c": 1000}, "c": {"a": 7}},
+    "h": {"a": {"b": 2**20}, "b": {}},
+}
+"""minBandwidth by group, caller and callee."""
 
 
-def allocations(pods: list[Pod], *groups: AppGroup) -> dict[tuple[str, str], int]:
-    return compute_allocations(Membership.from_objects(groups, (), NetworkOverheadArgs()), pods, LOCATIONS)
+def make_limits(rate_by_callee: dict[str, int]) -> dict[str, dict[str, int]]:
+    return {callee: {"minBandwidth": rate} for callee, rate in rate_by_callee.items()}
+
+
+def count_by_pairs(pods: list[tuple[str, str, str]]) -> dict[tuple[str, str], int]:
+    """Allocations, summed over all pairs of placed pods, which are (group, workload, zone); each callee gets an equal share."""
+    shares: dict[tuple[str, str], Fraction] = defaultdict(Fraction)
+    for (group, caller, origin), (callee_group, callee, destination) in product(pods, pods):
+        rate = RATES_BY_GROUP.get(group, {}).get(caller, {}).get(callee)
+        if rate and group == callee_group and origin != destination:
+            replicas = sum(pod[:2] == (group, callee) for pod in pods)
+            shares[origin, destination] += Fraction(rate, replicas)
+    return {pair: math.ceil(share) for pair, share in shares.items()}
+
+
+def make_topology_with_weights(*weights: WeightInfo) -> NetworkTopology:
+    empty = NetworkTopology()
+    return msgspec.structs.replace(empty, spec=msgspec.structs.replace(empty.spec, weights=list(weights)))
+
+
+def make_capacity_weight(name: str, *capacities: str | int | None, key: str = ZONE) -> WeightInfo:
+    costs = [{"destination": "z2", "networkCost": 5, "bandwidthCapacity": capacity} for capacity in capacities]
+    level = {"topologyKey": key, "originList": [{"origin": "z1", "costList": costs}]}
+    return msgspec.convert({"name": name, "topologyList": [level]}, WeightInfo)
 
 
 def test_sums_by_regions_cover_their_zone_pairs() -> None:
     by_zone = {("z1", "z2"): 1, ("z1", "z3"): 10, ("z2", "z3"): 100, ("z3", "z1"): 1000, ("z1", "zx"): 5}
-    assert sum_by_region_pair(by_zone, ZONES) == {("west", "east"): 110, ("east", "west"): 1000}
+    assert sum_by_region_pair(by_zone, REGION_BY_ZONE) == {("west", "east"): 110, ("east", "west"): 1000}
 
 
 async def test_allocations_are_of_the_current_zones_if_a_node_moves_while_zones_are_read() -> None:
@@ -53,25 +74,18 @@ async def test_allocations_are_of_the_current_zones_if_a_node_moves_while_zones_
     (topology,) = controller._cache.topologies
     reading = asyncio.create_task(controller._read_snapshot(topology))
     await asyncio.sleep(0)
-    moved = components.make_node_body("n2", "z9")
-    moved["metadata"]["resourceVersion"] = "2"
-    components.fill_store(controller._cache.nodes, [msgspec.convert(moved, Node)])
+    moved_node = components.make_node_body("n2", "z9")
+    moved_node["metadata"]["resourceVersion"] = "2"
+    components.fill_store(controller._cache.nodes, [msgspec.convert(moved_node, Node)])
     await reading
     assert list((await controller._read_snapshot(topology)).allocated_bps) == [("z1", "z9")]
-
-
-RatesByPair = Mapping[tuple[str, str], int]
-RATES_BY_GROUP: Mapping[str, RatesByPair] = {
-    "g": {("a", "b"): 60, ("b", "c"): 1000, ("c", "a"): 7},
-    "h": {("a", "b"): 2**20},
-}
 
 
 @given(
     st.lists(
         st.tuples(
             st.sampled_from("abcx"),
-            st.sampled_from([*ZONE_OF, "gone", ""]),
+            st.sampled_from([*ZONE_BY_NODE, "gone", ""]),
             st.sampled_from(["g", "h", "another"]),
             st.sampled_from([{}, {}, {}, {"phase": "Failed"}, {"phase": "Succeeded"}, {"is_terminating": True}]),
         ),
@@ -81,57 +95,48 @@ RATES_BY_GROUP: Mapping[str, RatesByPair] = {
 def test_allocations_equal_a_count_over_all_pairs_of_placed_pods(
     placements: list[tuple[str, str, str, dict[str, Any]]],
 ) -> None:
-    pods = [pod(workload, node, group=group, **fields) for workload, node, group, fields in placements]
-    placed = [
-        (of, workload, ZONE_OF[node]) for workload, node, of, fields in placements if ZONE_OF.get(node) and not fields
+    pods = [make_group_pod(workload, node, group=group, **fields) for workload, node, group, fields in placements]
+    counted = [
+        (group, workload, ZONE_BY_NODE[node])
+        for workload, node, group, fields in placements
+        if ZONE_BY_NODE.get(node) and not fields
     ]
-    assert allocations(pods, *(group(name, rates) for name, rates in RATES_BY_GROUP.items())) == count_by_pairs(placed)
-
-
-def count_by_pairs(placed: list[tuple[str, str, str]]) -> dict[tuple[str, str], int]:
-    total: dict[tuple[str, str], Fraction] = {}
-    for name, rates in RATES_BY_GROUP.items():
-        for (caller, called), rate in rates.items():
-            replicas = [zone for of, workload, zone in placed if (of, workload) == (name, called)]
-            for of, workload, origin in placed:
-                for destination in replicas:
-                    if (of, workload) == (name, caller) and origin != destination:
-                        pair = (origin, destination)
-                        total[pair] = total.get(pair, Fraction(0)) + Fraction(rate, len(replicas))
-    return {pair: -(-share.numerator // share.denominator) for pair, share in total.items()}
-
-
-def topology(*weights: WeightInfo) -> NetworkTopology:
-    empty = NetworkTopology()
-    return msgspec.structs.replace(empty, spec=msgspec.structs.replace(empty.spec, weights=list(weights)))
-
-
-def weight(name: str, *capacities: str | int | None, key: str = ZONE) -> WeightInfo:
-    costs = [{"destination": "z2", "networkCost": 5, "bandwidthCapacity": capacity} for capacity in capacities]
-    level = {"topologyKey": key, "originList": [{"origin": "z1", "costList": costs}]}
-    return msgspec.convert({"name": name, "topologyList": [level]}, WeightInfo)
+    groups = [
+        make_app_group({caller: make_limits(rates) for caller, rates in calls.items()}, "shop", name=name)
+        for name, calls in RATES_BY_GROUP.items()
+    ]
+    membership = Membership.from_objects(groups, (), NetworkOverheadArgs())
+    assert compute_allocations(membership, pods, LOCATIONS) == count_by_pairs(counted)
 
 
 @pytest.mark.parametrize(
-    ("weights", "zones", "regions"),
+    ("weights", "zone_capacity", "region_capacity"),
     [
-        ([weight("NetperfCosts", "7"), weight("UserDefined", "10Gi"), weight("Other", "1Gi")], "10Gi", None),
-        ([weight("UserDefined", 5, key=REGION)], None, 5),
-        ([weight("UserDefined", None, "10Gi")], None, None),  # The first entry counts, as for the cost.
-        *([[weight("UserDefined", bad)], None, None] for bad in ("ten", "", "-1")),
+        (
+            [
+                make_capacity_weight("NetperfCosts", "7"),
+                make_capacity_weight("UserDefined", "10Gi"),
+                make_capacity_weight("Other", "1Gi"),
+            ],
+            "10Gi",
+            None,
+        ),
+        ([make_capacity_weight("UserDefined", 5, key=REGION)], None, 5),
+        ([make_capacity_weight("UserDefined", None, "10Gi")], None, None),  # The first entry counts, as for the cost.
+        *([[make_capacity_weight("UserDefined", capacity)], None, None] for capacity in ("ten", "", "-1")),
     ],
 )
 def test_capacities_are_the_users_quantities_as_written_never_those_of_netperf_costs(
-    weights: list[WeightInfo], zones: str | None, regions: int | None
+    weights: list[WeightInfo], zone_capacity: str | None, region_capacity: int | None
 ) -> None:
-    for level, value in ((ZONE, zones), (REGION, regions)):
-        expected = {} if value is None else {("z1", "z2"): value}
-        assert read_user_capacities(topology(*weights), level) == expected
+    for level, capacity in ((ZONE, zone_capacity), (REGION, region_capacity)):
+        expected = {} if capacity is None else {("z1", "z2"): capacity}
+        assert read_user_capacities(make_topology_with_weights(*weights), level) == expected
 
 
 def test_the_patch_of_a_hundred_zones_with_bandwidth_is_smaller_than_a_megabyte() -> None:
     rng, zones = random.Random(1), [f"europe-north1-{i:03}" for i in range(100)]
-    pairs = [(a, b) for a in zones for b in zones if a != b]
+    pairs = list(permutations(zones, 2))
     costs = {
         pair: ZoneCost(
             cost=rng.randint(2, 300),
@@ -148,6 +153,5 @@ def test_the_patch_of_a_hundred_zones_with_bandwidth_is_smaller_than_a_megabyte(
         {pair: f"{rng.randint(10, 99)}G" for pair in pairs},
         {pair: rng.randint(1, 10**9) for pair in rng.sample(pairs, len(pairs) // 5)},
     )
-    empty = NetworkTopology()
-    patch = plan_topology_patch(empty, build_weight(table, bandwidths, Bandwidths()), table.latencies())
+    patch = plan_topology_patch(NetworkTopology(), build_weight(table, bandwidths, Bandwidths()), table.latencies())
     assert len(msgspec.json.encode(patch)) < 1e6

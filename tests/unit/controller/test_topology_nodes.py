@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any, cast
+from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import msgspec
 import pytest
@@ -15,7 +16,6 @@ from controller.topology.config import TopologyConfig
 from controller.topology.planner import ProbePlanner
 from controller.topology.probe_nodes import AgentPods, agent_pods_by_node, is_probe_node_unchanged, to_probe_node
 from kubekit.addresses import parse_address
-from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.wire import ConfigMap, Node, NodeAddress, ObjectMeta
 from netperf.pairs import select_probe_nodes
@@ -26,34 +26,47 @@ from tests.unit.controller.components import fill_store
 ANNOUNCEMENT = '{"address": "10.0.0.1", "port": 1}'
 
 
-def node(
+def make_agent_node(
     name: str, zone: str = "z1", region: str = "r1", *, agent: str = ANNOUNCEMENT, version: str = "1", **fields: Any
 ) -> Node:
-    """A node with two addresses; an empty ``agent`` means that no agent announces itself."""
+    """A node with two addresses and the announcement of its agent; an empty one means that there is none."""
     labels = {"topology.kubernetes.io/zone": zone, "topology.kubernetes.io/region": region}
-    plain = make_node(name, labels={label: value for label, value in labels.items() if value}, **fields)
+    bare_node = make_node(name, labels={label: value for label, value in labels.items() if value}, **fields)
     annotations = {"netaware.io/agent": agent} if agent else None
-    metadata = msgspec.structs.replace(plain.metadata, resource_version=version, annotations=annotations)
+    metadata = msgspec.structs.replace(bare_node.metadata, resource_version=version, annotations=annotations)
     addresses = [NodeAddress("InternalIP", address) for address in ("10.0.0.1", "fd00::1")]
-    status = msgspec.structs.replace(plain.status, addresses=addresses)
-    return msgspec.structs.replace(plain, metadata=metadata, status=status)
+    status = msgspec.structs.replace(bare_node.status, addresses=addresses)
+    return msgspec.structs.replace(bare_node, metadata=metadata, status=status)
+
+
+def make_agent_pod(node_name: str, ips: tuple[str, ...] = (), *, is_terminating: bool = False) -> PodInfo:
+    metadata = {"name": "p", "labels": {"app.kubernetes.io/name": "netaware-agent"}}
+    deletion = {"deletionTimestamp": "2026-01-01T00:00:00Z"} if is_terminating else {}
+    status = {"conditions": [{"type": "Ready", "status": "True"}], "podIPs": [{"ip": ip} for ip in ips]}
+    return read_pod({"metadata": {**metadata, **deletion}, "spec": {"nodeName": node_name}, "status": status})
 
 
 def test_zones_get_the_region_of_most_of_their_nodes_and_conflicts_are_reported() -> None:
     zone_map = build_zone_map(
-        [node("a", "z1", "r1"), node("b", "z1", "r2"), node("c", "z1", "r2"), node("d", "z2", ""), node("e", "")]
+        [
+            make_agent_node("a", "z1", "r1"),
+            make_agent_node("b", "z1", "r2"),
+            make_agent_node("c", "z1", "r2"),
+            make_agent_node("d", "z2", ""),
+            make_agent_node("e", ""),
+        ]
     )
     assert zone_map.region_by_zone == {"z1": "r2", "z2": ""}
     assert zone_map.zones_with_conflicting_regions == ("z1",)
     assert zone_map.unzoned_nodes == ("e",)
     assert zone_map.location_by_node["b"] == NodeLocation("b", "z1", "r2")
-    nodes = [node("a", "z", "r2"), node("b", "z", "r1"), node("c", "z", "")]
-    for in_any_order in (nodes, nodes[::-1]):
-        assert build_zone_map(in_any_order).region_by_zone == {"z": "r1"}
+    nodes = [make_agent_node("a", "z", "r2"), make_agent_node("b", "z", "r1"), make_agent_node("c", "z", "")]
+    for ordered_nodes in (nodes, nodes[::-1]):
+        assert build_zone_map(ordered_nodes).region_by_zone == {"z": "r1"}, "of equally many, the first by name"
 
 
 @pytest.mark.parametrize(
-    ("announced", "pod_ips", "is_own"),
+    ("announced_address", "pod_ips", "is_own"),
     [
         ("10.0.0.1", (), True),
         ("", (), True),
@@ -63,74 +76,69 @@ def test_zones_get_the_region_of_most_of_their_nodes_and_conflicts_are_reported(
     ],
 )
 def test_a_node_is_probed_at_an_announced_address_only_if_it_is_its_own(
-    announced: str, pod_ips: tuple[str, ...], is_own: bool
+    announced_address: str, pod_ips: tuple[str, ...], is_own: bool
 ) -> None:
     """Other agents authenticate there with the passphrase, so it must be an address of the node or of the agent's pod."""
-    agent_pods = agent_pods_by_node([agent_pod("a", pod_ips)]) if pod_ips else {}
-    probe_node = to_probe_node(node("a", agent=json.dumps({"address": announced})), agent_pods)
-    assert probe_node.address == str(parse_address(announced or "10.0.0.1"))
-    usable, left_out = select_probe_nodes([probe_node])
+    agent_pods = agent_pods_by_node([make_agent_pod("a", pod_ips)]) if pod_ips else {}
+    probe_node = to_probe_node(make_agent_node("a", agent=json.dumps({"address": announced_address})), agent_pods)
+    assert probe_node.address == str(parse_address(announced_address or "10.0.0.1"))
+    usable, refusals = select_probe_nodes([probe_node])
     assert bool(usable) == is_own
-    assert is_own or left_out[0].reason == "foreign-address"
+    assert ("foreign-address" in [refusal.reason for refusal in refusals]) != is_own
 
 
 def test_an_address_that_two_nodes_spell_differently_is_one_address() -> None:
-    first = to_probe_node(node("a", "z1", agent='{"address":"fd00::1"}'), {})
+    node_a = to_probe_node(make_agent_node("a", "z1", agent='{"address":"fd00::1"}'), {})
     for spelling in ("fd00::1", "fd00:0::0001"):
-        second = to_probe_node(node("b", "z2", agent=json.dumps({"address": spelling})), {})
-        left_out = select_probe_nodes([first, second])[1]
-        assert {refusal.reason for refusal in left_out if refusal.key in "ab"} == {"shared-address"}
-    assert to_probe_node(node("a", agent='{"address":"::ffff:10.0.0.1"}'), {}).address == "10.0.0.1"
+        node_b = to_probe_node(make_agent_node("b", "z2", agent=json.dumps({"address": spelling})), {})
+        _, refusals = select_probe_nodes([node_a, node_b])
+        assert {refusal.reason for refusal in refusals if refusal.key in "ab"} == {"shared-address"}
+    assert to_probe_node(make_agent_node("a", agent='{"address":"::ffff:10.0.0.1"}'), {}).address == "10.0.0.1"
 
 
 @pytest.mark.parametrize(
-    ("candidate", "agent_pods", "expected"),
+    # Expected are is_ready, is_schedulable and has_ready_agent.
+    ("node", "agent_pods", "expected"),
     [
-        (node("a"), {}, (True, True, True)),
-        (node("a", agent=""), {}, (True, True, False)),
-        (node("a", agent="no json"), {}, (True, True, False)),
-        (node("a"), {"a": AgentPods(is_ready=False)}, (True, True, False)),
-        (node("a"), {"a": AgentPods(is_ready=True), "b": AgentPods(is_ready=False)}, (True, True, True)),
-        (node("a", ready=False), {}, (False, True, True)),
-        (node("a", unschedulable=True), {}, (True, False, True)),
+        (make_agent_node("a"), {}, (True, True, True)),
+        (make_agent_node("a", agent=""), {}, (True, True, False)),
+        (make_agent_node("a", agent="no json"), {}, (True, True, False)),
+        (make_agent_node("a"), {"a": AgentPods(is_ready=False)}, (True, True, False)),
+        (make_agent_node("a"), {"a": AgentPods(is_ready=True), "b": AgentPods(is_ready=False)}, (True, True, True)),
+        (make_agent_node("a", ready=False), {}, (False, True, True)),
+        (make_agent_node("a", unschedulable=True), {}, (True, False, True)),
     ],
 )
 def test_readiness_cordons_and_agents_decide_whether_a_node_is_probed(
-    candidate: Node, agent_pods: dict[str, AgentPods], expected: tuple[bool, bool, bool]
+    node: Node, agent_pods: dict[str, AgentPods], expected: tuple[bool, bool, bool]
 ) -> None:
-    probe_node = to_probe_node(candidate, agent_pods)
+    probe_node = to_probe_node(node, agent_pods)
     assert (probe_node.is_ready, probe_node.is_schedulable, probe_node.has_ready_agent) == expected
 
 
 def test_heartbeats_change_neither_location_nor_probe_node_but_labels_and_readiness_do() -> None:
-    old = node("a")
-    assert is_location_unchanged(old, node("a", version="2"))
-    assert is_probe_node_unchanged(old, node("a", version="2"))
-    assert not is_location_unchanged(old, node("a", "z2"))
-    assert is_location_unchanged(old, node("a", ready=False))
-    assert not is_probe_node_unchanged(old, node("a", ready=False))
+    old = make_agent_node("a")
+    assert is_location_unchanged(old, make_agent_node("a", version="2"))
+    assert is_probe_node_unchanged(old, make_agent_node("a", version="2"))
+    assert not is_location_unchanged(old, make_agent_node("a", "z2"))
+    assert is_location_unchanged(old, make_agent_node("a", ready=False))
+    assert not is_probe_node_unchanged(old, make_agent_node("a", ready=False))
     assert not is_location_unchanged(None, old)
     assert not is_probe_node_unchanged(old, None)
 
 
-def agent_pod(node_name: str, ips: tuple[str, ...] = (), *, leaving: bool = False) -> PodInfo:
-    metadata = {"name": "p", "labels": {"app.kubernetes.io/name": "netaware-agent"}}
-    gone = {"deletionTimestamp": "2026-01-01T00:00:00Z"} if leaving else {}
-    status = {"conditions": [{"type": "Ready", "status": "True"}], "podIPs": [{"ip": ip} for ip in ips]}
-    return read_pod({"metadata": {**metadata, **gone}, "spec": {"nodeName": node_name}, "status": status})
-
-
 def test_an_agent_is_ready_when_one_of_its_pods_is_and_not_terminating() -> None:
-    pods = [agent_pod("a", leaving=True), agent_pod("a"), agent_pod("b", leaving=True), agent_pod("")]
+    pods = [
+        make_agent_pod("a", is_terminating=True),
+        make_agent_pod("a"),
+        make_agent_pod("b", is_terminating=True),
+        make_agent_pod(""),
+    ]
     assert {name: pods.is_ready for name, pods in agent_pods_by_node(pods).items()} == {"a": True, "b": False}
 
 
 async def test_keys_of_a_deleted_results_configmap_do_not_count_as_removed() -> None:
-    class ClientWithoutConfigMaps:
-        async def patch(self, *_: Any, **_options: Any) -> None:
-            raise ApiError(404, "NotFound", "deleted")
-
-    client, registry = cast("Client", ClientWithoutConfigMaps()), CollectorRegistry()
+    client, registry = Mock(patch=AsyncMock(side_effect=ApiError(404, "NotFound", "deleted"))), CollectorRegistry()
     cache = ClusterCache(client, "home")
     metadata = ObjectMeta(name="netperf-metrics", namespace="home")
     fill_store(cache.results, [ConfigMap(metadata=metadata, data={"netaware.v1.malformed": "1"})])
