@@ -142,10 +142,10 @@ def _find_contradictions(latencies_by_link: Mapping[ZoneLink, list[NodePairLaten
         if len(latencies) < 2:
             continue
         for latency in latencies:
-            others_us = _median_of_others_us(latency, latencies)
+            others_median_us = _median_of_others_us(latency, latencies)
             for node in latency.nodes:
                 compared_count_by_node[node] += 1
-                if others_us is not None and contradicts(latency.latency_us, others_us):
+                if others_median_us is not None and contradicts(latency.latency_us, others_median_us):
                     contradicted_by_node[node].append(latency)
     return _Contradictions(contradicted_by_node, compared_count_by_node)
 
@@ -184,11 +184,15 @@ def _find_suspects(latencies_by_link: Mapping[ZoneLink, list[NodePairLatency]]) 
         partners = {partner for suspect in suspects for partner in suspect.nodes if partner != node}
         if all(severity(node) > severity(partner) for partner in partners):
             undecided_links = {
-                link for link, latencies in latencies_by_link.items() if all(node in n.nodes for n in latencies)
+                link
+                for link, latencies in latencies_by_link.items()
+                if all(node in latency.nodes for latency in latencies)
             }
-            decided = [n for n in suspects if n.origin == node or n.link not in undecided_links]
-            if decided:
-                return decided
+            to_ignore = [
+                latency for latency in suspects if latency.origin == node or latency.link not in undecided_links
+            ]
+            if to_ignore:
+                return to_ignore
     return _find_outvoted(latencies_by_link)
 
 
@@ -248,7 +252,7 @@ def _resolve_disputes(
         if link in disputed:
             agreed_us = agreed_us_by_link.get(link)
             rejected_latencies = _choose_rejected(link, rejected_latencies, agreed_us, undisputed_us_by_link)
-        latencies_by_link[link] = [n for n in latencies_by_link[link] if n not in rejected_latencies]
+        latencies_by_link[link] = [latency for latency in latencies_by_link[link] if latency not in rejected_latencies]
         ignored.update(rejected_latencies)
     return frozenset(disputed | implausible)
 
@@ -269,16 +273,15 @@ def _choose_rejected(
     This is the reporter farther from the last agreed latency. Without that latency it is the lower one if it breaks the triangle inequality
     or shares a node with the higher one, else the higher one.
     """
-    low, high = sorted(_group_by_reporter(latencies).values(), key=_median_us)
+    reports = sorted(_group_by_reporter(latencies).values(), key=_median_us)
     if agreed_us is not None:
-        return max(
-            (low, high), key=lambda report: abs(_median_us(report) - agreed_us) / max(_median_us(report), agreed_us)
-        )
-    if _median_us(low) < triangle_minimum_us(link, undisputed_us_by_link):
-        return low
+        return max(reports, key=lambda report: abs(_median_us(report) - agreed_us) / max(_median_us(report), agreed_us))
+    low_report, high_report = reports
+    if _median_us(low_report) < triangle_minimum_us(link, undisputed_us_by_link):
+        return low_report
     # A slow node raises a latency, so the higher latency is rejected. A node that both reports share may have forged the lower one.
-    low_nodes, high_nodes = ({node for latency in report for node in latency.nodes} for report in (low, high))
-    return low if low_nodes & high_nodes else high
+    low_nodes, high_nodes = ({node for latency in report for node in latency.nodes} for report in reports)
+    return low_report if low_nodes & high_nodes else high_report
 
 
 def triangle_minimum_us(link: ZoneLink, latency_us_by_link: Mapping[ZoneLink, float]) -> float:

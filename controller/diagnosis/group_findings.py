@@ -97,7 +97,7 @@ def _find_failed_conditions(group: AppGroup, unreachable_zones: Collection[str])
 def _format_consent_commands(group: AppGroup, not_admitted: Condition) -> tuple[str, ...]:
     """Commands by which the namespaces that the condition names consent to the group; a command that shows the group if it names none."""
     group_namespace = group.metadata.namespace
-    namespaces = {item.workload.namespace for item in group.spec.workloads or ()} - {"", group_namespace}
+    namespaces = {entry.workload.namespace for entry in group.spec.workloads or ()} - {"", group_namespace}
     commands = tuple(
         consent_command(namespace, group_namespace) for namespace in sorted(namespaces & _find_words(not_admitted))
     )

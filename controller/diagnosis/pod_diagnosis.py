@@ -134,7 +134,7 @@ def find_label_problem(pod: PodFact, groups: Mapping[str, AppGroup]) -> str:
     group = groups.get(pod.group_key)
     if group is None:
         return f"there is no AppGroup {pod.group} with pods of namespace {pod.metadata.namespace}"
-    selectors = {make_printable(item.workload.selector) for item in group.spec.workloads or ()}
+    selectors = {make_printable(entry.workload.selector) for entry in group.spec.workloads or ()}
     if pod.workload in selectors:
         return ""
     existing_selectors = ", ".join(sorted(selectors)) or "none"

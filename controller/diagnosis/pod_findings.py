@@ -84,8 +84,8 @@ def _find_refusals(facts: Facts) -> Iterator[tuple[str, str]]:
     for group in facts.groups:
         admitted = find_condition(group.status.conditions, ADMITTED)
         if admitted is not None and admitted.status == "False":
-            for item in group.spec.workloads or ():
-                yield item.workload.namespace, group.metadata.name
+            for entry in group.spec.workloads or ():
+                yield entry.workload.namespace, group.metadata.name
 
 
 def _find_newest_by_owner(facts: Facts) -> dict[tuple[str, tuple[str, str] | None], PodFact]:

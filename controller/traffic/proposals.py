@@ -110,9 +110,9 @@ class _ExistingGroups:
         self._entries: dict[str, list[tuple[str, Workload]]] = defaultdict(list)
         """Name of a workload -> AppGroups that list a workload of this name, with the entry."""
         for name, group in self.groups.items():
-            for item in group.spec.workloads or ():
-                if item.workload.namespace in {"", namespace} and item.workload.selector:
-                    self._entries[item.workload.name].append((name, item))
+            for entry in group.spec.workloads or ():
+                if entry.workload.namespace in {"", namespace} and entry.workload.selector:
+                    self._entries[entry.workload.name].append((name, entry))
 
     def _entries_of(self, workload: WorkloadId) -> Iterator[tuple[str, Workload]]:
         """The groups that list a workload, each with the entry."""
@@ -272,7 +272,7 @@ def _make_proposal(
 def _choose_selectors(component: _Component, workloads: Workloads, existing: _ExistingGroups) -> dict[WorkloadId, str]:
     """The selector of each workload: that of its entry, else its pods' label, else an unused name made from workload and kind."""
     group = existing.groups.get(component.name)
-    used_selectors = {item.workload.selector for item in (group.spec.workloads if group else None) or ()}
+    used_selectors = {entry.workload.selector for entry in (group.spec.workloads if group else None) or ()}
     selectors: dict[WorkloadId, str] = {}
     for workload in sorted(component.members):
         labels = workloads.labels_by_workload.get(workload, {})
