@@ -77,15 +77,12 @@ async def serve_registry(folder: Path, host: str, port: int) -> None:
         await runner.cleanup()
 
 
-def main(argv: list[str]) -> int:
-    """Run until SIGTERM; return 2 on wrong usage."""
-    host, _, port = argv[-1].rpartition(":") if len(argv) == 2 else ("", "", "")
-    if not host or not port.isdecimal():
-        print("usage: python -m lab.realnode.registry FOLDER HOST:PORT", file=sys.stderr)
-        return 2
+def main(folder: str, address: str) -> int:
+    """Run until SIGTERM."""
+    host, _, port = address.rpartition(":")
     logs.configure(level="warning")
-    return run_program(lambda: serve_registry(Path(argv[0]), host.strip("[]"), int(port)))
+    return run_program(lambda: serve_registry(Path(folder), host, int(port)))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]))

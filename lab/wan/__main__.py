@@ -11,14 +11,10 @@ from lab.wan.plan import WanPlan
 from lab.wan.server import ControlServer, create_listener
 
 
-def main(argv: list[str]) -> int:
-    """Run until SIGTERM; return 2 on wrong usage."""
-    if len(argv) != 2:
-        print("usage: python -m lab.wan PLAN SOCKET", file=sys.stderr)
-        return 2
+def main(plan_file: Path, socket_path: Path) -> None:
+    """Run until SIGTERM; both paths are absolute."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    plan = msgspec.json.decode(Path(argv[0]).read_bytes(), type=WanPlan)
-    socket_path = Path(argv[1]).absolute()
+    plan = msgspec.json.decode(plan_file.read_bytes(), type=WanPlan)
     temporary_path = socket_path.with_suffix(".draft")
     listener = create_listener(temporary_path)
     forwarder = Forwarder(plan)
@@ -26,8 +22,7 @@ def main(argv: list[str]) -> int:
     # The lab waits for this file, so it appears when the network can carry packets.
     temporary_path.rename(socket_path)
     forwarder.run(ControlServer(listener, plan, forwarder.set_link))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(*map(Path, sys.argv[1:]))

@@ -27,11 +27,11 @@ class WanControl:
 
     def read_links(self) -> dict[tuple[str, str], Link]:
         """Return two zones in bytewise order -> link between them, and a zone twice -> link inside it."""
-        return {(link.origin, link.destination): link.link for link in self._request(Command("links")).links}
+        return {(link.origin, link.destination): link.link for link in self._request(Command()).links}
 
     def set_link(self, zone: str, other: str, link: Link) -> None:
         """Replace a link in both directions; packets under way keep their delay."""
-        self._request(Command("set", to_wan_link(zone, other, link)))
+        self._request(Command(to_wan_link(zone, other, link)))
 
     def change_link(self, zone: str, other: str, /, **changes: float) -> Link:
         """Change fields of a link (``rtt_us``, ``jitter_us``, ``loss``) and return the new link."""

@@ -53,9 +53,8 @@ class WanPlan(msgspec.Struct, frozen=True):
 
 
 class Command(msgspec.Struct, frozen=True):
-    """A request on the control socket: ``op`` is ``links``, or ``set`` with ``link``."""
+    """A request on the control socket: to replace ``link``, or to return all links if it is None."""
 
-    op: str
     link: WanLink | None = None
 
 

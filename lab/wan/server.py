@@ -50,10 +50,8 @@ class ControlServer:
                 print(f"control socket: the client has left: {error}", file=sys.stderr, flush=True)
 
     def _execute(self, command: Command) -> Reply:
-        if command.op == "links":
+        if command.link is None:
             return Reply(links=list(self._links.values()))
-        if command.op != "set" or command.link is None:
-            return Reply(error=f"unknown command {command.op!r}")
         link = command.link
         key = link.origin, link.destination
         if key not in self._links:

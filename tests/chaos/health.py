@@ -22,20 +22,11 @@ from kubekit.lease import Lease
 from kubekit.wire import LEASES
 from lab.installation import get_network_topology
 from netperf.contract import CONTROLLER, NETAWARE_NAMESPACE
-from tests.chaos.faults import Fault
+from tests.chaos.faults import FAULT_KINDS, Fault
 
 STABLE_S = 10.0
 _POLL_S = 0.5
 _REQUEST_TIMEOUT_S = 2.0
-ALLOWED_OUTAGE_S = {
-    "kill-program": 14.0,
-    "pause-program": 14.0,
-    "deny-writes": 14.0,
-    "fill-etcd": 14.0,
-    "pause-control-plane": 14.0,
-    "kill-control-plane": 30.0,
-}
-"""Outage that a fault may cause: a Lease's duration and two attempts to acquire it, or a start of the control plane."""
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +57,7 @@ class HealthMonitor:
     def on_fault(self, fault: Fault) -> None:
         """Begin a new recovery."""
         self._last_fault_at_s, self._healthy_since_s = time.monotonic(), None
-        self._allowed_outage_s = max(self._allowed_outage_s, ALLOWED_OUTAGE_S.get(fault.kind, 0.0))
+        self._allowed_outage_s = max(self._allowed_outage_s, FAULT_KINDS[fault.kind].max_outage_s)
 
     @property
     def healthy_s(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from tests.chaos.faults import WEIGHT_BY_KIND, FaultTargets, draw_faults
+from tests.chaos.faults import FAULT_KINDS, FaultTargets, draw_faults
 from tests.chaos.usage import Usage, find_leaks
 
 TARGETS = FaultTargets(programs=("controller", "extender", "agent-n1"), zones=("z1", "z2", "z3"), nodes=("n1", "n2"))
@@ -16,7 +16,7 @@ def test_equal_seeds_draw_equal_faults_and_other_seeds_others() -> None:
     assert faults == draw_faults(7, 600, TARGETS)
     assert faults != draw_faults(8, 600, TARGETS)
     assert all(fault.at_s < next_fault.at_s < 600 for fault, next_fault in itertools.pairwise(faults))
-    assert {fault.kind for fault in draw_faults(7, 6000, TARGETS)} == set(WEIGHT_BY_KIND)
+    assert {fault.kind for fault in draw_faults(7, 6000, TARGETS)} == set(FAULT_KINDS)
 
 
 def test_leaks_and_ended_programs_are_reported_and_expected_growth_is_not() -> None:
