@@ -15,7 +15,7 @@ from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, PODS, N
 from lab.controlplane import ControlPlane
 from lab.polling import poll_until
 from netperf.contract import REGION_LABEL, ZONE_LABEL
-from tests.integration.conftest import crd_bodies
+from tests.integration.conftest import read_crd_bodies
 
 MAX_CONCURRENT_REQUESTS = 12
 
@@ -28,7 +28,7 @@ async def control_plane(name: str, **options: Any) -> AsyncIterator[tuple[Contro
             ControlPlane.start(name, state_dir=Path(folder) / "state", **options) as plane,
             Client(plane.client_config) as client,
         ):
-            for crd, body in crd_bodies().items():
+            for crd, body in read_crd_bodies().items():
                 await client.apply(CUSTOM_RESOURCE_DEFINITIONS, crd, body, Object, field_manager=name)
             await client.create(NAMESPACES, {"metadata": {"name": name}}, Object)
             yield plane, client

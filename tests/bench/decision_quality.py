@@ -36,8 +36,8 @@ from lab.controlplane import ControlPlane, object_exists
 from lab.nodes import is_usable
 from tests.bench.brute_force import find_optimum, price_placement
 from tests.bench.control_plane import control_plane, delete_pods_and_groups, gather_in_batches
-from tests.integration.conftest import node_body
-from tests.integration.scheduler.conftest import PROFILE, create_pod, set_costs
+from tests.integration.conftest import make_node
+from tests.integration.scheduler.harness import PROFILE, PodNamespace
 from tests.support.scheduling import run_leader, serve_extender
 from tests.unit.controller import groups
 
@@ -104,7 +104,7 @@ async def are_nodes_usable(client: Client) -> bool:
 async def create_nodes(client: Client, number: int, case: groups.GroupCase) -> None:
     for zone, slots in enumerate(case.slots):
         name, labels = f"c{number}-z{zone}", {CASE_LABEL: str(number)}
-        node = node_body(name, zone=name, region="r", capacity={"cpu": str(slots)}, labels=labels)
+        node = make_node(name, zone=name, region="r", capacity={"cpu": str(slots)}, labels=labels)
         await client.create(NODES, node, Node)
 
 
@@ -116,7 +116,7 @@ async def set_costs_of(client: Client, cases: list[groups.GroupCase]) -> None:
         for destination, cost in enumerate(row)
         if origin != destination
     }
-    await set_costs(client, NAMESPACE, costs)
+    await PodNamespace(client, NAMESPACE).set_costs(costs)
 
 
 async def create_group(client: Client, mode: Mode, number: int, case: groups.GroupCase) -> None:
@@ -126,9 +126,7 @@ async def create_group(client: Client, mode: Mode, number: int, case: groups.Gro
     scheduler, gates = ("default-scheduler", None) if mode.config is None else (PROFILE, [{"name": GATE}])
     for workload, count in enumerate(case.replicas):
         for replica in range(count):
-            await create_pod(
-                client,
-                NAMESPACE,
+            await PodNamespace(client, NAMESPACE).create_pod(
                 f"g{number}-w{workload}-{replica}",
                 group=f"g{number}",
                 workload=f"w{workload}",

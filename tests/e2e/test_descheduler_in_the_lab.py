@@ -23,7 +23,7 @@ from lab.polling import poll_until
 from netperf.contract import ZONE_LABEL
 from tests.e2e.labs import installed_lab
 from tests.integration.descheduler.harness import Event, create_bound_replica_set
-from tests.integration.scheduler.conftest import create_group
+from tests.integration.scheduler.harness import PodNamespace
 
 HOLD_S = 6.0
 MAX_COST = 15
@@ -76,7 +76,7 @@ async def deploy(client: Client) -> None:
     """Create an AppGroup: web, which starts in z2, depends on db, which must be in z1. Both use 0.2 cores."""
     await client.create(NAMESPACES, {"metadata": {"name": SHOP}}, Object)
     await poll_until(partial(object_exists, client, SERVICE_ACCOUNTS, "default", SHOP), "its service account", 30)
-    await create_group(client, SHOP, {"web": {"db": MAX_COST}, "db": {}}, name=SHOP)
+    await PodNamespace(client, SHOP).create_group({"web": {"db": MAX_COST}, "db": {}}, name=SHOP)
     profile = {"schedulerName": "network-aware-scheduler"}
     in_zone = {**profile, "nodeSelector": {ZONE_LABEL: ZONES[0]}}
     await create_bound_replica_set(client, SHOP, "db", 0.2, ["n1"], labels=make_labels("db"), **in_zone)

@@ -36,7 +36,7 @@ AUDIT = {
 }
 
 StartScheduler = Callable[..., Awaitable[Program]]
-MakeNode = Callable[..., Awaitable[Node]]
+CreateNode = Callable[..., Awaitable[Node]]
 
 
 @pytest.fixture(scope="session")
@@ -89,7 +89,12 @@ async def _create_namespace(client: Client) -> AsyncIterator[str]:
 @pytest_asyncio.fixture
 async def crds(client: Client) -> list[str]:
     """Names of our CustomResourceDefinitions, which are applied and served."""
-    bodies = crd_bodies()
+    return await install_crds(client)
+
+
+async def install_crds(client: Client) -> list[str]:
+    """Apply our CustomResourceDefinitions, and wait until they are served; returns their names."""
+    bodies = read_crd_bodies()
     for name, body in bodies.items():
         await client.apply(CUSTOM_RESOURCE_DEFINITIONS, name, body, Object, field_manager="tests")
     for name in bodies:
@@ -97,7 +102,7 @@ async def crds(client: Client) -> list[str]:
     return list(bodies)
 
 
-def crd_bodies() -> dict[str, Any]:
+def read_crd_bodies() -> dict[str, Any]:
     """Our CustomResourceDefinitions, by name."""
     bodies = [yaml.safe_load(path.read_text()) for path in sorted(CRDS.glob("[!k]*.yaml"))]
     return {str(body["metadata"]["name"]): body for body in bodies}
@@ -105,7 +110,7 @@ def crd_bodies() -> dict[str, Any]:
 
 async def remove_crds(client: Client) -> None:
     """Delete our CustomResourceDefinitions with their objects."""
-    names = crd_bodies().keys()
+    names = read_crd_bodies().keys()
     for name in names:
         await client.delete(CUSTOM_RESOURCE_DEFINITIONS, name)
 
@@ -116,8 +121,8 @@ async def remove_crds(client: Client) -> None:
 
 
 @pytest_asyncio.fixture
-async def scheduler(control_plane: ControlPlane) -> AsyncIterator[StartScheduler]:
-    """``await scheduler(config, extender_url=...)`` runs kube-scheduler until the end of the test, by default with both profiles."""
+async def start_scheduler(control_plane: ControlPlane) -> AsyncIterator[StartScheduler]:
+    """``await start_scheduler(config, extender_url=...)`` runs kube-scheduler until the end of the test, by default with both profiles."""
     programs: list[Program] = []
 
     async def start(config: Mapping[str, Any] | None = None, *, extender_url: str | None = None) -> Program:
@@ -132,25 +137,25 @@ async def scheduler(control_plane: ControlPlane) -> AsyncIterator[StartScheduler
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def kwok(control_plane: ControlPlane) -> Program:
-    """kwok, which simulates the kubelets of nodes of ``make_node``."""
+    """kwok, which simulates the kubelets of nodes of ``create_node``."""
     return await control_plane.start_kwok()
 
 
 @pytest_asyncio.fixture
-async def make_node(client: Client) -> AsyncIterator[MakeNode]:
-    """``await make_node(name, **options)`` creates a node for the test, see `node_body`; it becomes ready if ``kwok`` runs."""
+async def create_node(client: Client) -> AsyncIterator[CreateNode]:
+    """``await create_node(name, **options)`` creates a node for the test, see `make_node`; it becomes ready if ``kwok`` runs."""
     names: list[str] = []
 
     async def make(name: str, **options: Any) -> Node:
         names.append(name)
-        return await client.create(NODES, node_body(name, **options), Node)
+        return await client.create(NODES, make_node(name, **options), Node)
 
     yield make
     for name in names:
         await client.delete(NODES, name)
 
 
-def node_body(
+def make_node(
     name: str,
     *,
     zone: str = "",

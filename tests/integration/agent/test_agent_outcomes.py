@@ -27,7 +27,7 @@ from tests.integration.agent.probing_node import (
     read_series,
     wait_for_counts,
 )
-from tests.integration.conftest import MakeNode
+from tests.integration.conftest import CreateNode
 from tests.integration.netperf.peers import (
     ADDRESS,
     PASSPHRASE,
@@ -53,11 +53,11 @@ ADDRESS_BY_ZONE = {
 
 @pytest.fixture
 async def probing_node(
-    client: Client, control_plane: ControlPlane, namespace: str, make_node: MakeNode, tmp_path: Path
+    client: Client, control_plane: ControlPlane, namespace: str, create_node: CreateNode, tmp_path: Path
 ) -> ProbingNode:
     node = ProbingNode(client, control_plane, namespace, tmp_path)
     await client.create(CONFIGMAPS, {"metadata": {"name": RESULTS_NAME}}, Object, namespace=namespace)
-    await make_node(node.name, zone=node.zone, address=NODE_ADDRESS)
+    await create_node(node.name, zone=node.zone, address=NODE_ADDRESS)
     return node
 
 

@@ -23,7 +23,7 @@ from lab.credentials import save_credentials
 from lab.polling import poll_until
 from tests.integration.agent.agents import Agent, call_agent, create_pod, report_pod_address, running_agent
 from tests.integration.agent.pods_on_node import NETWORK, NodePod, node_pod, run_command
-from tests.integration.conftest import MakeNode
+from tests.integration.conftest import CreateNode
 
 BANDWIDTH = "network.aware.com/bandwidth"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
@@ -79,9 +79,9 @@ def port() -> int:
 
 
 @pytest_asyncio.fixture
-async def node_name(make_node: MakeNode) -> str:
+async def node_name(create_node: CreateNode) -> str:
     name = f"node-{uuid.uuid4().hex[:6]}"
-    await make_node(name, zone="z1", region="r1", address="127.0.0.1")
+    await create_node(name, zone="z1", region="r1", address="127.0.0.1")
     return name
 
 

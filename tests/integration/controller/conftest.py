@@ -9,14 +9,14 @@ import pytest_asyncio
 
 from kubekit.client import Client
 from lab.controlplane import ControlPlane
-from tests.integration.conftest import MakeNode
-from tests.integration.controller.harness import Replica, StartReplica, announce_agent
+from tests.integration.conftest import CreateNode
+from tests.integration.controller.harness import Replica, StartManager, announce_agent
 from tests.integration.controller.measured_topology import REGION_BY_ZONE, MeasuredTopology
 
 
 @pytest_asyncio.fixture
-async def start(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> AsyncIterator[StartReplica]:
-    """``start(kubeconfig, **sections)`` starts a manager, by default with all rights; sections are those of its configuration."""
+async def start_manager(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> AsyncIterator[StartManager]:
+    """``start_manager(kubeconfig, **sections)`` starts a manager, by default with all rights; sections are those of its configuration."""
     replicas: list[Replica] = []
 
     def start_replica(kubeconfig: Path = control_plane.kubeconfig, **sections: object) -> Replica:
@@ -34,20 +34,20 @@ async def start(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> 
 
 
 @pytest_asyncio.fixture
-async def topology(client: Client, namespace: str, crds: list[str], make_node: MakeNode) -> MeasuredTopology:
+async def topology(client: Client, namespace: str, crds: list[str], create_node: CreateNode) -> MeasuredTopology:
     """A topology that is not created yet, with its nodes."""
     measured_topology = MeasuredTopology(client, namespace)
     for zone, region in REGION_BY_ZONE.items():
         for node_name in (measured_topology.node_name(f"{zone}a"), measured_topology.node_name(f"{zone}b")):
-            await make_node(node_name, zone=zone, region=region)
+            await create_node(node_name, zone=zone, region=region)
             await announce_agent(client, node_name)
     return measured_topology
 
 
 @pytest_asyncio.fixture
-async def manager(topology: MeasuredTopology, start: StartReplica) -> Replica:
+async def manager(topology: MeasuredTopology, start_manager: StartManager) -> Replica:
     """A manager that has written the costs of ``topology``."""
     await topology.create()
-    replica = start()
+    replica = start_manager()
     await topology.measure_until_priced()
     return replica

@@ -106,7 +106,7 @@ class Replica:
         return (await self.read_metrics()).get("netaware_leader") == 1.0
 
 
-StartReplica = Callable[..., Replica]
+StartManager = Callable[..., Replica]
 
 
 def _fetch(url: str) -> str:

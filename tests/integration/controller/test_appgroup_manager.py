@@ -15,9 +15,9 @@ from kubekit.events import EventRecorder
 from kubekit.wire import EVENTS, PODS, SERVICES, Object
 from lab.polling import poll_until
 from lab.programs import Program
-from tests.integration.conftest import MakeNode
+from tests.integration.conftest import CreateNode
 from tests.integration.controller.appgroups import create_group, create_pod, make_group, read_group, wait_for_condition
-from tests.integration.controller.harness import Replica, StartReplica
+from tests.integration.controller.harness import Replica, StartManager
 from tests.support.bodies import make_topology_body, make_weight_body
 from tests.support.online_boutique import BOUTIQUE, BOUTIQUE_CALLS, EXPECTED_ORDERS
 
@@ -27,8 +27,8 @@ DEBOUNCE_S = 1.0
 
 
 @pytest.fixture
-def replica(crds: list[str], start: StartReplica) -> Replica:
-    return start()
+def replica(crds: list[str], start_manager: StartManager) -> Replica:
+    return start_manager()
 
 
 async def test_every_algorithm_gives_the_documented_order(replica: Replica, client: Client, namespace: str) -> None:
@@ -79,11 +79,11 @@ async def test_cyclic_and_large_groups_are_ordered(replica: Replica, client: Cli
 
 
 async def test_the_status_has_the_number_of_pods_and_whether_costs_are_met(
-    replica: Replica, client: Client, namespace: str, kwok: Program, make_node: MakeNode
+    replica: Replica, client: Client, namespace: str, kwok: Program, create_node: CreateNode
 ) -> None:
     near, far = f"{namespace}-near", f"{namespace}-far"
-    await make_node(near, zone="z1", region="west")
-    await make_node(far, zone="z2", region="west")
+    await create_node(near, zone="z1", region="west")
+    await create_node(far, zone="z2", region="west")
     topology = make_topology_body(weights=[make_weight_body({("z1", "z2"): 30})])
     await client.create(NETWORK_TOPOLOGIES, topology, Object, namespace=namespace)
     await create_group(client, namespace, make_group({"a": "b", "b": ""}, members=2, max_cost=15))
@@ -103,13 +103,13 @@ async def test_the_status_has_the_number_of_pods_and_whether_costs_are_met(
 
 
 async def test_a_condition_names_a_service_that_needs_traffic_distribution(
-    replica: Replica, client: Client, namespace: str, kwok: Program, make_node: MakeNode
+    replica: Replica, client: Client, namespace: str, kwok: Program, create_node: CreateNode
 ) -> None:
     service = {"metadata": {"name": "b"}, "spec": {"selector": {WORKLOAD_LABEL: "b"}, "ports": [{"port": 80}]}}
     await client.create(SERVICES, service, Object, namespace=namespace)
     await create_group(client, namespace, make_group({"a": "b", "b": ""}, members=4, max_cost=10_000))
     for zone in ("z1", "z2"):
-        await make_node(f"{namespace}-{zone}", zone=zone, region="west")
+        await create_node(f"{namespace}-{zone}", zone=zone, region="west")
         for workload in ("a", "b"):
             await create_pod(client, namespace, workload, f"{namespace}-{zone}", f"{workload}-{zone}")
 

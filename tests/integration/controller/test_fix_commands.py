@@ -18,7 +18,7 @@ from kubekit.client import Client
 from kubekit.wire import DEPLOYMENTS, PODS, Object, Resource
 from lab.controlplane import ControlPlane
 from netperf.contract import AGENT, CONTROLLER
-from tests.integration.conftest import MakeNode
+from tests.integration.conftest import CreateNode
 from tests.unit.controller.cluster_facts import GATE
 from tests.unit.controller.situations import SITUATIONS
 
@@ -41,7 +41,7 @@ def make_pod_template(name: str) -> dict[str, Any]:
     return {"metadata": {"labels": labels}, "spec": spec}
 
 
-async def create_objects(client: Client, namespace: str, make_node: MakeNode) -> None:
+async def create_objects(client: Client, namespace: str, create_node: CreateNode) -> None:
     """Create the objects that the commands name."""
 
     async def create(resource: Resource, name: str, spec: dict[str, Any], labels: Any = None) -> None:
@@ -62,7 +62,7 @@ async def create_objects(client: Client, namespace: str, make_node: MakeNode) ->
     for i in range(11):
         await create(PODS, f"p{i}", make_pod_template("gated")["spec"] | {"schedulingGates": [{"name": GATE}]})
     for i, name in enumerate(("n0", "n1", "n2", "n3", "n7")):
-        await make_node(name, zone="" if name == "n7" else f"z{i % 2}")
+        await create_node(name, zone="" if name == "n7" else f"z{i % 2}")
     # The DaemonSet's pods stay pending without a scheduler, so n1 gets an agent here.
     agent = make_pod_template(AGENT)
     await create(PODS, "agent-n1", {**agent["spec"], "nodeName": "n1"}, agent["metadata"]["labels"])
@@ -110,7 +110,7 @@ async def run_in_shell(control_plane: ControlPlane, line: str) -> tuple[int, str
 
 
 async def test_every_fix_command_runs_in_a_shell(
-    client: Client, namespace: str, crds: list[str], control_plane: ControlPlane, make_node: MakeNode
+    client: Client, namespace: str, crds: list[str], control_plane: ControlPlane, create_node: CreateNode
 ) -> None:
     situation_by_line: dict[str, str] = {}
     for situation in SITUATIONS:
@@ -121,7 +121,7 @@ async def test_every_fix_command_runs_in_a_shell(
     assert len(commands) > 40, "the situations have fixes, so the list is not empty by mistake"
     assert [line for line in situation_by_line if line not in commands and not INSTRUCTION.match(line)] == []
 
-    await create_objects(client, namespace, make_node)
+    await create_objects(client, namespace, create_node)
     failures: list[tuple[object, ...]] = []
     limiter = asyncio.Semaphore(4)
 

@@ -11,18 +11,10 @@ from kubekit.wire import CONFIGMAPS, NODES, Object
 from lab.polling import poll_until
 from netperf.contract import ZONE_LABEL
 from netperf.plans import plan_object_name
-from tests.integration.controller.harness import Replica, StartReplica, read_plans
+from tests.integration.conftest import install_crds, remove_crds
+from tests.integration.controller.appgroups import create_group, make_group, wait_for_condition
+from tests.integration.controller.harness import Replica, StartManager, read_plans
 from tests.integration.controller.measured_topology import REGION_BY_ZONE, MeasuredTopology
-
-
-async def test_nodes_without_an_agent_are_not_planned(topology: MeasuredTopology, manager: Replica) -> None:
-    await topology.patch_node("z1a", {"metadata": {"annotations": {"netaware.io/agent": None}}})
-
-    async def is_left_out() -> bool:
-        node_names = await topology.read_planned_nodes()
-        return topology.node_name("z1a") not in node_names and len(node_names) >= 3
-
-    await poll_until(is_left_out)
 
 
 async def test_plans_costs_and_results_follow_nodes_and_their_zones(
@@ -52,14 +44,18 @@ async def test_plans_costs_and_results_follow_nodes_and_their_zones(
     await topology.wait_for_costs({("z1", "z2"): 5, ("z2", "z1"): 5})
 
 
-async def test_an_agents_node_without_a_zone_is_reported(topology: MeasuredTopology, manager: Replica) -> None:
+async def test_a_node_without_an_agent_is_not_planned_and_one_without_a_zone_is_reported(
+    topology: MeasuredTopology, manager: Replica
+) -> None:
+    await topology.patch_node("z1a", {"metadata": {"annotations": {"netaware.io/agent": None}}})
     await topology.patch_node("z1b", {"metadata": {"labels": {ZONE_LABEL: None}}})
 
-    async def is_input_invalid() -> bool:
-        status, _ = await topology.read_condition("InputValid")
-        return status == "False"
+    async def is_left_out_and_reported() -> bool:
+        node_names = await topology.read_planned_nodes()
+        input_valid, _ = await topology.read_condition("InputValid")
+        return topology.node_name("z1a") not in node_names and input_valid == "False"
 
-    await poll_until(is_input_invalid)
+    await poll_until(is_left_out_and_reported)
 
 
 @pytest.mark.slow
@@ -76,14 +72,14 @@ async def test_deleted_and_malformed_plans_are_written_again(topology: MeasuredT
 
 @pytest.mark.slow
 async def test_a_new_leader_reports_no_results_of_the_previous_plan_as_unplanned(
-    topology: MeasuredTopology, manager: Replica, start: StartReplica
+    topology: MeasuredTopology, manager: Replica, start_manager: StartManager
 ) -> None:
     await manager.stop()
     old_results = await topology.read_results()
     node_name = topology.node_name("z3b")
     assert any(node_name in value for value in old_results.values())
     await topology.patch_node("z3b", {"spec": {"unschedulable": True}})
-    start()
+    start_manager()
 
     async def is_unplanned() -> bool:
         return node_name not in await topology.read_planned_nodes()
@@ -94,3 +90,19 @@ async def test_a_new_leader_reports_no_results_of_the_previous_plan_as_unplanned
         # Agents that have not read the new plan yet go on with the one before.
         await topology.patch_results(old_results)
         assert await topology.read_condition("OutlierNodes") == ("False", "AllAgree")
+
+
+@pytest.mark.slow
+async def test_probes_are_planned_before_definitions_exist_which_are_used_once_they_do(
+    topology: MeasuredTopology, start_manager: StartManager
+) -> None:
+    await remove_crds(topology.client)
+    replica = start_manager()
+    await poll_until(topology.agents.measure)
+    assert await replica.is_leader()
+
+    await install_crds(topology.client)
+    await topology.create()
+    await create_group(topology.client, topology.namespace, make_group({"a": "b", "b": "a"}))
+    await topology.measure_until_priced()
+    await wait_for_condition(topology.client, topology.namespace, "SpecValid", "False")

@@ -14,9 +14,9 @@ from kubekit.wire import CONFIGMAPS, PODS, Object, Resource
 from lab.controlplane import ControlPlane
 from lab.polling import poll_until
 from lab.programs import Program
-from tests.integration.conftest import CRDS, MakeNode
+from tests.integration.conftest import CRDS, CreateNode
 from tests.integration.controller.appgroups import create_pod, make_group
-from tests.integration.controller.harness import Replica, StartReplica, read_plans
+from tests.integration.controller.harness import Replica, StartManager, read_plans
 from tests.integration.controller.measured_topology import ALL_COSTS, REGION_BY_ZONE, USER_WEIGHT, MeasuredTopology
 
 RUN_INTERVAL_S = 4.0
@@ -54,11 +54,11 @@ async def test_every_pair_of_zones_is_planned_and_gets_its_measured_costs(
 
 
 async def test_costs_are_written_beside_the_users_weight_under_our_field_manager(
-    topology: MeasuredTopology, start: StartReplica
+    topology: MeasuredTopology, start_manager: StartManager
 ) -> None:
     await topology.create()
     created = await topology.read_raw()
-    start()
+    start_manager()
     await topology.measure_until_priced()
 
     body = await topology.read_raw()
@@ -101,10 +101,10 @@ async def test_a_changed_latency_of_two_rounds_changes_the_costs_of_its_pair_onl
 
 
 async def test_costs_without_new_results_become_stale_and_are_then_removed_but_never_zero(
-    topology: MeasuredTopology, start: StartReplica
+    topology: MeasuredTopology, start_manager: StartManager
 ) -> None:
     await topology.create(costPolicy={"staleAfterS": 2, "expireAfterS": 8, "unitUs": 100, "percentile": "p50"})
-    start()
+    start_manager()
     await topology.measure_until_priced()
     costs = await topology.read_costs()
     assert costs["z1", "z3"] == 180, "p50 of 18 ms in units of 100 us"
@@ -174,11 +174,11 @@ async def test_a_recreated_topology_gets_its_costs_again(topology: MeasuredTopol
 
 @pytest.mark.slow
 async def test_results_of_another_program_give_costs_without_agents(
-    topology: MeasuredTopology, start: StartReplica, make_node: MakeNode
+    topology: MeasuredTopology, start_manager: StartManager, create_node: CreateNode
 ) -> None:
     name, node_p, node_q = f"foreign-{topology.namespace}", topology.node_name("p"), topology.node_name("q")
-    await make_node(node_p, zone="z7", region="west")
-    await make_node(node_q, zone="z8", region="west")
+    await create_node(node_p, zone="z7", region="west")
+    await create_node(node_q, zone="z8", region="west")
     data = {
         f"netperf.p90.latency.milliseconds.origin.{node_p}.destination.{node_q}": "33",
         f"netperf_p90_latency_microseconds.origin.{node_q}.destination.{node_p}": "31500",
@@ -186,7 +186,7 @@ async def test_results_of_another_program_give_costs_without_agents(
     body = {"metadata": {"name": name}, "data": data}
     await topology.client.create(CONFIGMAPS, body, Object, namespace="default")
     await topology.create(name, "default", configmapName=name)
-    start(topology={"namespaces": ["default"]})
+    start_manager(topology={"namespaces": ["default"]})
 
     async def are_priced() -> bool:
         costs = await topology.read_costs(name, "default")
@@ -220,14 +220,14 @@ async def test_bandwidth_of_placed_pods_is_allocated_and_released(
 
 
 async def test_topologies_of_other_namespaces_get_costs_under_the_shipped_rights(
-    topology: MeasuredTopology, start: StartReplica, control_plane: ControlPlane
+    topology: MeasuredTopology, start_manager: StartManager, control_plane: ControlPlane
 ) -> None:
     """The role allows to read ConfigMaps of netaware's namespace only."""
     user, name = f"restricted-{topology.namespace}", f"nt-{topology.namespace}"
     await grant_shipped_rights(topology.client, topology.namespace, user)
     kubeconfig = control_plane.write_kubeconfig(user, user)
     await topology.create(name, "default", configmapName="mine")
-    replica = start(kubeconfig, topology={"namespaces": ["default"]})
+    replica = start_manager(kubeconfig, topology={"namespaces": ["default"]})
 
     async def are_priced() -> bool:
         await topology.agents.measure()

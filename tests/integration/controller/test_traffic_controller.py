@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,9 @@ from lab.controlplane import ControlPlane
 from lab.polling import poll_until
 from lab.programs import run_command
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
-from tests.integration.conftest import MakeNode
+from tests.integration.conftest import CreateNode
 from tests.integration.controller.appgroups import create_group, make_group, read_group, wait_for_condition
-from tests.integration.controller.harness import Replica, StartReplica
+from tests.integration.controller.harness import StartManager
 from tests.support.prometheus_program import Series, format_exposition, run_prometheus
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(240)]
@@ -47,10 +47,10 @@ def prometheus_run(prometheus_programs: Mapping[str, Path], namespace: str, tmp_
 
 
 @pytest_asyncio.fixture
-async def deployments(client: Client, namespace: str, crds: list[str], make_node: MakeNode) -> None:
+async def deployments(client: Client, namespace: str, crds: list[str], create_node: CreateNode) -> None:
     """Deployments of one pod each, bound to the node of its zone by the template."""
     for zone in ("z1", "z2"):
-        await make_node(f"{namespace}-{zone}", zone=zone, region="r1")
+        await create_node(f"{namespace}-{zone}", zone=zone, region="r1")
     for name, zone in ZONE_BY_WORKLOAD.items():
         pod_spec = {
             "nodeName": f"{namespace}-{zone}",
@@ -62,20 +62,6 @@ async def deployments(client: Client, namespace: str, crds: list[str], make_node
         spec = {"replicas": 1, "selector": {"matchLabels": {"app": name}}, "template": template}
         body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
         await client.create(DEPLOYMENTS, body, Object, namespace=namespace)
-
-
-@pytest_asyncio.fixture
-async def replica(
-    deployments: None,
-    prometheus_run: PrometheusRun,
-    start: StartReplica,
-    client: Client,
-    namespace: str,
-    netaware_namespace: str,
-) -> AsyncIterator[Replica]:
-    """A manager that compares the group of the outdated calls with Prometheus."""
-    async with prometheus_run as prometheus:
-        yield await start_manager(start, client, namespace, netaware_namespace, prometheus)
 
 
 def make_series(namespace: str) -> list[Series]:
@@ -92,18 +78,10 @@ def make_shop(callees: Mapping[str, str]) -> dict[str, Any]:
     return make_group({caller.upper(): names.upper() for caller, names in callees.items()}, name="shop", members=4)
 
 
-async def start_manager(
-    start: StartReplica, client: Client, namespace: str, netaware_namespace: str, prometheus: PrometheusClient
-) -> Replica:
-    """Create the group of the outdated calls, and start a manager that compares it with Prometheus each second."""
-    await create_group(client, namespace, make_shop(OUTDATED_CALLEES))
-    traffic = {
-        "prometheusUrl": prometheus.address,
-        "intervalS": 1,
-        "keepWeights": True,
-        "prices": {"betweenZones": EUR_PER_GB, "currency": "EUR"},
-    }
-    return start(namespace=netaware_namespace, traffic=traffic)
+def make_traffic_section(prometheus: PrometheusClient) -> dict[str, Any]:
+    """The manager's configuration for comparing groups with Prometheus each second."""
+    prices = {"betweenZones": EUR_PER_GB, "currency": "EUR"}
+    return {"prometheusUrl": prometheus.address, "intervalS": 1, "keepWeights": True, "prices": prices}
 
 
 async def wait_until_described(client: Client, namespace: str, status: str, text: str = "") -> None:
@@ -111,56 +89,49 @@ async def wait_until_described(client: Client, namespace: str, status: str, text
     await wait_for_condition(client, namespace, "AsDescribed", status, text, group="shop")
 
 
-async def test_the_condition_names_wrong_calls_until_the_group_is_corrected(
-    replica: Replica, client: Client, namespace: str
+@pytest.mark.usefixtures("deployments")
+async def test_the_condition_compares_the_declared_with_the_measured_calls_while_prometheus_runs(
+    start_manager: StartManager, prometheus_run: PrometheusRun, client: Client, namespace: str, netaware_namespace: str
 ) -> None:
-    for reason in ("ads -> db is declared, and no calls were seen", "web -> ads is not declared"):
-        await wait_until_described(client, namespace, "False", reason)
-
-    patch = {"spec": make_shop(MEASURED_CALLEES)["spec"]}
-    await client.patch(APPGROUPS, "shop", patch, Object, patch_type=MERGE_PATCH, namespace=namespace)
-    await wait_until_described(client, namespace, "True")
-
-
-async def test_measured_weights_are_written_once(replica: Replica, client: Client, namespace: str) -> None:
-    async def read_weights() -> str:
-        return (await read_group(client, namespace, "shop")).metadata.annotation(MEASURED_WEIGHTS_ANNOTATION)
-
-    weights = json.loads(await poll_until(read_weights))
-    bytes_per_s_by_call = {
-        (caller.lower(), callee.lower()): weight for caller, row in weights.items() for callee, weight in row.items()
-    }
-    assert bytes_per_s_by_call == pytest.approx(BYTES_PER_S_BY_CALL, rel=TOLERANCE)
-
-    await wait_until_described(client, namespace, "False")
-    version = (await read_group(client, namespace, "shop")).metadata.resource_version
-    await asyncio.sleep(4)  # four intervals, in which the same traffic is read
-    assert (await read_group(client, namespace, "shop")).metadata.resource_version == version
-
-
-async def test_drift_and_price_are_metrics(replica: Replica, client: Client, namespace: str) -> None:
-    await wait_until_described(client, namespace, "False")
-    metrics = await replica.read_metrics()
-    group = f'appgroup="shop",{{}}="{{}}",namespace="{namespace}"'
-    assert metrics[f"netaware_appgroup_traffic_drift{{{group.format('kind', 'new')}}}"] == 1, "web -> ads"
-    gb_per_month = BYTES_PER_S_BY_CALL["web", "cart"] * 3600 * HOURS_PER_MONTH / 1e9
-    price = metrics[f"netaware_appgroup_traffic_price_per_month{{{group.format('currency', 'EUR')}}}"]
-    assert price == pytest.approx(gb_per_month * EUR_PER_GB, rel=TOLERANCE)
-
-
-async def test_the_condition_is_unknown_after_prometheus_ends(
-    deployments: None,
-    prometheus_run: PrometheusRun,
-    start: StartReplica,
-    client: Client,
-    namespace: str,
-    netaware_namespace: str,
-) -> None:
+    await create_group(client, namespace, make_shop(OUTDATED_CALLEES))
     async with prometheus_run as prometheus:
-        await start_manager(start, client, namespace, netaware_namespace, prometheus)
-        await wait_until_described(client, namespace, "False")
+        start_manager(namespace=netaware_namespace, traffic=make_traffic_section(prometheus))
+        for reason in ("ads -> db is declared, and no calls were seen", "web -> ads is not declared"):
+            await wait_until_described(client, namespace, "False", reason)
+
+        patch = {"spec": make_shop(MEASURED_CALLEES)["spec"]}
+        await client.patch(APPGROUPS, "shop", patch, Object, patch_type=MERGE_PATCH, namespace=namespace)
+        await wait_until_described(client, namespace, "True")
     # After some failed reads.
     await wait_until_described(client, namespace, "Unknown", "NoTraffic")
+
+
+@pytest.mark.usefixtures("deployments")
+async def test_measured_weights_are_written_once_and_drift_and_price_are_metrics(
+    start_manager: StartManager, prometheus_run: PrometheusRun, client: Client, namespace: str, netaware_namespace: str
+) -> None:
+    await create_group(client, namespace, make_shop(OUTDATED_CALLEES))
+    async with prometheus_run as prometheus:
+        replica = start_manager(namespace=netaware_namespace, traffic=make_traffic_section(prometheus))
+        await wait_until_described(client, namespace, "False")
+
+        async def read_weights() -> str:
+            return (await read_group(client, namespace, "shop")).metadata.annotation(MEASURED_WEIGHTS_ANNOTATION)
+
+        weights = json.loads(await poll_until(read_weights))
+        version = (await read_group(client, namespace, "shop")).metadata.resource_version
+        metrics = await replica.read_metrics()
+        await asyncio.sleep(4)  # four intervals, in which the same traffic is read
+        assert (await read_group(client, namespace, "shop")).metadata.resource_version == version
+
+    weight_by_call = {(caller.lower(), name.lower()): w for caller, row in weights.items() for name, w in row.items()}
+    assert weight_by_call == pytest.approx(BYTES_PER_S_BY_CALL, rel=TOLERANCE)
+    labels = f'appgroup="shop",kind="new",namespace="{namespace}"'
+    assert metrics[f"netaware_appgroup_traffic_drift{{{labels}}}"] == 1, "web -> ads"
+    labels = f'appgroup="shop",currency="EUR",namespace="{namespace}"'
+    price = metrics[f"netaware_appgroup_traffic_price_per_month{{{labels}}}"]
+    gb_per_month = BYTES_PER_S_BY_CALL["web", "cart"] * 3600 * HOURS_PER_MONTH / 1e9
+    assert price == pytest.approx(gb_per_month * EUR_PER_GB, rel=TOLERANCE)
 
 
 async def test_propose_apply_writes_the_appgroup_and_labels_pod_templates(

@@ -23,7 +23,7 @@ from kubekit.reflector import Reflector
 from kubekit.wire import EVENTS, PODS, Object, Pod, Resource
 from lab.controlplane import ControlPlane, find_free_ports
 from lab.polling import poll_until
-from tests.integration.conftest import MakeNode
+from tests.integration.conftest import CreateNode
 from tests.integration.controller.harness import Replica
 
 CORES_ANNOTATION = "netaware.io/test-cores"
@@ -247,10 +247,10 @@ class DeschedulerHarness:
         await poll_until(all_run)
 
 
-async def make_nodes(harness: DeschedulerHarness, make_node: MakeNode, count: int) -> list[str]:
+async def create_nodes(harness: DeschedulerHarness, create_node: CreateNode, count: int) -> list[str]:
     names = [f"d{i:02}-{harness.namespace}" for i in range(count)]
     for name in names:
-        await make_node(name, capacity={"cpu": "8"}, labels=harness.node_labels)
+        await create_node(name, capacity={"cpu": "8"}, labels=harness.node_labels)
     harness.usage.nodes.update(names)
     return names
 

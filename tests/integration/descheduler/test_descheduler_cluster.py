@@ -19,20 +19,20 @@ from kubekit.client import Client
 from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, NODES, PODS, Node, Object, Pod
 from lab.polling import poll_until
 from netperf.contract import CONTROLLER, HOT_TAINT
-from tests.integration.conftest import MakeNode, StartScheduler
+from tests.integration.conftest import CreateNode, StartScheduler
 from tests.integration.descheduler.harness import (
     DeschedulerHarness,
     count_eviction_attempts,
     create_bound_replica_set,
-    make_nodes,
+    create_nodes,
     wait_for_rounds,
 )
 
 
 @pytest_asyncio.fixture(autouse=True)
-async def stock_scheduler(scheduler: StartScheduler) -> None:
+async def stock_scheduler(start_scheduler: StartScheduler) -> None:
     """kube-scheduler without the extender, for replacements."""
-    await scheduler()
+    await start_scheduler()
 
 
 def make_move(pod: Pod, uid: str = "") -> Move:
@@ -66,9 +66,9 @@ async def run_dry_run(harness: DeschedulerHarness) -> Any:
 
 @pytest.mark.timeout(240)
 async def test_pods_that_fit_nowhere_else_stay_and_an_event_on_the_node_says_why(
-    harness: DeschedulerHarness, make_node: MakeNode
+    harness: DeschedulerHarness, create_node: CreateNode
 ) -> None:
-    names = await make_nodes(harness, make_node, 3)
+    names = await create_nodes(harness, create_node, 3)
     only_here = {"nodeSelector": {"kubernetes.io/hostname": names[0]}}
     await create_bound_replica_set(harness.client, harness.namespace, "tied", 0.8, [names[0]] * 6, **only_here)
     await harness.wait_for_running_pods(6)
@@ -87,9 +87,9 @@ async def test_pods_that_fit_nowhere_else_stay_and_an_event_on_the_node_says_why
 
 @pytest.mark.timeout(240)
 async def test_a_budget_with_zero_disruptions_keeps_its_pods_and_the_dry_run_says_so(
-    harness: DeschedulerHarness, make_node: MakeNode
+    harness: DeschedulerHarness, create_node: CreateNode
 ) -> None:
-    names = await make_nodes(harness, make_node, 3)
+    names = await create_nodes(harness, create_node, 3)
     spec = {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "guarded"}}}
     budget = {**DISRUPTION_BUDGETS.type_meta, "metadata": {"name": "never"}, "spec": spec}
     await harness.client.create(DISRUPTION_BUDGETS, budget, Object, namespace=harness.namespace)
@@ -110,9 +110,9 @@ async def test_a_budget_with_zero_disruptions_keeps_its_pods_and_the_dry_run_say
 
 @pytest.mark.timeout(240)
 async def test_a_dry_run_evicts_no_pod_and_shows_the_moves_of_the_live_loop(
-    harness: DeschedulerHarness, make_node: MakeNode
+    harness: DeschedulerHarness, create_node: CreateNode
 ) -> None:
-    names = await make_nodes(harness, make_node, 4)
+    names = await create_nodes(harness, create_node, 4)
     await create_bound_replica_set(harness.client, harness.namespace, "a", 0.8, [names[0]] * 3)
     await create_bound_replica_set(harness.client, harness.namespace, "b", 0.7, [names[0]] * 3)
     await harness.wait_for_running_pods(6)
@@ -148,9 +148,9 @@ async def test_a_dry_run_evicts_no_pod_and_shows_the_moves_of_the_live_loop(
 
 
 async def test_an_eviction_does_not_evict_another_pod_of_the_same_name(
-    harness: DeschedulerHarness, make_node: MakeNode, client: Client
+    harness: DeschedulerHarness, create_node: CreateNode, client: Client
 ) -> None:
-    (name,) = await make_nodes(harness, make_node, 1)
+    (name,) = await create_nodes(harness, create_node, 1)
     await create_bound_replica_set(client, harness.namespace, "one", 0.1, [name])
     await harness.wait_for_running_pods(1)
     ((pod,),) = harness.usage.running_pods().values()

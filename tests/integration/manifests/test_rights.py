@@ -23,7 +23,7 @@ from lab.credentials import credentials_dir
 from lab.installation import start_central_program, write_bound_kubeconfig
 from lab.polling import poll_until
 from lab.programs import Program, run_command
-from tests.integration.conftest import node_body, read_audit_events
+from tests.integration.conftest import make_node, read_audit_events
 from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl, delete_pods, install_overlay
 
 CENTRAL_ACCOUNTS = ("netaware-controller", "netaware-scheduler", "netaware-gate-opener")
@@ -98,7 +98,7 @@ async def installation(
     await plane.start_scheduler()
     async with install_overlay(plane, "descheduler") as (kubectl, admin):
         for name, (zone, address) in ZONE_AND_ADDRESS_BY_NODE.items():
-            node = node_body(name, zone=zone, region="r", address=address, labels={"kubernetes.io/os": "linux"})
+            node = make_node(name, zone=zone, region="r", address=address, labels={"kubernetes.io/os": "linux"})
             node["metadata"]["annotations"]["netaware.io/bandwidth-capacity"] = "10G"
             await admin.create(NODES, node, Node)
         installation = Installation(plane, kubectl, admin, audit_log, earlier_event_count)

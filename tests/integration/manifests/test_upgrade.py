@@ -12,7 +12,7 @@ from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES
 from kubekit.client import Client
 from kubekit.wire import CONFIGMAPS, ConfigMap, Object
 from lab.polling import poll_until
-from tests.integration.conftest import crd_bodies, remove_crds
+from tests.integration.conftest import read_crd_bodies, remove_crds
 from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Kubectl, uninstall, wait_until_established
 from tests.support.documents import read_shell_blocks
 
@@ -33,7 +33,7 @@ async def list_object_names(kubectl: Kubectl) -> set[str]:
 
 async def test_definitions_upgrade_in_place_and_keep_their_objects(kubectl: Kubectl, admin: Client) -> None:
     """The old definitions have no status subresource, as upstream's."""
-    for definition in crd_bodies().values():
+    for definition in read_crd_bodies().values():
         for version in definition["spec"]["versions"]:
             version.pop("subresources", None)
             version.pop("additionalPrinterColumns", None)

@@ -22,29 +22,24 @@ from kubekit.client import Client
 from kubekit.http import Server
 from kubekit.wire import SERVICE_ACCOUNTS, Object, Resource
 from netperf.policy import CostPolicy
+from tests.support.scheduling import running
 
-COMPONENT = Path(__file__).parents[3] / "manifests" / "base" / "controller" / "page.yaml"
+PAGE_MANIFEST = Path(__file__).parents[3] / "manifests" / "base" / "controller" / "page.yaml"
 RBAC = {kind: Resource("rbac.authorization.k8s.io", "v1", f"{kind.lower()}s", kind) for kind in ("Role", "RoleBinding")}
 ServePage = Callable[..., Awaitable[str]]
 
 
 @asynccontextmanager
-async def running_page(client: Client, namespace: str, config: PageConfig) -> AsyncIterator[str]:
+async def run_page(client: Client, namespace: str, config: PageConfig) -> AsyncIterator[str]:
     """Serve the page during the block; yields its URL."""
     cache = ClusterCache(client, namespace)
     snapshots = SnapshotReader(cache, client, namespace, policy=CostPolicy(), scheduler=SchedulerConfig())
     page = server.Page(config, snapshots, PageAuthorizer(client, namespace))
     http = Server("127.0.0.1:0", registry=CollectorRegistry())
     page.add_routes(http.app)
-    tasks = [asyncio.ensure_future(work) for work in cache.reflector_tasks().values()]
-    try:
-        async with http.running() as address:
-            await asyncio.wait_for(cache.wait_for_sync(), 20)
-            yield f"http://{address}"
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async with running(cache.reflector_tasks()), http.running() as address:
+        await asyncio.wait_for(cache.wait_for_sync(), 20)
+        yield f"http://{address}"
 
 
 @pytest_asyncio.fixture
@@ -52,20 +47,19 @@ async def serve_page(
     client: Client, namespace: str, crds: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[ServePage]:
     """``await serve_page(config)`` serves the page until the end of the test, and returns its URL."""
-    assert crds
     monkeypatch.setattr(server, "MIN_REFRESH_INTERVAL_S", 0.1)
     async with AsyncExitStack() as stack:
 
         async def serve(config: PageConfig | None = None) -> str:
-            return await stack.enter_async_context(running_page(client, namespace, config or PageConfig(auth="none")))
+            return await stack.enter_async_context(run_page(client, namespace, config or PageConfig(auth="none")))
 
         yield serve
 
 
 @pytest_asyncio.fixture
-async def component(client: Client, namespace: str) -> str:
-    """Creates the page's service account and rights in the test's namespace; the page itself has the administrator's rights."""
-    for document in yaml.safe_load_all(COMPONENT.read_text().replace("netaware-system", namespace)):
+async def page_namespace(client: Client, namespace: str) -> str:
+    """The test's namespace, with the page's service account and its shipped rights; the page itself has all rights."""
+    for document in yaml.safe_load_all(PAGE_MANIFEST.read_text().replace("netaware-system", namespace)):
         if document["kind"].startswith("Cluster"):
             continue
         resource = RBAC.get(document["kind"], SERVICE_ACCOUNTS)

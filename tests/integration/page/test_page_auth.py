@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import aiohttp
 from aiohttp.test_utils import make_mocked_request
 
@@ -14,57 +16,90 @@ from tests.integration.conftest import request_token
 from tests.integration.page.conftest import RBAC, ServePage
 
 PATHS = ("", "api/v1/overview")
+PROGRAM_PATHS = ("healthz", "readyz", "metrics")
+"""Paths for kubelets and Prometheus."""
+UNREACHABLE_API_SERVER = ClusterConfig("http://127.0.0.1:9")
 
 
-async def statuses(url: str, headers: dict[str, str]) -> list[int]:
-    answers = []
+class ReplaceableClient:
+    """Passes all calls to ``client``, which a test may replace."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.client, name)
+
+
+async def read_statuses(url: str, headers: dict[str, str]) -> list[int]:
+    """HTTP statuses of the page and its data."""
+    statuses = []
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as browser:
         for path in PATHS:
-            async with browser.get(f"{url}/{path}", headers=headers) as answer:
-                answers.append(answer.status)
-                assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
-    return answers
+            async with browser.get(f"{url}/{path}", headers=headers) as response:
+                statuses.append(response.status)
+                assert "default-src 'none'" in response.headers["Content-Security-Policy"]
+    return statuses
 
 
-async def test_the_page_and_its_data_need_a_token_and_health_does_not(
-    serve_page: ServePage, client: Client, component: str
+async def test_the_page_and_its_data_need_a_token_of_its_role(
+    serve_page: ServePage, client: Client, page_namespace: str
 ) -> None:
     url = await serve_page(PageConfig())
-    good = await request_token(client, component, PAGE_ACCOUNT, PAGE_AUDIENCE)
-    refused = {
+    token = await request_token(client, page_namespace, PAGE_ACCOUNT, PAGE_AUDIENCE)
+    other_audience = await request_token(client, page_namespace, PAGE_ACCOUNT, "other")
+    refused_headers = {
         "no token": {},
-        "a log-in to the API server": {"Authorization": f"Bearer {good}"},
-        "for another audience": {PAGE_TOKEN_HEADER: await request_token(client, component, PAGE_ACCOUNT, "other")},
+        "a login to the API server": {"Authorization": f"Bearer {token}"},
+        "for another audience": {PAGE_TOKEN_HEADER: other_audience},
         "not a token": {PAGE_TOKEN_HEADER: "nonsense"},
-        "too long": {PAGE_TOKEN_HEADER: good + "x" * 7000},
+        "too long": {PAGE_TOKEN_HEADER: token + "x" * 7000},
     }
-    for why, headers in refused.items():
-        assert await statuses(url, headers) == [401] * len(PATHS), why
-    without_role = {PAGE_TOKEN_HEADER: await request_token(client, component, "default", PAGE_AUDIENCE)}
-    assert await statuses(url, without_role) == [403] * len(PATHS)
-    assert await statuses(url, {PAGE_TOKEN_HEADER: good}) == [200] * len(PATHS)
+    for reason, headers in refused_headers.items():
+        assert await read_statuses(url, headers) == [401] * len(PATHS), reason
+    token_without_role = await request_token(client, page_namespace, "default", PAGE_AUDIENCE)
+    assert await read_statuses(url, {PAGE_TOKEN_HEADER: token_without_role}) == [403] * len(PATHS)
+    assert await read_statuses(url, {PAGE_TOKEN_HEADER: token}) == [200] * len(PATHS)
+
+
+async def test_health_and_metrics_need_no_token(serve_page: ServePage) -> None:
+    url = await serve_page(PageConfig())
     async with aiohttp.ClientSession() as browser:
-        for path in ("healthz", "readyz", "metrics"):
-            async with browser.get(f"{url}/{path}") as answer:
-                assert answer.status == 200, path
+        for path in PROGRAM_PATHS:
+            async with browser.get(f"{url}/{path}") as response:
+                assert response.status == 200, path
 
 
-async def test_a_removed_right_has_no_effect_after_the_cache_expires(client: Client, component: str) -> None:
-    now = 0.0
-    access = PageAuthorizer(client, component, clock=lambda: now)
-    headers = {PAGE_TOKEN_HEADER: await request_token(client, component, PAGE_ACCOUNT, PAGE_AUDIENCE)}
-    request = make_mocked_request("GET", "/", headers=headers)
-    assert await access.decide_access(request) == "allowed"
-    async with Client(ClusterConfig("http://127.0.0.1:9"), timeout_s=2.0) as nowhere:
-        access._client = nowhere
-        now = CACHE_TTL_S
-        assert await access.decide_access(request) == "unavailable"
-    access._client = client
-    assert await access.decide_access(request) == "allowed"
-    await client.delete(RBAC["RoleBinding"], "netaware-page", namespace=component)
-    assert await access.decide_access(request) == "allowed", "cached"
-    now += CACHE_TTL_S
+async def test_a_decision_is_cached_and_a_removed_right_has_no_effect_afterwards(
+    client: Client, page_namespace: str
+) -> None:
+    now_s = 0.0
+    authorizer = PageAuthorizer(client, page_namespace, clock=lambda: now_s)
+    token = await request_token(client, page_namespace, PAGE_ACCOUNT, PAGE_AUDIENCE)
+    request = make_mocked_request("GET", "/", headers={PAGE_TOKEN_HEADER: token})
+    assert await authorizer.decide_access(request) == "allowed"
+    await client.delete(RBAC["RoleBinding"], "netaware-page", namespace=page_namespace)
+    assert await authorizer.decide_access(request) == "allowed", "cached"
     # The API server caches RBAC too.
-    while await access.decide_access(request) == "allowed":
-        now += CACHE_TTL_S
-    assert await access.decide_access(request) == "forbidden"
+    while await authorizer.decide_access(request) == "allowed":
+        now_s += CACHE_TTL_S
+    assert await authorizer.decide_access(request) == "forbidden"
+
+
+async def test_access_is_unavailable_while_the_api_server_cannot_be_reached(
+    client: Client, page_namespace: str
+) -> None:
+    now_s = 0.0
+    replaceable = ReplaceableClient(client)
+    authorizer = PageAuthorizer(cast("Client", replaceable), page_namespace, clock=lambda: now_s)
+    token = await request_token(client, page_namespace, PAGE_ACCOUNT, PAGE_AUDIENCE)
+    request = make_mocked_request("GET", "/", headers={PAGE_TOKEN_HEADER: token})
+    assert await authorizer.decide_access(request) == "allowed"
+
+    async with Client(UNREACHABLE_API_SERVER, timeout_s=2.0) as unreachable:
+        replaceable.client = unreachable
+        now_s = CACHE_TTL_S
+        assert await authorizer.decide_access(request) == "unavailable"
+
+    replaceable.client = client
+    assert await authorizer.decide_access(request) == "allowed", "the failure is not cached"

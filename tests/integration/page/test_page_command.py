@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import aiohttp
 import pytest
+import pytest_asyncio
 
 from controller.cli.kubectl import PageError
-from controller.cli.page import PageCommand
+from controller.cli.page import PageAddress, PageCommand
 from controller.cli.session import Session
 from controller.page.config import PageConfig
 from kubekit.client import Client
@@ -20,7 +23,6 @@ from lab.controlplane import ControlPlane
 from netperf.contract import PAGE_ACCOUNT
 from tests.integration.page.conftest import ServePage
 
-DEADLINE_S = 30.0
 KUBECTL = """#!/bin/sh
 case "$*" in *" create token "*) exec REAL_KUBECTL "$@" ;; esac
 case "$*" in *"port-forward --address=127.0.0.1 deployment/netaware-controller :metrics") ;; *) exit 1 ;; esac
@@ -28,51 +30,88 @@ test -n "$PAGE_PORT" || { echo 'warning: old'; echo 'Error from server (NotFound
 echo "Forwarding from 127.0.0.1:$PAGE_PORT -> 9851"
 exec sleep 600
 """
+"""A kubectl that creates tokens, and whose port-forward names the port PAGE_PORT, or fails without one."""
+MAX_COOKIE_LENGTH = 200
+"""Tokens are longer."""
+
+RunPage = Callable[[], Awaitable[PageAddress]]
 
 
-def options(control_plane: ControlPlane) -> argparse.Namespace:
-    return argparse.Namespace(kubeconfig=str(control_plane.kubeconfig), context="", no_browser=True)
-
-
-async def test_the_page_opens_once_with_its_key_and_the_command_reports_failures(
-    serve_page: ServePage,
+@pytest_asyncio.fixture
+async def run_page(
     control_plane: ControlPlane,
     client: Client,
-    component: str,
+    page_namespace: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> AsyncIterator[RunPage]:
+    """``await run_page()`` runs the command until the end of the test."""
     (tmp_path / "kubectl").write_text(KUBECTL.replace("REAL_KUBECTL", str(control_plane.kubectl)))
     (tmp_path / "kubectl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    url = await serve_page(PageConfig())
+    options = argparse.Namespace(kubeconfig=str(control_plane.kubeconfig), context="", no_browser=True)
     async with AsyncExitStack() as stack:
-        session = Session(client, None, None, component, exit_stack=stack)
-        with pytest.raises(PageError, match=r"port-forward: Error from server \(NotFound\)$"):
-            await PageCommand().run(session, options(control_plane))
-        monkeypatch.setenv("PAGE_PORT", url.rpartition(":")[2])
-        opened = await PageCommand().run(session, options(control_plane))
-        root = opened.address.partition("?")[0]
-        timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
-        jar = aiohttp.CookieJar(unsafe=True)
-        browser = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout, cookie_jar=jar))
-        other = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout))
-        for wrong in (root, f"{root}?key=guessed", f"{root}api/v1/overview"):
-            async with browser.get(wrong) as refused:
-                assert refused.status == 403
-        async with browser.get(opened.address) as document:
+        session = Session(client, None, None, page_namespace, exit_stack=stack)
+        yield partial(PageCommand().run, session, options)
+
+
+@pytest_asyncio.fixture
+async def forwarded_page(serve_page: ServePage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page to which kubectl forwards a port."""
+    url = await serve_page(PageConfig())
+    monkeypatch.setenv("PAGE_PORT", url.rpartition(":")[2])
+
+
+@asynccontextmanager
+async def open_browser() -> AsyncIterator[aiohttp.ClientSession]:
+    timeout, jar = aiohttp.ClientTimeout(total=30), aiohttp.CookieJar(unsafe=True)
+    async with aiohttp.ClientSession(timeout=timeout, cookie_jar=jar) as browser:
+        yield browser
+
+
+async def read_status(browser: aiohttp.ClientSession, url: str) -> int:
+    async with browser.get(url) as response:
+        return response.status
+
+
+@pytest.mark.usefixtures("forwarded_page")
+async def test_the_key_opens_the_page_for_one_browser_without_the_token(run_page: RunPage) -> None:
+    address = (await run_page()).address
+    root = address.partition("?")[0]
+    async with open_browser() as browser, open_browser() as other_browser:
+        for url_without_key in (root, f"{root}?key=guessed", f"{root}api/v1/overview"):
+            assert await read_status(browser, url_without_key) == 403
+        async with browser.get(address) as document:
             assert document.status == 200
             assert "script-src 'sha256-" in document.headers["Content-Security-Policy"]
             assert str(document.url) == root, "the key stays out of the address bar"
-            assert not any(len(cookie.value) > 200 for cookie in jar), "the token stays out of the browser"
-        async with other.get(opened.address) as again:
-            assert again.status == 403, "the key is good once"
-        async with browser.get(f"{root}metrics") as metrics:
-            assert metrics.status == 404, "only the page's own paths"
+            assert max(len(cookie.value) for cookie in browser.cookie_jar) < MAX_COOKIE_LENGTH
+        assert await read_status(other_browser, address) == 403, "the key is valid once"
+
+
+@pytest.mark.usefixtures("forwarded_page")
+async def test_only_the_pages_own_paths_are_forwarded(run_page: RunPage) -> None:
+    address = (await run_page()).address
+    root = address.partition("?")[0]
+    async with open_browser() as browser:
+        assert await read_status(browser, address) == 200
+        assert await read_status(browser, f"{root}metrics") == 404
         async with browser.get(f"{root}api/v1/overview") as overview:
             assert (await overview.json())["readAt"] > 0
-        async with browser.get(f"{root}api/v1/overview", headers={"If-None-Match": overview.headers["ETag"]}) as again:
-            assert again.status in {200, 304}
-        await client.delete(SERVICE_ACCOUNTS, PAGE_ACCOUNT, namespace=component)
-        with pytest.raises(PageError, match=r"the page requires a token: run.*not found"):
-            await PageCommand().run(session, options(control_plane))
+        etag = {"If-None-Match": overview.headers["ETag"]}
+        async with browser.get(f"{root}api/v1/overview", headers=etag) as response:
+            assert response.status in {200, 304}, "200 if the data have changed"
+
+
+async def test_an_error_of_the_port_forward_is_reported(run_page: RunPage) -> None:
+    with pytest.raises(PageError, match=r"port-forward: Error from server \(NotFound\)$"):
+        await run_page()
+
+
+@pytest.mark.usefixtures("forwarded_page")
+async def test_a_missing_token_is_reported_with_its_cause(
+    run_page: RunPage, client: Client, page_namespace: str
+) -> None:
+    await client.delete(SERVICE_ACCOUNTS, PAGE_ACCOUNT, namespace=page_namespace)
+    with pytest.raises(PageError, match=r"the page requires a token: run.*not found"):
+        await run_page()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from itertools import product
 from typing import Any
 
 import msgspec
 import pytest
+import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
@@ -15,7 +16,7 @@ from controller.diagnosis.control_plane import LeaseStatus, ProgramPod
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page.document import build_csp, build_document
 from controller.page.encoding import encode_overview
-from controller.views.overview import Overview, build_overview
+from controller.views.overview import build_overview
 from tests.support.browser import Tab, open_tab
 from tests.support.chromium import Chromium
 from tests.unit.controller.cluster_facts import HEALTHY, READY, make_control_plane
@@ -23,6 +24,15 @@ from tests.unit.controller.healthy_cluster import NOW_S, make_cluster_snapshot
 
 TABS = ("now", "matrix", "groups")
 WIDTHS = (1440, 1024, 390)
+FIND_SERIOUS_PROBLEMS = """
+(async () => {
+  const result = await axe.run(document, { resultTypes: ["violations"] });
+  return result.violations.filter((violation) => ["serious", "critical"].includes(violation.impact))
+    .flatMap((violation) => violation.nodes.map((node) => `${violation.id}: ${node.target.join(" ")}`));
+})()
+"""
+CELL = 'document.querySelector(\'[data-from="2"][data-to="1"]\')'
+"""The matrix's cell from the zone of index 2 to that of index 1."""
 
 
 def make_broken_snapshot() -> ClusterSnapshot:
@@ -37,141 +47,164 @@ def make_broken_snapshot() -> ClusterSnapshot:
     return msgspec.structs.replace(healthy, nodes=(*without_agent, *healthy.nodes[2:]), control_plane=without_leader)
 
 
-def page_data(overview: Overview) -> dict[str, Any]:
-    """The page's data as the browser decodes it."""
-    text = msgspec.json.encode({"readAt": overview.read_at, **encode_overview(overview)})
-    data: dict[str, Any] = msgspec.json.decode(text)
+def encode_page_data(snapshot: ClusterSnapshot) -> dict[str, Any]:
+    """The page's data of a cluster, as the browser decodes it."""
+    overview = build_overview(snapshot)
+    encoded = msgspec.json.encode({"readAt": overview.read_at, **encode_overview(overview)})
+    data: dict[str, Any] = msgspec.json.decode(encoded)
     return data
 
 
-PAGES: dict[str, dict[str, Any]] = {
-    "data": page_data(build_overview(msgspec.structs.replace(make_cluster_snapshot(6), control_plane=HEALTHY))),
-    "empty": page_data(build_overview(ClusterSnapshot(now_s=NOW_S, control_plane=HEALTHY))),
-    "broken": page_data(build_overview(make_broken_snapshot())),
+DATA_BY_CLUSTER: dict[str, dict[str, Any]] = {
+    "healthy": encode_page_data(msgspec.structs.replace(make_cluster_snapshot(6), control_plane=HEALTHY)),
+    "empty": encode_page_data(ClusterSnapshot(now_s=NOW_S, control_plane=HEALTHY)),
+    "broken": encode_page_data(make_broken_snapshot()),
 }
 
 
-@asynccontextmanager
-async def running_pages() -> AsyncIterator[str]:
-    """Serve the pages of `PAGES` at ``/NAME/``; yields the URL."""
+@pytest_asyncio.fixture
+async def tab(chromium: Chromium) -> AsyncIterator[Tab]:
+    async with open_tab(chromium) as tab:
+        yield tab
 
-    async def show(_: web.Request) -> web.Response:
+
+@pytest_asyncio.fixture
+async def url() -> AsyncIterator[str]:
+    """The URL of a server that shows each cluster's page at ``/CLUSTER/``."""
+
+    async def serve_document(_: web.Request) -> web.Response:
         headers = {"Content-Security-Policy": build_csp()}
         return web.Response(body=build_document(), content_type="text/html", charset="utf-8", headers=headers)
 
-    async def overview(request: web.Request) -> web.Response:
-        return web.Response(
-            body=msgspec.json.encode(PAGES[request.match_info["name"]]),
-            content_type="application/json",
-            headers={"ETag": '"1"'},
-        )
+    async def serve_data(request: web.Request) -> web.Response:
+        body = msgspec.json.encode(DATA_BY_CLUSTER[request.match_info["cluster"]])
+        return web.Response(body=body, content_type="application/json", headers={"ETag": '"1"'})
 
     app = web.Application()
-    app.router.add_get("/{name}/", show)
-    app.router.add_get("/{name}/api/v1/overview", overview)
+    app.router.add_get("/{cluster}/", serve_document)
+    app.router.add_get("/{cluster}/api/v1/overview", serve_data)
     async with TestServer(app) as server:
         yield str(server.make_url("")).rstrip("/")
 
 
-async def show(tab: Tab, url: str, name: str) -> None:
-    await tab.open(f"{url}/{name}/")
+async def open_page(tab: Tab, url: str, cluster: str = "healthy") -> None:
+    await tab.open(f"{url}/{cluster}/")
     await tab.wait_for("state.overview !== null")
 
 
-async def text_of(tab: Tab, selector: str) -> str:
+async def open_matrix(tab: Tab, url: str) -> None:
+    """Open the healthy cluster's matrix, and choose the pair of `CELL`."""
+    await tab.open(f"{url}/healthy/#matrix")
+    await tab.wait_for("state.overview !== null && !byId('panel-matrix').hidden")
+    await tab.evaluate(f"{CELL}.click()")
+
+
+async def read_text(tab: Tab, selector: str) -> str:
     return str(await tab.evaluate(f"document.querySelector({selector!r}).innerText"))
 
 
-async def test_a_rendering_error_is_shown(chromium: Chromium) -> None:
-    async with running_pages() as url, open_tab(chromium) as tab:
-        await show(tab, url, "data")
-        await tab.evaluate(
-            "var drawn = 0; DRAW_BY_TAB.matrix = () => { drawn++; throw new Error('simulated'); }; shownTab = 'matrix'"
-        )
-        await tab.wait_for("drawn > 1")
-        assert "cannot be drawn: simulated" in await text_of(tab, "#live")
-        assert await tab.evaluate("etag") == ""
-
-
-SERIOUS = """
-(async () => {
-  const found = await axe.run(document, { resultTypes: ["violations"] });
-  return found.violations.filter((each) => ["serious", "critical"].includes(each.impact))
-    .flatMap((each) => each.nodes.map((node) => `${each.id}: ${node.target.join(" ")}`));
-})()
-"""
+async def test_a_rendering_error_is_shown(tab: Tab, url: str) -> None:
+    await open_page(tab, url)
+    await tab.evaluate(
+        "var drawn = 0; DRAW_BY_TAB.matrix = () => { drawn++; throw new Error('simulated'); }; shownTab = 'matrix'"
+    )
+    await tab.wait_for("drawn > 1")
+    assert "cannot be drawn: simulated" in await read_text(tab, "#live")
+    assert await tab.evaluate("etag") == "", "the data are read again"
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", sorted(PAGES))
+@pytest.mark.parametrize("cluster", sorted(DATA_BY_CLUSTER))
 async def test_axe_finds_no_serious_problem_and_no_view_is_wider_than_its_window(
-    chromium: Chromium, axe: str, name: str
+    tab: Tab, url: str, axe: str, cluster: str
 ) -> None:
-    async with running_pages() as url, open_tab(chromium) as tab:
-        await show(tab, url, name)
-        await tab.evaluate(f"{axe}; true")
-        for width in WIDTHS:
-            await tab.resize(width, 900)
-            for scheme in ("light", "dark"):
-                await tab.set_color_scheme(scheme)
-                for view in TABS:
-                    await tab.evaluate(f"showTab({view!r})")
-                    assert await tab.evaluate(SERIOUS) == [], (name, view, width, scheme)
-                    wide = await tab.evaluate("document.documentElement.scrollWidth - innerWidth")
-                    assert wide <= 0, (name, view, width, scheme)
-        assert not tab.problems
-        await tab.evaluate("byId('main').append(h('button', { type: 'button' }))")
-        assert await tab.evaluate(SERIOUS) != [], "axe does not see a button without a name"
+    await open_page(tab, url, cluster)
+    await tab.evaluate(f"{axe}; true")
+    for width, scheme, view in product(WIDTHS, ("light", "dark"), TABS):
+        await tab.resize(width, 900)
+        await tab.set_color_scheme(scheme)
+        await tab.evaluate(f"showTab({view!r})")
+        assert await tab.evaluate(FIND_SERIOUS_PROBLEMS) == [], (view, width, scheme)
+        excess_width = await tab.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert excess_width <= 0, (view, width, scheme)
+    assert not tab.problems
+    await tab.evaluate("byId('main').append(h('button', { type: 'button' }))")
+    assert await tab.evaluate(FIND_SERIOUS_PROBLEMS) != [], "axe finds a button without a name"
 
 
-async def test_the_matrix_shows_the_chosen_measure_and_pair(chromium: Chromium) -> None:
-    async with running_pages() as url, open_tab(chromium) as tab:
-        await tab.open(f"{url}/data/#matrix")
-        await tab.wait_for("state.overview !== null && !byId('panel-matrix').hidden")
-        cell = 'document.querySelector(\'[data-from="2"][data-to="1"]\')'
-        headers = f"[{cell}.parentElement.cells[0].innerText, {cell}.closest('table').rows[0].cells[2].innerText]"
-        await tab.evaluate(f"{cell}.click()")
-        chosen = await tab.evaluate("[byId('pair-from'), byId('pair-to')].map((e) => e.selectedOptions[0].text)")
-        assert await tab.evaluate(headers) == chosen == await tab.evaluate("[state.names[2], state.names[1]]")
-        cost = await tab.evaluate("state.overview.matrix.cost[findCellIndex(2, 1)]")
-        assert await tab.evaluate(f"{cell}.innerText") == str(cost)
-        assert f"Cost\n{cost}" in await text_of(tab, "#pair-facts")
-        await tab.evaluate("byId('measure').value = 'p50'; byId('measure').dispatchEvent(new Event('change'))")
-        assert await tab.evaluate(f"{cell}.innerText") == await tab.evaluate(
-            "formatNumber(state.overview.matrix.p50Us[findCellIndex(2, 1)] / 1000)"
-        )
-        for measure, basis, flags, sign in (
-            ("p50", "inferred", "", ""),
-            ("p50", "unreachable", "loss", "!"),
-            ("p50", "stale", "", "~"),
-            ("cost", "inferred", "loss", "*"),
-            ("cost", "measured", "loss", "!"),
-        ):
-            change = f"{{ const m = state.overview.matrix, i = findCellIndex(2, 1); m.basis[i] = {basis!r}; m.qualityFlags[i] = {flags!r}; }}"
-            await tab.evaluate(f"{change} state.measure = {measure!r}; drawMatrix()")
-            assert (await tab.evaluate(f"{cell}.innerText")).lstrip("0123456789.") == sign, (measure, basis, flags)
-        assert await tab.evaluate("[999.4e6, 999.6e6].map(formatRate)") == ["999 Mbit/s", "1 Gbit/s"]
-        assert not tab.problems
+async def test_the_matrix_shows_the_cost_of_the_chosen_pair(tab: Tab, url: str) -> None:
+    await open_matrix(tab, url)
+    names = await tab.evaluate("[state.names[2], state.names[1]]")
+    headers = f"[{CELL}.parentElement.cells[0].innerText, {CELL}.closest('table').rows[0].cells[2].innerText]"
+    assert await tab.evaluate(headers) == names
+    selected = "[byId('pair-from'), byId('pair-to')].map((select) => select.selectedOptions[0].text)"
+    assert await tab.evaluate(selected) == names
+    cost = await tab.evaluate("state.overview.matrix.cost[findCellIndex(2, 1)]")
+    assert await tab.evaluate(f"{CELL}.innerText") == str(cost)
+    assert f"Cost\n{cost}" in await read_text(tab, "#pair-facts")
+    assert not tab.problems
+
+
+async def test_the_matrix_shows_the_chosen_measure(tab: Tab, url: str) -> None:
+    await open_matrix(tab, url)
+    await tab.evaluate("byId('measure').value = 'p50'; byId('measure').dispatchEvent(new Event('change'))")
+    p50_ms = await tab.evaluate("formatNumber(state.overview.matrix.p50Us[findCellIndex(2, 1)] / 1000)")
+    assert await tab.evaluate(f"{CELL}.innerText") == p50_ms
+    assert await tab.evaluate("[999.4e6, 999.6e6].map(formatRate)") == ["999 Mbit/s", "1 Gbit/s"]
+    assert not tab.problems
+
+
+@pytest.mark.parametrize(
+    ("measure", "basis", "quality_flags", "sign"),
+    [
+        ("p50", "inferred", "", ""),
+        ("p50", "unreachable", "loss", "!"),
+        ("p50", "stale", "", "~"),
+        ("cost", "inferred", "loss", "*"),
+        ("cost", "measured", "loss", "!"),
+    ],
+)
+async def test_a_sign_in_the_matrix_shows_the_basis_and_flags_of_a_value(
+    tab: Tab, url: str, measure: str, basis: str, quality_flags: str, sign: str
+) -> None:
+    await open_matrix(tab, url)
+    await tab.evaluate(f"state.overview.matrix.basis[findCellIndex(2, 1)] = {basis!r}")
+    await tab.evaluate(f"state.overview.matrix.qualityFlags[findCellIndex(2, 1)] = {quality_flags!r}")
+    await tab.evaluate(f"state.measure = {measure!r}; drawMatrix()")
+    assert (await tab.evaluate(f"{CELL}.innerText")).lstrip("0123456789.") == sign
+    assert not tab.problems
 
 
 async def test_findings_and_their_commands_appear_without_a_reload(
-    chromium: Chromium, monkeypatch: pytest.MonkeyPatch
+    tab: Tab, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running_pages() as url, open_tab(chromium) as tab:
-        await show(tab, url, "data")
-        assert "Nothing is wrong" in await text_of(tab, "#panel-now")
-        await tab.evaluate("window.neverReloaded = true")
-        monkeypatch.setitem(PAGES, "data", PAGES["broken"] | {"readAt": PAGES["data"]["readAt"] + 60})
-        await tab.wait_for("byId('panel-now').textContent.includes('no controller leads')")
-        assert await tab.evaluate("window.neverReloaded === true")
-        text = await text_of(tab, "#panel-now")
-        for part in ("rollout restart deployment/netaware-controller", "ImagePullBackOff", "NetawareNoLeader"):
-            assert part in text
-        assert "for 2 min" in text
-        await tab.evaluate("clockOffset += 3600; drawAges()")
-        assert "for 62 min" in await text_of(tab, "#panel-now"), "ages grow without new data"
-        await tab.evaluate("showTab('matrix')")
-        assert "and" in await text_of(tab, "#problems"), "the other views show that something is wrong"
-        await tab.evaluate("document.querySelector('#problems button').click()")
-        assert not await tab.evaluate("byId('panel-now').hidden")
-        assert not tab.problems
+    await open_page(tab, url)
+    assert "Nothing is wrong" in await read_text(tab, "#panel-now")
+
+    await tab.evaluate("window.wasNotReloaded = true")
+    newer_data = DATA_BY_CLUSTER["broken"] | {"readAt": DATA_BY_CLUSTER["healthy"]["readAt"] + 60}
+    monkeypatch.setitem(DATA_BY_CLUSTER, "healthy", newer_data)
+    await tab.wait_for("byId('panel-now').textContent.includes('no controller leads')")
+
+    assert await tab.evaluate("window.wasNotReloaded === true")
+    findings = await read_text(tab, "#panel-now")
+    for part in ("rollout restart deployment/netaware-controller", "ImagePullBackOff", "NetawareNoLeader"):
+        assert part in findings
+    assert not tab.problems
+
+
+async def test_the_age_of_a_finding_grows_without_new_data(tab: Tab, url: str) -> None:
+    await open_page(tab, url, "broken")
+    assert "for 90 s" in await read_text(tab, "#panel-now"), "since the lease"
+    await tab.evaluate("clockOffset += 3600; drawAges()")
+    assert "for 61 min" in await read_text(tab, "#panel-now")
+    assert not tab.problems
+
+
+async def test_other_views_show_that_something_is_wrong_and_lead_to_the_findings(tab: Tab, url: str) -> None:
+    await open_page(tab, url, "broken")
+    await tab.evaluate("showTab('matrix')")
+    assert "and" in await read_text(tab, "#problems"), "of several findings"
+    await tab.evaluate("document.querySelector('#problems button').click()")
+    assert not await tab.evaluate("byId('panel-now').hidden")
+    assert not tab.problems

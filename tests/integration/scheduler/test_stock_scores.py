@@ -1,7 +1,4 @@
-"""kube-scheduler binds every pod to one of the hosts with the best score of our model, in random clusters.
-
-``simulate`` uses the model for the default scheduler.
-"""
+"""kube-scheduler binds every pod to one of the hosts with the best score of our model of it, in random clusters."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import tempfile
 from collections import defaultdict
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -33,7 +30,14 @@ REPLICA_SETS = Resource("apps", "v1", "replicasets", "ReplicaSet")
 SEEDS = range(1, 7)
 
 
-async def make_hosts(client: Client, rng: random.Random, prefix: str) -> list[Host]:
+class Binding(NamedTuple):
+    """Hosts with the best score of the model for a pod, and the host to which kube-scheduler binds it."""
+
+    best_hosts: set[str]
+    host: str
+
+
+async def create_hosts(client: Client, rng: random.Random, prefix: str) -> list[Host]:
     hosts = []
     for i in range(rng.randint(4, 14)):
         name = f"{prefix}n{i:02}"
@@ -51,7 +55,7 @@ async def make_hosts(client: Client, rng: random.Random, prefix: str) -> list[Ho
     return hosts
 
 
-def make_template(rng: random.Random, app: str, hosts: list[Host]) -> dict[str, Any]:
+def make_random_spec(rng: random.Random, app: str, hosts: list[Host]) -> dict[str, Any]:
     """A random pod spec, restricted to these hosts, because the control plane has hosts of other clusters too."""
     requests = {}
     if rng.random() < 0.8:
@@ -84,7 +88,7 @@ class Cluster:
         self._hosts = sorted(hosts, key=lambda host: host.name)
         self._reader, self._bound = PodReader(), list[PodInfo]()
 
-    def best_hosts(self, pod: PodInfo) -> set[str]:
+    def compute_best_hosts(self, pod: PodInfo) -> set[str]:
         """Hosts with the best score of the model, of those with capacity for the pod."""
         requested: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
         for other in self._bound:
@@ -93,7 +97,10 @@ class Cluster:
         is_feasible = np.array(
             [
                 not pod.constraints.unmet_constraint(host.name, host.labels, host.taints)
-                and all(v + requested[host.name][r] <= host.allocatable.get(r, 0) for r, v in pod.requests.items())
+                and all(
+                    amount + requested[host.name][resource] <= host.allocatable.get(resource, 0)
+                    for resource, amount in pod.requests.items()
+                )
                 for host in self._hosts
             ],
             np.bool_,
@@ -105,28 +112,28 @@ class Cluster:
         scores = np.where(is_feasible, model.scores(pod, siblings, self._bound, is_feasible), -1)
         return {self._hosts[index].name for index in np.flatnonzero(scores == scores.max()).tolist()}
 
-    async def add(self, name: str, app: str, spec: dict[str, Any]) -> tuple[set[str], str]:
-        """Create a pod; returns the best hosts by the model, and the node to which the pod is bound."""
+    async def schedule_pod(self, name: str, app: str, spec: dict[str, Any]) -> Binding:
+        """Create a pod, and wait until it is bound."""
         owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": app, "uid": app, "controller": True}
         metadata = {"name": name, "labels": {"app": app}, "ownerReferences": [owner]}
         await self._client.create(PODS, {"metadata": metadata, "spec": spec}, Pod, namespace=self._namespace)
         body = {"metadata": {**metadata, "namespace": self._namespace}, "spec": spec, "status": {"phase": "Pending"}}
-        best_hosts = self.best_hosts(self._reader.read(msgspec.convert(body, Pod)))
+        best_hosts = self.compute_best_hosts(self._reader.read(msgspec.convert(body, Pod)))
         async with asyncio.timeout(60):
             while not (node := (await self._client.get(PODS, name, Pod, namespace=self._namespace)).spec.node_name):
                 await asyncio.sleep(0.02)
         bound = {**body, "spec": {**spec, "nodeName": node}, "status": {"phase": "Running"}}
         self._bound.append(self._reader.read(msgspec.convert(bound, Pod)))
-        return best_hosts, node
+        return Binding(best_hosts, node)
 
 
-async def schedule_random_cluster(client: Client, seed: int) -> list[tuple[set[str], str]]:
-    """Schedule the pods of a random cluster; returns `Cluster.add` of each."""
+async def schedule_random_cluster(client: Client, seed: int) -> list[Binding]:
+    """Schedule the pods of a random cluster."""
     rng, namespace = random.Random(seed), f"stock-{seed}"
     await client.create(NAMESPACES, {"metadata": {"name": namespace}}, Object)
     await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default"}}, Object, namespace=namespace)
-    hosts = await make_hosts(client, rng, f"s{seed}")
-    specs = {app: make_template(rng, app, hosts) for app in (f"w{i}" for i in range(rng.randint(2, 5)))}
+    hosts = await create_hosts(client, rng, f"s{seed}")
+    specs = {app: make_random_spec(rng, app, hosts) for app in (f"w{i}" for i in range(rng.randint(2, 5)))}
     for app, spec in specs.items():
         labels = {"app": app}
         template = {"metadata": {"labels": labels}, "spec": spec}
@@ -134,10 +141,10 @@ async def schedule_random_cluster(client: Client, seed: int) -> list[tuple[set[s
         await client.create(REPLICA_SETS, body, Object, namespace=namespace)
     # The scheduler reads a pod's owner from a watch of its own, which may lag behind.
     await asyncio.sleep(1.0)
-    order = [app for app in specs for _ in range(rng.randint(2, 6))]
-    rng.shuffle(order)
+    apps_in_order = [app for app in specs for _ in range(rng.randint(2, 6))]
+    rng.shuffle(apps_in_order)
     cluster = Cluster(client, namespace, hosts)
-    return [await cluster.add(f"{app}-{i}", app, specs[app]) for i, app in enumerate(order)]
+    return [await cluster.schedule_pod(f"{app}-{i}", app, specs[app]) for i, app in enumerate(apps_in_order)]
 
 
 async def test_every_pod_is_bound_to_a_host_with_the_best_score_of_the_model() -> None:
@@ -150,6 +157,6 @@ async def test_every_pod_is_bound_to_a_host_with_the_best_score_of_the_model() -
             await plane.start_scheduler(config)
             bindings = [binding for seed in SEEDS for binding in await schedule_random_cluster(client, seed)]
     assert len(bindings) > 50
-    mean_best_hosts = sum(len(best_hosts) for best_hosts, _ in bindings) / len(bindings)
-    assert mean_best_hosts < 2.5, "most hosts do not have the best score"
-    assert [(best_hosts, node) for best_hosts, node in bindings if node not in best_hosts] == []
+    mean_best_hosts = sum(len(binding.best_hosts) for binding in bindings) / len(bindings)
+    assert mean_best_hosts < 2.5, "else the model would allow most hosts, and the test would show little"
+    assert [binding for binding in bindings if binding.host not in binding.best_hosts] == []

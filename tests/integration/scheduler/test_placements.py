@@ -1,0 +1,206 @@
+"""kube-scheduler binds pods as planned beside volumes, node selectors, preemption and autoscalers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.cluster.pods import PlacementMode, Pod, target_of
+from controller.cluster.volumes import VOLUMES
+from controller.scheduler.config import SchedulerConfig
+from kubekit.client import MERGE_PATCH
+from kubekit.wire import DEPLOYMENTS, PODS, STATEFUL_SETS, Object, Resource
+from lab.polling import poll_until
+from netperf.contract import ZONE_LABEL
+from tests.integration.scheduler.harness import LONG_WAIT, PROFILE, SchedulerHarness, make_deployment
+from tests.support.bodies import make_symmetric_costs
+
+pytestmark = [pytest.mark.usefixtures("gate_policy"), pytest.mark.timeout(600)]
+
+COSTS_WITH_B_FAR_AWAY = make_symmetric_costs({("a", "b"): 40, ("a", "c"): 5, ("b", "c"): 40})
+PRIORITIES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", is_namespaced=False)
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+
+
+@asynccontextmanager
+async def reserve_volume(harness: SchedulerHarness, claim: str, zone: str) -> AsyncIterator[None]:
+    """Create a volume of this zone that is reserved for a claim, during the block."""
+    name = f"{claim}-{harness.namespace}"
+    terms = [{"matchExpressions": [{"key": ZONE_LABEL, "operator": "In", "values": [zone]}]}]
+    spec = {
+        "accessModes": ["ReadWriteOnce"],
+        "capacity": {"storage": "1Gi"},
+        "claimRef": {"namespace": harness.namespace, "name": claim},
+        "hostPath": {"path": "/nothing"},
+        "nodeAffinity": {"required": {"nodeSelectorTerms": terms}},
+        "persistentVolumeReclaimPolicy": "Retain",
+    }
+    await harness.client.create(VOLUMES, {"metadata": {"name": name}, "spec": spec}, Object)
+    try:
+        yield
+    finally:
+        await harness.client.delete(VOLUMES, name)
+
+
+def is_seen_by_autoscaler(pod: Pod) -> bool:
+    """Whether Cluster Autoscaler would create a node for the pod: it lists unschedulable pods."""
+    condition = pod.condition("PodScheduled")
+    return pod.is_waiting and condition is not None and condition.reason == "Unschedulable"
+
+
+async def list_nodes_of_callers(harness: SchedulerHarness) -> list[str]:
+    """The nodes of the pods of P1; an unbound pod's is empty."""
+    return [pod.spec.node_name for pod in await harness.list_pods() if pod.workload == "P1"]
+
+
+@pytest.mark.parametrize("mode", ["extender", "affinity"])
+async def test_a_group_that_needs_two_zones_is_split_where_it_costs_least(
+    harness: SchedulerHarness, mode: PlacementMode
+) -> None:
+    """Two chains of two pods, and two pods per node. Z has a limit of 30 to X, so no chain is in b; a and c get one each."""
+    await harness.create_zones("a", "b", "c", capacity={"cpu": "2"}, costs=COSTS_WITH_B_FAR_AWAY)
+    await harness.create_group({"W": {"X": 10}, "X": {}, "Y": {"Z": 10}, "Z": {"X": 30}})
+    async with harness.run_scheduling(SchedulerConfig(placement=mode)):
+        for workload in "WXYZ":
+            await harness.create_pod(workload.lower(), group="a1", workload=workload, requests={"cpu": "1"})
+        node_by_pod = await harness.wait_until_bound("w", "x", "y", "z")
+        assert node_by_pod["w"] == node_by_pod["x"]
+        assert node_by_pod["y"] == node_by_pod["z"]
+        assert {node_by_pod["w"], node_by_pod["y"]} == {"n-a", "n-c"}
+
+        pod = await harness.read_pod("w")
+        target = target_of(pod)
+        assert target is not None
+        assert target.node == node_by_pod["w"]
+        has_affinity = pod.spec.affinity is not None and pod.spec.affinity.node_affinity is not None
+        assert has_affinity == (mode == "affinity")
+        message = await harness.wait_for_event("w", "NetworkPlacement")
+        assert f"on {node_by_pod['w']} as planned with its group" in message
+
+
+async def test_the_node_affinity_of_a_pod_without_owner_is_kept(harness: SchedulerHarness) -> None:
+    for zone, disk in (("a", "ssd"), ("b", "ssd"), ("b", "hdd")):
+        await harness.create_ready_node(f"n-{zone}-{disk}", zone=zone, region="r", labels={"disk": disk})
+    await harness.set_costs({("a", "b"): 40, ("b", "a"): 40})
+    await harness.create_group({"P1": {"P2": 10}, "P2": {}})
+    on_ssd = {"matchExpressions": [{"key": "disk", "operator": "In", "values": ["ssd"]}]}
+    on_any_disk = {"matchExpressions": [{"key": "disk", "operator": "Exists"}]}
+    own: dict[str, Any] = {
+        REQUIRED: {"nodeSelectorTerms": [on_ssd]},
+        PREFERRED: [{"weight": 3, "preference": on_any_disk}],
+    }
+    async with harness.run_scheduling(SchedulerConfig(placement="affinity"), with_extender=False):
+        await harness.create_pod("p2", group="a1", workload="P2", nodeName="n-b-hdd")
+        await harness.create_pod("p1", group="a1", workload="P1", affinity={"nodeAffinity": own})
+        assert await harness.wait_until_bound("p1") == {"p1": "n-b-ssd"}
+
+    pod = await harness.read_pod("p1")
+    assert pod.spec.affinity is not None
+    node_affinity = msgspec.to_builtins(pod.spec.affinity.node_affinity)
+    assert node_affinity[REQUIRED] == own[REQUIRED]
+    assert node_affinity[PREFERRED][0] == own[PREFERRED][0]
+    assert len(node_affinity[PREFERRED]) > 1, "preferences for the planned zone are added"
+
+
+@pytest.mark.parametrize("mode", ["extender", "affinity"])
+async def test_a_pod_with_a_volume_in_another_zone_goes_there_and_the_others_stay_near(
+    harness: SchedulerHarness, mode: PlacementMode
+) -> None:
+    """P2 of P1 is in zone a. The volume of one replica, not the first by name, is in zone b."""
+    await harness.create_zones("a", "b")
+    await harness.create_group({"P1": {"P2": 50}, "P2": {}}, members=4)
+    claim = {"accessModes": ["ReadWriteOnce"], "storageClassName": "", "resources": {"requests": {"storage": "1Gi"}}}
+    stateful_set = make_deployment("p1", "P1", replicas=3, schedulerName=PROFILE)
+    stateful_set["spec"] |= {
+        "serviceName": "p1",
+        "podManagementPolicy": "Parallel",
+        "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": claim}],
+    }
+    async with AsyncExitStack() as stack:
+        for number, zone in enumerate("aba"):
+            await stack.enter_async_context(reserve_volume(harness, f"data-p1-{number}", zone))
+        await stack.enter_async_context(harness.run_scheduling(SchedulerConfig(placement=mode, gates=LONG_WAIT)))
+        await harness.create_pod("p2", group="a1", workload="P2", nodeName="n-a")
+        await harness.client.create(STATEFUL_SETS, stateful_set, Object, namespace=harness.namespace)
+        node_by_pod = await harness.wait_until_bound("p1-0", "p1-1", "p1-2")
+    assert node_by_pod == {"p1-0": "n-a", "p1-1": "n-b", "p1-2": "n-a"}
+
+
+async def test_new_replicas_of_a_rollout_follow_their_new_node_selector(harness: SchedulerHarness) -> None:
+    """The old replicas get zone a, where P2 is; the new ones can run only in zone b."""
+    await harness.create_ready_node("n-a", zone="a", region="r")
+    await harness.create_ready_node("n-b", zone="b", region="r", labels={"pool": "db"})
+    await harness.set_costs({("a", "b"): 40, ("b", "a"): 40})
+    await harness.create_group({"P1": {"P2": 50}, "P2": {}}, members=4)
+    deployment = make_deployment("p1", "P1", replicas=3, labels={"netaware.io/placement": "affinity"})
+
+    async def are_on_a() -> bool:
+        return await list_nodes_of_callers(harness) == ["n-a"] * 3
+
+    async def are_on_b() -> bool:
+        return await list_nodes_of_callers(harness) == ["n-b"] * 3
+
+    async with harness.run_scheduling(SchedulerConfig(gates=LONG_WAIT), with_extender=False):
+        await harness.create_pod("p2", group="a1", workload="P2", nodeName="n-a")
+        await harness.client.create(DEPLOYMENTS, deployment, Object, namespace=harness.namespace)
+        await poll_until(are_on_a)
+        patch = {"spec": {"template": {"spec": {"nodeSelector": {"pool": "db"}}}}}
+        await harness.client.patch(
+            DEPLOYMENTS, "p1", patch, Object, patch_type=MERGE_PATCH, namespace=harness.namespace
+        )
+        await poll_until(are_on_b)
+
+
+async def test_the_autoscaler_sees_all_pods_of_an_unschedulable_chain(harness: SchedulerHarness) -> None:
+    """Gates do not wait for a workload that is unschedulable; otherwise one pod would be seen in ten minutes."""
+    await harness.create_zones("a", capacity={"cpu": "2"})
+    chain = ("P1", "P2", "P3", "P4")
+    await harness.create_group({caller: {callee: 10} for caller, callee in pairwise(chain)} | {"P4": {}})
+    names = [workload.lower() for workload in chain]
+
+    async def list_chain() -> list[Pod]:
+        return [await harness.read_pod(name) for name in names]
+
+    async def are_all_seen() -> bool:
+        return all(map(is_seen_by_autoscaler, await list_chain()))
+
+    async with harness.run_scheduling(SchedulerConfig(gates=LONG_WAIT)):
+        for workload in chain:
+            await harness.create_pod(workload.lower(), group="a1", workload=workload, requests={"cpu": "4"})
+        await poll_until(are_all_seen)
+        assert [pod.spec.affinity for pod in await list_chain()] == [None] * len(names)
+
+        for node in ("n-b", "n-c"):
+            await harness.create_ready_node(node, zone="a", region="r", capacity={"cpu": "8"})
+        node_by_pod = await harness.wait_until_bound(*names)
+    assert set(node_by_pod.values()) == {"n-b", "n-c"}
+
+
+async def test_pods_are_preempted_only_on_nodes_that_the_filter_allows(harness: SchedulerHarness) -> None:
+    """P2 of P1 is in zone a. Both zones are full of pods of lower priority; those of zone b are not evicted."""
+    await harness.create_zones("a", "b", capacity={"cpu": "2"})
+    await harness.create_group({"P1": {"P2": 10}, "P2": {}})
+    priority_class = f"urgent-{harness.namespace}"
+    body = {"metadata": {"name": priority_class}, "value": 1000, "globalDefault": False}
+    await harness.client.create(PRIORITIES, body, Object)
+    try:
+        async with harness.run_extender() as url:
+            await harness.start_scheduler(extender_url=url)
+            await harness.create_pod("p2", group="a1", workload="P2", nodeName="n-a")
+            for zone in ("a", "b"):
+                await harness.create_pod(f"low-{zone}", requests={"cpu": "2"}, nodeName=f"n-{zone}")
+            spec: dict[str, Any] = {"priorityClassName": priority_class, "requests": {"cpu": "2"}}
+            await harness.create_pod("p1", group="a1", workload="P1", **spec)
+            no_gates = {"spec": {"schedulingGates": None}}
+            await harness.client.patch(PODS, "p1", no_gates, Object, namespace=harness.namespace)
+            assert await harness.wait_until_bound("p1") == {"p1": "n-a"}
+            remaining_names = {pod.metadata.name for pod in await harness.list_pods()}
+    finally:
+        await harness.client.delete(PRIORITIES, priority_class)
+    assert remaining_names == {"p1", "p2", "low-b"}
