@@ -9,6 +9,6 @@ from tests.integration.netperf.peers import free_port
 
 
 @pytest.fixture
-def settings() -> ProbeSettings:
+def probe_settings() -> ProbeSettings:
     """Free ports, and the shortest duration that netperf supports."""
     return ProbeSettings(duration_s=1.0, control_port=free_port(), data_port=free_port(), datagram_port=free_port())

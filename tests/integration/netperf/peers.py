@@ -15,6 +15,7 @@ import pytest
 
 from netperf.probers.netserver import Netserver
 from netperf.probers.responder import DatagramResponder
+from tests.support.tasks import running_tasks
 
 PASSPHRASE = b"a passphrase of the integration tests"
 ADDRESS = "127.0.0.1"
@@ -32,24 +33,20 @@ def free_port() -> int:
 @asynccontextmanager
 async def running_server(server: Netserver | DatagramResponder) -> AsyncIterator[None]:
     """Run a server that listens during the block."""
-    task = asyncio.create_task(server.run())
-    try:
+    async with running_tasks(server.run()):
         async with asyncio.timeout(START_DEADLINE_S):
             await server.listening.wait()
         yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 @asynccontextmanager
 async def misbehaving_peer(port: int, fault: str, address: str = ADDRESS) -> AsyncIterator[None]:
     """A peer that accepts connections and ``hangs``, or that ``resets`` or ``closes`` them after the first data."""
-    release = asyncio.Event()
+    is_ending = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await (release.wait() if fault == "hangs" else reader.read(64))
+            await (is_ending.wait() if fault == "hangs" else reader.read(64))
             if fault == "resets":
                 writer.transport.abort()
         finally:
@@ -59,7 +56,7 @@ async def misbehaving_peer(port: int, fault: str, address: str = ADDRESS) -> Asy
     try:
         yield
     finally:
-        release.set()
+        is_ending.set()
         server.close()
 
 
@@ -78,9 +75,9 @@ async def tcp_relay(port: int) -> AsyncIterator[None]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         opened.add(writer)
-        far_reader, far_writer = await asyncio.open_connection(ADDRESS, port)
-        opened.add(far_writer)
-        await asyncio.gather(copy_stream(reader, far_writer), copy_stream(far_reader, writer))
+        server_reader, server_writer = await asyncio.open_connection(ADDRESS, port)
+        opened.add(server_writer)
+        await asyncio.gather(copy_stream(reader, server_writer), copy_stream(server_reader, writer))
 
     server = await asyncio.start_server(serve, RELAY_ADDRESS, port)
     try:
@@ -155,11 +152,12 @@ def _remove_group(group: Path) -> None:
 def _make_group(quota_ratio: float) -> Path | None:
     root, name = Path("/sys/fs/cgroup"), f"netaware-test-{free_port()}"
     quota_us = int(100_000 * quota_ratio)
-    for parent, file, value in (
-        (root, "cpu.max", f"{quota_us} 100000"),
-        (root / "cpu", "cpu.cfs_quota_us", str(quota_us)),
-        (root / "cpu,cpuacct", "cpu.cfs_quota_us", str(quota_us)),
-    ):
+    version_1_quota = ("cpu.cfs_quota_us", str(quota_us))
+    for parent, (file, quota) in {
+        root: ("cpu.max", f"{quota_us} 100000"),
+        root / "cpu": version_1_quota,
+        root / "cpu,cpuacct": version_1_quota,
+    }.items():
         group = parent / name
         if not (parent / "cgroup.procs").exists():  # a plain directory takes any file
             continue
@@ -168,7 +166,7 @@ def _make_group(quota_ratio: float) -> Path | None:
         except OSError:
             continue
         try:
-            (group / file).write_text(value)
+            (group / file).write_text(quota)
         except OSError:
             group.rmdir()
             continue
