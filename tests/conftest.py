@@ -1,4 +1,4 @@
-"""Configures all tests: markers by folder, programs built before the first test, logging, and no blocking calls in unit tests."""
+"""Configures all tests: markers by folder, programs built before the first test, and no blocking calls in unit tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# Imported early: CPython 3.11 before 3.11.9 may fail to compile them deep in the stack, with "AST constructor recursion depth mismatch".
+# Imported early: CPython before 3.11.9 may fail to compile them deep in the stack ("AST constructor recursion depth mismatch").
 import hypothesis.internal.conjecture.optimiser
 import hypothesis.internal.conjecture.shrinker  # noqa: F401
 import pytest
@@ -41,7 +41,18 @@ MARKER_BY_FIXTURE = {
     "axe": "browser",
 }
 """Marker of tests with this fixture, unless they have the marker of another group."""
+BUILD_BY_FIXTURE: Mapping[str, Callable[[], object]] = {
+    "node_binaries": find_or_build_node_binaries,
+    "images": find_or_build_images,
+    "prometheus_programs": lambda: find_or_build_tools(PROMETHEUS),
+    "oldest": lambda: find_or_build_programs(OLDEST_CONTROL_PLANE),
+    "helm_program": lambda: find_or_build_tools(HELM),
+    "chromium": find_or_fetch_chromium,
+    "axe": find_or_fetch_axe,
+}
+"""Function that builds or fetches the programs of a fixture."""
 OUR_PACKAGES = ["kubekit", "netperf", "agent", "controller", "lab"]
+
 # Other work of the machine delays tests, so Hypothesis must not check times.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
@@ -57,7 +68,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also the groups of tests that are left out otherwise")
 
 
-def opt_in_markers(config: pytest.Config) -> list[str]:
+def list_opt_in_markers(config: pytest.Config) -> list[str]:
     """Markers in pyproject.toml of tests that only `make test-all` runs."""
     return [line.partition(":")[0] for line in config.getini("markers") if "make test-all" in line]
 
@@ -68,7 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
     asyncio.set_event_loop(loop)
     config.add_cleanup(loop.close)
     if not config.option.markexpr and not config.getoption("all"):
-        config.option.markexpr = f"not ({' or '.join(opt_in_markers(config))})"
+        config.option.markexpr = f"not ({' or '.join(list_opt_in_markers(config))})"
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -82,7 +93,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    markers = opt_in_markers(config)
+    markers = list_opt_in_markers(config)
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
         if folder in MARKED_FOLDERS:
@@ -111,37 +122,23 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build and fetch programs before the first test, because this may take longer than a test's timeout."""
-    fixtures = {name for item in session.items for name in getattr(item, "fixturenames", ())}
     if all(item.get_closest_marker("unit") for item in session.items) or session.config.option.collectonly:
         return
-    build_by_fixture = {name: build for name, build in BUILD_BY_FIXTURE.items() if name in fixtures}
+    fixtures = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    needed = [name for name in BUILD_BY_FIXTURE if name in fixtures]
     capture = session.config.pluginmanager.getplugin("capturemanager")
     assert capture is not None
     with capture.global_and_fixture_disabled():
-        if build_by_fixture and os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
-            print(
-                f"these tests build or fetch, besides the control plane: {', '.join(build_by_fixture)}", file=sys.stderr
-            )
+        if needed and os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
+            print(f"these tests build or fetch, besides the control plane: {', '.join(needed)}", file=sys.stderr)
         try:
             find_or_build_programs()
-            for build in build_by_fixture.values():
+            for name in needed:
                 # The fixture skips its tests then.
                 with suppress(UnsupportedError):
-                    build()
+                    BUILD_BY_FIXTURE[name]()
         except BuildError as error:
             pytest.exit(f"no programs to test with: {error}", returncode=1)
-
-
-BUILD_BY_FIXTURE: Mapping[str, Callable[[], object]] = {
-    "node_binaries": find_or_build_node_binaries,
-    "images": find_or_build_images,
-    "prometheus_programs": lambda: find_or_build_tools(PROMETHEUS),
-    "oldest": lambda: find_or_build_programs(OLDEST_CONTROL_PLANE),
-    "helm_program": lambda: find_or_build_tools(HELM),
-    "chromium": find_or_fetch_chromium,
-    "axe": find_or_fetch_axe,
-}
-"""Function that builds or fetches the programs of a fixture."""
 
 
 @pytest.fixture(scope="session")
@@ -187,13 +184,14 @@ def restore_logging() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_blocking_calls(request: pytest.FixtureRequest) -> Iterator[None]:
-    """In unit tests, make our code fail if it sleeps or uses sockets synchronously in the event loop; reading files is allowed."""
+    """In unit tests, our code fails if it sleeps or uses sockets synchronously in the event loop; it may read files."""
     if request.node.get_closest_marker("unit") is None:
         yield
         return
     buster = BlockBuster(scanned_modules=OUR_PACKAGES)
-    for name in [name for name in buster.functions if not name.startswith(("time.", "socket.", "ssl."))]:
-        del buster.functions[name]
+    for name in set(buster.functions):
+        if not name.startswith(("time.", "socket.", "ssl.")):
+            del buster.functions[name]
     buster.activate()
     yield
     buster.deactivate()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -19,6 +20,8 @@ from lab.polling import poll_until
 from lab.programs import answers_ok
 
 HISTORY_S, STEP_S = 3900, 60
+PROMTOOL_TIMEOUT_S = 800
+"""Tests of all alerts take promtool 20 s of a processor, and much longer on a busy machine."""
 
 Series = tuple[str, Mapping[str, str], float]
 """Metric, labels, and increase per second of a series; a series without increase is always 1."""
@@ -66,3 +69,17 @@ async def run_prometheus(
     finally:
         program.terminate()
         await program.wait()
+
+
+def run_promtool(programs: Mapping[str, Path], *arguments: str | Path, stdin: str = "") -> str:
+    """The output of promtool, which must succeed."""
+    ended = subprocess.run(
+        [programs["promtool"], *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        input=stdin,
+        timeout=PROMTOOL_TIMEOUT_S,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout + ended.stderr

@@ -5,7 +5,6 @@ The alerts of a situation are those that its findings name.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,25 +13,25 @@ import pytest
 import yaml
 
 from controller.diagnosis.diagnose import diagnose
+from tests.support.prometheus_program import PROMTOOL_TIMEOUT_S, run_promtool
 from tests.unit.controller.situations import SITUATIONS
+from tests.unit.manifests.metric_names import PROMETHEUS, read_rules
 
-FOLDER = Path(__file__).parents[3] / "manifests" / "prometheus"
-ALERTS = {
-    rule["alert"]
-    for group in yaml.safe_load((FOLDER / "alerts.rules.yaml").read_text())["groups"]
-    for rule in group["rules"]
-}
-PROMTOOL_TIMEOUT_S = 800
+ALERTS = {rule["alert"] for rule in read_rules("alerts.rules.yaml")}
 pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(PROMTOOL_TIMEOUT_S + 40)]
 
 Series = Mapping[str, str | None]
-"""Series -> an hour of values, one a minute, in promtool's notation; None removes a series of `HEALTHY`."""
+"""Series -> an hour of values, one a minute; None removes a series of `HEALTHY`.
+
+In promtool's notation ``1x4 0x55`` is 1 for five minutes and then 0, ``0+10x60`` grows by 10 a minute, ``_`` is no value, and ``stale``
+ends a series.
+"""
 
 ZONE_BY_NODE = {f"n{i}": f"z{i % 2}" for i in range(4)}
 PAIRS = (("z0", "z1"), ("z1", "z0"))
-ONE, ONE_THEN_STALE, ZERO, ZERO_THEN_ONE = "1x60", "1x4 stale", "0x60", "0x4 1x55"
-RISING = "0+10x60"
-ONE_THEN_ZERO = "1x4 0x55"
+# Changes happen after five minutes, so that alerts with ``for`` of up to half an hour fire within the hour.
+ONE, ZERO, RISING = "1x60", "0x60", "0+10x60"
+ONE_THEN_ZERO, ZERO_THEN_ONE, ONE_THEN_STALE = "1x4 0x55", "0x4 1x55", "1x4 stale"
 
 
 def format_series(metric: str, **labels: str) -> str:
@@ -40,37 +39,37 @@ def format_series(metric: str, **labels: str) -> str:
     return f"{metric}{{{', '.join(pairs)}}}"
 
 
-def up(job: str, instance: str, **labels: str) -> str:
+def up_series(job: str, instance: str, **labels: str) -> str:
     return format_series("up", job=f"netaware-system/{job}", instance=instance, **labels)
 
 
-def agent(node: str) -> str:
-    return up("netaware-agent", node, node=node, zone=ZONE_BY_NODE[node])
+def agent_up(node: str) -> str:
+    return up_series("netaware-agent", node, node=node, zone=ZONE_BY_NODE[node])
 
 
-def kube_scheduler(pod: str) -> str:
+def scheduler_ready(pod: str) -> str:
     return f'kube_pod_container_status_ready{{container="kube-scheduler", pod="netaware-scheduler-{pod}"}}'
 
 
-def pair_series(metric: str, origin: str, destination: str, **labels: str) -> str:
+def node_pair_series(metric: str, origin: str, destination: str, **labels: str) -> str:
     regions = {"origin_region": "r", "destination_region": "r"}
     return format_series(metric, origin_zone=origin, destination_zone=destination, **regions, **labels)
 
 
-def runs(origin: str, destination: str, outcome: str) -> str:
-    return pair_series("netaware_probe_runs_total", origin, destination, outcome=outcome)
+def probe_runs(origin: str, destination: str, outcome: str) -> str:
+    return node_pair_series("netaware_probe_runs_total", origin, destination, outcome=outcome)
 
 
-def basis(name: str) -> str:
+def zone_pairs(name: str) -> str:
     return format_series("netaware_zone_pairs", topology="s/nt", basis=name)
 
 
-def cost(origin: str, destination: str) -> str:
+def network_cost(origin: str, destination: str) -> str:
     labels = {"topology": "s/nt", "level": "zone", "origin": origin, "destination": destination}
     return format_series("netaware_network_cost", **labels)
 
 
-def latency(origin: str, destination: str, basis: str = "measured") -> str:
+def zone_latency(origin: str, destination: str, basis: str = "measured") -> str:
     labels = {"topology": "s/nt", "origin": origin, "destination": destination, "basis": basis}
     return format_series("netaware_zone_latency_seconds", **labels)
 
@@ -80,24 +79,24 @@ def node_series(metric: str, node: str) -> str:
 
 
 AGENT_SERIES = {
-    **{agent(node): ONE for node in ZONE_BY_NODE},
+    **{agent_up(node): ONE for node in ZONE_BY_NODE},
     **{node_series("bandwidth_known", node): ONE for node in ZONE_BY_NODE},
     **{node_series("bandwidth_capacity_bytes_per_second", node): ONE for node in ZONE_BY_NODE},
     **{node_series("network_transmit_bytes_total", node): "0+6x60" for node in ZONE_BY_NODE},
     **{node_series("network_receive_bytes_total", node): "0+6x60" for node in ZONE_BY_NODE},
-    **{runs(*pair, "ok"): RISING for pair in PAIRS},
-    **{pair_series("netaware_probe_sample_trusted", *pair): ONE for pair in PAIRS},
-    **{pair_series("netaware_probe_latency_seconds", *pair, quantile="0.5"): "0.002x60" for pair in PAIRS},
+    **{probe_runs(*pair, "ok"): RISING for pair in PAIRS},
+    **{node_pair_series("netaware_probe_sample_trusted", *pair): ONE for pair in PAIRS},
+    **{node_pair_series("netaware_probe_latency_seconds", *pair, quantile="0.5"): "0.002x60" for pair in PAIRS},
     'netaware_probe_results_writes_total{job="agent", instance="n0", outcome="ok"}': RISING,
     'netaware_pod_bandwidth_verdict{namespace="web", pod="p", direction="egress", verdict="enforced"}': ONE,
 }
 LEADER_SERIES = {
     'netaware_leader{instance="c1"}': ONE,
-    basis("measured"): ONE,
-    basis("mirrored"): ONE,
-    **{basis(name): ZERO for name in ("absent", "unreachable")},
-    **{cost(*pair): "2x60" for pair in PAIRS},
-    **{latency(*pair): "0.002x60" for pair in PAIRS},
+    zone_pairs("measured"): ONE,
+    zone_pairs("mirrored"): ONE,
+    **{zone_pairs(name): ZERO for name in ("absent", "unreachable")},
+    **{network_cost(*pair): "2x60" for pair in PAIRS},
+    **{zone_latency(*pair): "0.002x60" for pair in PAIRS},
     "netaware_gated_pods": ZERO,
     'netaware_gate_releases_total{cause="turn"}': RISING,
     'netaware_appgroup_dependencies{appgroup="web/shop", verdict="met"}': ONE,
@@ -113,9 +112,9 @@ HEALTHY: dict[str, str] = {
     **AGENT_SERIES,
     **LEADER_SERIES,
     **EXTENDER_SERIES,
-    up("netaware-controller", "c1"): ONE,
-    up("netaware-scheduler", "s1"): ONE,
-    kube_scheduler("1"): ONE,
+    up_series("netaware-controller", "c1"): ONE,
+    up_series("netaware-scheduler", "s1"): ONE,
+    scheduler_ready("1"): ONE,
 }
 
 
@@ -124,49 +123,49 @@ def end_series(series: Mapping[str, str]) -> dict[str, str | None]:
     return {name: f"{values.split('x')[0]}x4 stale" for name, values in series.items()}
 
 
-NO_LEADER: Series = {**end_series(LEADER_SERIES), up("netaware-controller", "c1"): ONE_THEN_ZERO}
-NO_CONTROLLER_POD: Series = {**end_series(LEADER_SERIES), up("netaware-controller", "c1"): ONE_THEN_STALE}
-ONE_AGENT_DOWN: Series = {agent("n1"): ONE_THEN_ZERO, 'netaware_node_bandwidth_known{node="n1"}': ONE_THEN_STALE}
+NO_LEADER: Series = {**end_series(LEADER_SERIES), up_series("netaware-controller", "c1"): ONE_THEN_ZERO}
+NO_CONTROLLER_POD: Series = {**end_series(LEADER_SERIES), up_series("netaware-controller", "c1"): ONE_THEN_STALE}
+ONE_AGENT_DOWN: Series = {agent_up("n1"): ONE_THEN_ZERO, 'netaware_node_bandwidth_known{node="n1"}': ONE_THEN_STALE}
 ZONE_WITHOUT_AGENT: Series = {
     **end_series({name: values for name, values in AGENT_SERIES.items() if 'node="n1"' in name or 'node="n3"' in name}),
-    **{agent(node): ONE_THEN_ZERO for node in ("n1", "n3")},
-    runs("z1", "z0", "ok"): ONE_THEN_STALE,
-    runs("z0", "z1", "ok"): "0+10x4 50x55",
-    runs("z0", "z1", "timeout"): "0x4 0+10x55",
+    **{agent_up(node): ONE_THEN_ZERO for node in ("n1", "n3")},
+    probe_runs("z1", "z0", "ok"): ONE_THEN_STALE,
+    probe_runs("z0", "z1", "ok"): "0+10x4 50x55",
+    probe_runs("z0", "z1", "timeout"): "0x4 0+10x55",
     # Stale for half an hour, then inferred.
-    basis("measured"): "1x9 0x50",
-    basis("mirrored"): "1x9 0x50",
-    **{latency(*pair): "0.002x9 stale" for pair in PAIRS},
-    **{latency(*pair, "stale"): "_x10 0.002x30 stale" for pair in PAIRS},
-    **{latency(*pair, "inferred"): "_x41 0.002x19" for pair in PAIRS},
+    zone_pairs("measured"): "1x9 0x50",
+    zone_pairs("mirrored"): "1x9 0x50",
+    **{zone_latency(*pair): "0.002x9 stale" for pair in PAIRS},
+    **{zone_latency(*pair, "stale"): "_x10 0.002x30 stale" for pair in PAIRS},
+    **{zone_latency(*pair, "inferred"): "_x41 0.002x19" for pair in PAIRS},
 }
 NO_AGENTS: Series = {
     **end_series(AGENT_SERIES),
-    **{agent(node): ONE_THEN_ZERO for node in ZONE_BY_NODE},
-    basis("measured"): "1x9 0x50",
-    **{latency(*pair): "0.002x9 stale" for pair in PAIRS},
-    **{latency(*pair, "stale"): "_x10 0.002x30 stale" for pair in PAIRS},
-    basis("absent"): "0x40 2x19",
+    **{agent_up(node): ONE_THEN_ZERO for node in ZONE_BY_NODE},
+    zone_pairs("measured"): "1x9 0x50",
+    **{zone_latency(*pair): "0.002x9 stale" for pair in PAIRS},
+    **{zone_latency(*pair, "stale"): "_x10 0.002x30 stale" for pair in PAIRS},
+    zone_pairs("absent"): "0x40 2x19",
 }
 UNREACHABLE: Series = {
-    **{runs(*pair, "ok"): "0+10x4 50x55" for pair in PAIRS},
-    **{runs(*pair, "timeout"): "0x4 0+10x55" for pair in PAIRS},
-    **{latency(*pair): ONE_THEN_STALE for pair in PAIRS},
-    **{cost(*pair): "2x4 101x55" for pair in PAIRS},
-    basis("measured"): ONE_THEN_ZERO,
-    basis("mirrored"): ONE_THEN_ZERO,
-    basis("unreachable"): "0x4 2x55",
+    **{probe_runs(*pair, "ok"): "0+10x4 50x55" for pair in PAIRS},
+    **{probe_runs(*pair, "timeout"): "0x4 0+10x55" for pair in PAIRS},
+    **{zone_latency(*pair): ONE_THEN_STALE for pair in PAIRS},
+    **{network_cost(*pair): "2x4 101x55" for pair in PAIRS},
+    zone_pairs("measured"): ONE_THEN_ZERO,
+    zone_pairs("mirrored"): ONE_THEN_ZERO,
+    zone_pairs("unreachable"): "0x4 2x55",
 }
 ABSENT: Series = {
-    basis("absent"): "2x60",
-    basis("measured"): ZERO,
-    basis("mirrored"): ZERO,
-    **{metric(*pair): None for pair in PAIRS for metric in (cost, latency)},
-    **{runs(*pair, "ok"): None for pair in PAIRS},
+    zone_pairs("absent"): "2x60",
+    zone_pairs("measured"): ZERO,
+    zone_pairs("mirrored"): ZERO,
+    **{metric(*pair): None for pair in PAIRS for metric in (network_cost, zone_latency)},
+    **{probe_runs(*pair, "ok"): None for pair in PAIRS},
 }
 LEFT_OUT = 'netaware_probe_plan_left_out{reason="no-zone"}'
 REFUSED = 'netaware_results_refused_keys{topology="s/nt", reason="unplanned"}'
-UPGRADE_OF_AGENT: Series = {agent("n2"): "1x4 0x3 1x52"}
+UPGRADE_OF_AGENT: Series = {agent_up("n2"): "1x4 0x3 1x52"}
 GATES_THAT_OPEN: Series = {"netaware_gated_pods": "0x4 11x3 0x52"}
 
 SERIES_BY_SITUATION: Mapping[str, Series] = {
@@ -174,12 +173,15 @@ SERIES_BY_SITUATION: Mapping[str, Series] = {
     "the controller hangs": NO_LEADER,
     "the controller has no pod": NO_CONTROLLER_POD,
     "the controller's image cannot be pulled": NO_CONTROLLER_POD,
-    "the scheduler crashes": {kube_scheduler("1"): ONE_THEN_ZERO},
-    "the extender does not answer": {**end_series(EXTENDER_SERIES), up("netaware-scheduler", "s1"): ONE_THEN_ZERO},
+    "the scheduler crashes": {scheduler_ready("1"): ONE_THEN_ZERO},
+    "the extender does not answer": {
+        **end_series(EXTENDER_SERIES),
+        up_series("netaware-scheduler", "s1"): ONE_THEN_ZERO,
+    },
     "the scheduler has no node to run on": {
         **end_series(EXTENDER_SERIES),
-        up("netaware-scheduler", "s1"): ONE_THEN_STALE,
-        kube_scheduler("1"): ONE_THEN_STALE,
+        up_series("netaware-scheduler", "s1"): ONE_THEN_STALE,
+        scheduler_ready("1"): ONE_THEN_STALE,
     },
     "one agent has failed": ONE_AGENT_DOWN,
     "both agents of a zone hang": ZONE_WITHOUT_AGENT,
@@ -193,7 +195,7 @@ SERIES_BY_SITUATION: Mapping[str, Series] = {
     "nodes without a zone label": {LEFT_OUT: "0x4 2x55"},
     "an inconsistent costPolicy": {},
     "unplanned results": {REFUSED: "0x4 3x55"},
-    "old measurements": {latency("z0", "z1"): ONE_THEN_STALE, latency("z0", "z1", "stale"): "_x5 0.002x55"},
+    "old measurements": {zone_latency("z0", "z1"): ONE_THEN_STALE, zone_latency("z0", "z1", "stale"): "_x5 0.002x55"},
     "a cycle of dependencies": {'netaware_appgroup_cycles{appgroup="web/shop"}': ZERO_THEN_ONE},
     "violated dependencies": {
         'netaware_appgroup_dependencies{appgroup="web/shop", verdict="violated"}': ZERO_THEN_ONE,
@@ -220,17 +222,17 @@ SERIES_BY_ALERT: Mapping[str, Series] = {
     "NetawareApiWritesFailing": {FAILING: RISING},
     "NetawareProbeSecretRefused": {'netaware_probe_secret_refused{instance="n0"}': ZERO_THEN_ONE},
     "NetawareZonePairUnmeasured": {
-        latency("z0", "z1"): ONE_THEN_STALE,
-        latency("z0", "z1", "inferred"): "_x5 0.002x55",
+        zone_latency("z0", "z1"): ONE_THEN_STALE,
+        zone_latency("z0", "z1", "inferred"): "_x5 0.002x55",
     },
     "NetawareProbesFailing": {
-        runs("z0", "z1", "ok"): "0+10x4 50x55",
-        runs("z0", "z1", "too-few-samples"): "0x4 0+10x55",
+        probe_runs("z0", "z1", "ok"): "0+10x4 50x55",
+        probe_runs("z0", "z1", "too-few-samples"): "0x4 0+10x55",
     },
-    "NetawareSamplesUntrusted": {pair_series("netaware_probe_sample_trusted", "z0", "z1"): ONE_THEN_ZERO},
-    "NetawarePathLossy": {pair_series("netaware_probe_loss_ratio", "z0", "z1"): "0x4 0.1x55"},
+    "NetawareSamplesUntrusted": {node_pair_series("netaware_probe_sample_trusted", "z0", "z1"): ONE_THEN_ZERO},
+    "NetawarePathLossy": {node_pair_series("netaware_probe_loss_ratio", "z0", "z1"): "0x4 0.1x55"},
     "NetawareLatencyRegression": {
-        pair_series("netaware_probe_latency_seconds", "z0", "z1", quantile="0.5"): "0.002x30 0.02x29"
+        node_pair_series("netaware_probe_latency_seconds", "z0", "z1", quantile="0.5"): "0.002x30 0.02x29"
     },
     "NetawareLimitNotEnforced": {
         'netaware_pod_bandwidth_verdict{namespace="web", pod="p", direction="egress", verdict="enforced"}': ONE_THEN_STALE,
@@ -256,13 +258,14 @@ SERIES_BY_ALERT: Mapping[str, Series] = {
 EVER_FIRED = 'group by (alertname) (max_over_time(ALERTS{alertstate="firing"}[1h]))'
 
 
-def make_case(name: str, series: Series, alerts: set[str]) -> dict[str, Any]:
-    all_series = {**HEALTHY, **series}
+def make_promtool_test(name: str, series: Series, alerts: set[str]) -> dict[str, Any]:
+    """A test that just these alerts fire within an hour of a cluster that is healthy except for some series."""
+    values_by_series = {key: values for key, values in {**HEALTHY, **series}.items() if values is not None}
     expected = [{"labels": f'{{alertname="{alert}"}}', "value": 1} for alert in sorted(alerts)]
     return {
         "name": name,
         "interval": "1m",
-        "input_series": [{"series": key, "values": value} for key, value in all_series.items() if value is not None],
+        "input_series": [{"series": key, "values": values} for key, values in values_by_series.items()],
         "promql_expr_test": [{"expr": EVER_FIRED, "eval_time": "59m", "exp_samples": expected}],
     }
 
@@ -270,26 +273,26 @@ def make_case(name: str, series: Series, alerts: set[str]) -> dict[str, Any]:
 def test_each_alert_fires_for_its_situation_and_for_no_other(
     prometheus_programs: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    assert SERIES_BY_SITUATION.keys() | FURTHER_ALERTS.keys() <= {situation.name for situation in SITUATIONS}
     alerts_by_situation = {
-        s.name: {f.alert for f in diagnose(s.facts)} - {""} | FURTHER_ALERTS.get(s.name, set()) for s in SITUATIONS
+        situation.name: {finding.alert for finding in diagnose(situation.facts)} - {""} for situation in SITUATIONS
     }
-    cases = [make_case("a healthy cluster", {}, set()), make_case("agents are upgraded", UPGRADE_OF_AGENT, set())]
-    cases += [make_case(n, SERIES_BY_SITUATION.get(n, {}), alerts) for n, alerts in alerts_by_situation.items()]
-    cases += [make_case(alert, series, {alert}) for alert, series in SERIES_BY_ALERT.items()]
+    assert SERIES_BY_SITUATION.keys() | FURTHER_ALERTS.keys() <= alerts_by_situation.keys()
+    for name, alerts in FURTHER_ALERTS.items():
+        alerts_by_situation[name] |= alerts
     assert set().union(*alerts_by_situation.values()) | SERIES_BY_ALERT.keys() == ALERTS
-    document = {
-        "rule_files": [str(path) for path in sorted(FOLDER.glob("*.rules.yaml"))],
-        "evaluation_interval": "1m",
-        "tests": cases,
-    }
-    file = tmp_path / "situations.yaml"
-    file.write_text(yaml.safe_dump(document, width=1000))
-    result = subprocess.run(
-        [prometheus_programs["promtool"], "test", "rules", file],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=PROMTOOL_TIMEOUT_S,
+
+    tests = [
+        make_promtool_test("a healthy cluster", {}, set()),
+        make_promtool_test("agents are upgraded", UPGRADE_OF_AGENT, set()),
+        *(
+            make_promtool_test(name, SERIES_BY_SITUATION.get(name, {}), alerts)
+            for name, alerts in alerts_by_situation.items()
+        ),
+        *(make_promtool_test(alert, series, {alert}) for alert, series in SERIES_BY_ALERT.items()),
+    ]
+    rule_files = [str(path) for path in sorted(PROMETHEUS.glob("*.rules.yaml"))]
+    test_file = tmp_path / "situations.yaml"
+    test_file.write_text(
+        yaml.safe_dump({"rule_files": rule_files, "evaluation_interval": "1m", "tests": tests}, width=1000)
     )
-    assert result.returncode == 0, result.stdout + result.stderr
+    run_promtool(prometheus_programs, "test", "rules", test_file)

@@ -23,7 +23,7 @@ from tests.support.prometheus_program import run_prometheus
 
 CLIENT, SERVER = bytes([10, 1, 0, 1]), bytes([10, 1, 0, 2])
 WEB, CART = WorkloadReference("shop", "Deployment", "web"), WorkloadReference("shop", "Deployment", "cart")
-UP, DOWN = 1000, 9000
+REQUEST_RATE, RESPONSE_RATE = 1000, 9000
 """Bytes per second to the server and to the client, on one connection."""
 SCRAPE_S = 15
 PAST_S, FUTURE_S = 900, 600
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(120)]
 
 
 def scrape_agent(folder: Path, started_at_s: int, round_s: float) -> Iterator[str]:
-    """OpenMetrics lines of the scraped samples of an agent with this interval, until ten minutes from now, since the test takes time."""
+    """OpenMetrics lines of the scraped samples of an agent with this interval, until ten minutes from now: the test takes time."""
     now_s = [float(started_at_s)]
     collector = TrafficCollector(lambda: "z1", folder, lambda: now_s[0])
     collector.round_cpu_s = round_s * MAX_TRAFFIC_CPU_SHARE
@@ -46,7 +46,9 @@ def scrape_agent(folder: Path, started_at_s: int, round_s: float) -> Iterator[st
         while rounds_done * round_s <= at_s:
             read_s = rounds_done * round_s
             collector.edges.begin_round(read_s, started_at_s + read_s)
-            collector.edges.add_live(Connection(CLIENT, SERVER, 80, round(UP * read_s), round(DOWN * read_s)))
+            collector.edges.add_live(
+                Connection(CLIENT, SERVER, 80, round(REQUEST_RATE * read_s), round(RESPONSE_RATE * read_s))
+            )
             collector.edges.end_round()
             rounds_done += 1
         now_s[0] = started_at_s + at_s
@@ -71,6 +73,7 @@ async def test_rates_over_three_minutes_are_right_for_every_interval_of_rounds(
     lines = scrape_agent(tmp_path, int(time.time()) - PAST_S, round_s)
     async with run_prometheus(prometheus_programs, tmp_path, lines) as client:
         _, window_s, (flow,), _ = await read_flows(client, "", WINDOW_S)
-        assert window_s == (WINDOW_S if round_s < 60 else 280)
+        assert window_s == (WINDOW_S if round_s < 60 else 280), "a window has at least two rounds: 2 x 120 s + 40 s"
     assert (flow.client.name, flow.server.name) == ("web", "cart")
-    assert (flow.bytes_per_s, flow.peak_bytes_per_s) == pytest.approx((UP + DOWN, UP + DOWN), rel=0.01)
+    assert flow.bytes_per_s == pytest.approx(REQUEST_RATE + RESPONSE_RATE, rel=0.01)
+    assert flow.peak_bytes_per_s == pytest.approx(REQUEST_RATE + RESPONSE_RATE, rel=0.01)

@@ -80,14 +80,11 @@ def test_the_error_bar_grows_with_the_noise_of_samples() -> None:
     assert costs.by_zone_pair["a", "b"].error_us == pytest.approx(standard_error_us)
 
 
-def test_a_missing_pair_is_inferred_from_the_shortest_path() -> None:
+def test_a_missing_pair_is_inferred_from_the_shortest_path_or_absent() -> None:
     costs = compute_once(make_zone_samples({"ab": 5000, "bc": 7000, "ad": 1000, "dc": 30_000}))
     assert read_cost_and_basis(costs, "ac") == (12, "inferred")
     assert read_cost_and_basis(costs, "ca") == (12, "inferred")
     assert costs.absent_pairs == ()
-
-
-def test_a_missing_pair_without_a_path_is_absent() -> None:
     costs = compute_once([make_zone_sample("ab", 5000)])
     assert {("a", "c"), ("c", "d")} <= set(costs.absent_pairs)
     assert costs.by_zone_pair.keys() == {("a", "b"), ("b", "a")}
