@@ -36,20 +36,17 @@ async def test_an_expired_version_causes_a_relist_that_reports_deletions(api: Si
         assert running.values == {"kept": "1", "changed": "2", "new": "1"}
 
 
-async def test_a_broken_watch_continues_from_the_last_event(api: SimulatedApi) -> None:
+@pytest.mark.parametrize("is_silent", [False, True], ids=["broken", "silent"])
+async def test_a_broken_or_silent_watch_is_continued_from_the_last_event(
+    api: SimulatedApi, monkeypatch: pytest.MonkeyPatch, *, is_silent: bool
+) -> None:
+    if is_silent:
+        monkeypatch.setitem(Client.watch.__wrapped__.__kwdefaults__, "max_silence_s", 0.1)  # type: ignore[attr-defined]
     async with run_watch(api) as running:
         version = api.put("a", data={"v": "1"})["metadata"]["resourceVersion"]
         await poll_until(lambda: running.values == {"a": "1"})
-        api.end_watches(next_status=500)
-        await poll_until(lambda: api.count_requests(f"resourceVersion={version}") >= 2)
-        assert api.count_requests("limit=") == 1, "no second list"
-
-
-async def test_a_silent_watch_is_opened_again(api: SimulatedApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(Client.watch.__wrapped__.__kwdefaults__, "max_silence_s", 0.1)  # type: ignore[attr-defined]
-    async with run_reflector(api) as running:
-        version = api.put("a", data={"v": "1"})["metadata"]["resourceVersion"]
-        await poll_until(lambda: running.values == {"a": "1"})
+        if not is_silent:
+            api.end_watches(next_status=500)
         await poll_until(lambda: api.count_requests(f"watch=true&resourceVersion={version}") >= 2)
         assert api.count_requests("limit=") == 1, "no second list"
 
@@ -62,20 +59,14 @@ async def test_half_a_line_ends_the_watch_and_the_store_continues(api: Simulated
         await poll_until(lambda: running.values == {"a": "1"})
 
 
-async def test_a_bookmark_moves_the_version_without_an_object(api: SimulatedApi) -> None:
+async def test_a_bookmark_moves_the_version_without_an_object_unless_it_is_malformed(api: SimulatedApi) -> None:
     async with run_watch(api) as running:
         api.send_event("BOOKMARK", {"metadata": {"resourceVersion": "4711"}})
+        api.send_event("BOOKMARK", {"metadata": {"resourceVersion": 7}})
         api.end_watches()
         await poll_until(lambda: api.count_requests("resourceVersion=4711") == 1)
         assert running.values == {}
         assert running.changes == []
-
-
-async def test_a_malformed_bookmark_is_ignored(api: SimulatedApi) -> None:
-    async with run_watch(api) as running:
-        api.send_event("BOOKMARK", {"metadata": {"resourceVersion": 7}})
-        api.put("a", data={"v": "1"})
-        await poll_until(lambda: running.values == {"a": "1"})
 
 
 async def test_failed_lists_back_off(api: SimulatedApi) -> None:

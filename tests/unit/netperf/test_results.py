@@ -32,6 +32,7 @@ from tests.unit.netperf.zone_samples import drop_removals, encode_sample, locate
 
 LOCATIONS = {name: locate(name) for name in ("a1", "a2", "b1.example", "c1")}
 SAMPLE = make_node_sample("a1", "b1.example", 1700, sequence=3)
+EXTERNAL = make_node_sample("a1", "b1.example", 1700, prober="external")
 
 
 def make_measurement(percentiles_us: list[float], others: dict[str, Any]) -> Measurement:
@@ -141,31 +142,27 @@ def test_a_damaged_sample_is_refused_with_a_reason(damage: Callable[[str], str],
 
 
 @pytest.mark.parametrize(
-    ("refused_sample", "locations", "reason"),
+    ("sample", "locations", "reason"),
     [
-        (make_node_sample("a1", "b1.example", None), LOCATIONS, "no-value"),
-        (SAMPLE, {"a1": LOCATIONS["a1"]}, "unknown-node"),
-        (SAMPLE, {**LOCATIONS, "a1": NodeLocation("a1", "new-zone")}, "moved-node"),
+        pytest.param(make_node_sample("a1", "b1.example", None), LOCATIONS, "no-value", id="no percentile"),
+        pytest.param(SAMPLE, {"a1": LOCATIONS["a1"]}, "unknown-node", id="deleted node"),
+        pytest.param(SAMPLE, {**LOCATIONS, "a1": NodeLocation("a1", "new-zone")}, "moved-node", id="moved node"),
+        # External samples have no time and never age, so ours cannot be external.
+        pytest.param(EXTERNAL, LOCATIONS, "bad-field", id="external prober"),
+        pytest.param(
+            make_node_sample("a1", "c1", 1700, datagrams=EXTERNAL.measurement, cost_source="datagrams"),
+            LOCATIONS,
+            "bad-field",
+            id="external datagrams",
+        ),
     ],
 )
-def test_a_sample_without_a_number_or_of_a_deleted_or_moved_node_is_refused(
-    refused_sample: Sample, locations: dict[str, NodeLocation], reason: str
+def test_a_sample_that_cannot_be_used_is_refused_with_a_reason(
+    sample: Sample, locations: dict[str, NodeLocation], reason: str
 ) -> None:
-    assert decode_results(encode_sample(refused_sample), locations).refusal_counts == {reason: 1}
-
-
-def test_our_keys_cannot_have_the_external_prober() -> None:
-    """External samples have no time and never age."""
-    external = make_node_sample("a1", "b1.example", 1700, prober="external")
-    samples = [
-        external,
-        make_node_sample("a2", "b1.example", 1700, prober="external", test="UDP_RR"),
-        make_node_sample("a1", "c1", 1700, datagrams=external.measurement, cost_source="datagrams"),
-    ]
-    for sample in samples:
-        results = decode_results(encode_sample(sample), LOCATIONS)
-        assert results.samples == {}
-        assert results.refusal_counts == {"bad-field": 1}
+    results = decode_results(encode_sample(sample), locations)
+    assert results.samples == {}
+    assert results.refusal_counts == {reason: 1}
 
 
 def test_a_mebibyte_of_invalid_keys_is_counted_and_a_valid_key_is_decoded() -> None:
