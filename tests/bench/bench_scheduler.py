@@ -6,13 +6,14 @@ The extender runs in a process of its own, with 40 zones and the Online Boutique
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import multiprocessing
 import random
 import socket
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -124,21 +125,16 @@ def list_nodes_like_scheduler(size: int, rng: random.Random, workers: int = 16) 
     return names
 
 
-def make_requests(size: int) -> Callable[[], tuple[dict[str, Any], list[str]]]:
-    """A function that returns the pod and nodes of each request, with another order of nodes each time."""
-    rng, count = random.Random(2), 0
+def iter_requests(size: int) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """Pods, each with the nodes of its request in another order."""
+    rng = random.Random(2)
     labels = {APPGROUP_LABEL: "online-boutique", WORKLOAD_LABEL: "P1", "app": "frontend"}
     containers = [{"name": "server", "image": "x", "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}}}]
     spec = {"schedulerName": "network-aware-scheduler", "containers": containers, "serviceAccountName": "default"}
-
-    def next_request() -> tuple[dict[str, Any], list[str]]:
-        nonlocal count
-        count += 1
-        names = list_nodes_like_scheduler(size, rng)
-        metadata = {"name": f"p1-{count}", "namespace": "default", "uid": f"uid-{count}", "labels": labels}
-        return {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}}, names
-
-    return next_request
+    for number in itertools.count(1):
+        metadata = {"name": f"p1-{number}", "namespace": "default", "uid": f"uid-{number}", "labels": labels}
+        pod = {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}}
+        yield pod, list_nodes_like_scheduler(size, rng)
 
 
 class _FilterResult(msgspec.Struct):
@@ -181,10 +177,9 @@ def measure(size: int = NODES) -> Figures:
     process = context.Process(target=serve, args=(size, extender_pipe), daemon=True)
     process.start()
     try:
-        connection, next_request = KeepAliveConnection(pipe.recv()), make_requests(size)
+        connection = KeepAliveConnection(pipe.recv())
         durations_s, floors_s, refused_share = [], [], 0.0
-        for round_number in range(WARM_UP_ROUNDS + ROUNDS):
-            pod, names = next_request()
+        for round_number, (pod, names) in enumerate(itertools.islice(iter_requests(size), WARM_UP_ROUNDS + ROUNDS)):
             first_request = encode_request(pod, names)
             started = time.perf_counter()
             result = connection.post("/filter", first_request)

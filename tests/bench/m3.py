@@ -46,17 +46,16 @@ class Scores(msgspec.Struct, frozen=True):
 
 def read_data() -> Mapping[str, Any]:
     """The published data."""
-    data: Mapping[str, Any] = json.loads(gzip.decompress(_DATA.read_bytes()))
-    return data
+    return dict(json.loads(gzip.decompress(_DATA.read_bytes())))
 
 
-def assign_zones(machines: int, seed: int | None) -> Ints:
+def assign_zones(machine_count: int, seed: int | None) -> Ints:
     """``[machine] zone``: three zones by a shuffle with this seed; without a seed all machines are in one."""
-    zone_of = np.zeros(machines, np.int64)
+    zone_of = np.zeros(machine_count, np.int64)
     if seed is not None:
-        shuffled_machines = list(range(machines))
+        shuffled_machines = list(range(machine_count))
         random.Random(seed).shuffle(shuffled_machines)
-        zone_of[shuffled_machines] = np.arange(machines) % ZONES
+        zone_of[shuffled_machines] = np.arange(machine_count) % ZONES
     return zone_of
 
 
