@@ -236,9 +236,8 @@ class LeaderElector:
         self.fence.revoke()
         try:
             async with asyncio.timeout(RELEASE_TIMEOUT_S):
-                for _ in range(
-                    2
-                ):  # A renewal that was in flight at the cancellation may change the lease after it was read.
+                # A renewal that was in flight at the cancellation may change the lease after it was read.
+                for _ in range(2):
                     lease = await self._client.get(LEASES, self._name, Lease, namespace=self._namespace)
                     if lease.spec.holder_identity != self._identity:
                         return

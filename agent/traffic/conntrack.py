@@ -38,6 +38,8 @@ _COUNTERS_ORIG, _COUNTERS_REPLY, _COUNTERS_PACKETS = 0x8009, 0x800A, 1
 """CTA_TUPLE_*, CTA_TUPLE_IP and CTA_COUNTERS_*, with NLA_F_NESTED; CTA_COUNTERS_PACKETS."""
 _IPV4_SOURCE, _IPV6_SOURCE = 1, 3
 """CTA_IP_V4_SRC, CTA_IP_V6_SRC."""
+_PREFIX_BYTES = 3 * ATTRIBUTE.size
+"""The headers of a tuple, of its addresses, and of the source address, which follows."""
 _PROTO_BYTES, _COUNTERS_BYTES = 28, 28
 """Sizes of the attributes of ports and of counters, with their headers."""
 
@@ -56,10 +58,6 @@ class Connection(NamedTuple):
     port: int
     request_bytes: int | None
     response_bytes: int | None
-
-
-_PREFIX_BYTES = 3 * ATTRIBUTE.size
-"""The headers of a tuple, of its addresses, and of the source address, which follows."""
 
 
 class _TupleLayout(NamedTuple):

@@ -88,7 +88,7 @@ def build_overlay(folder: Path) -> list[Manifest]:
 def read_component(component: Path) -> list[Manifest]:
     """The objects that a component adds to an overlay."""
     names = yaml.safe_load((component / "kustomization.yaml").read_text())["resources"]
-    return [d for name in names for d in yaml.safe_load_all((component / name).read_text()) if d]
+    return [document for name in names for document in yaml.safe_load_all((component / name).read_text()) if document]
 
 
 def collect_objects() -> ObjectsByTemplate:

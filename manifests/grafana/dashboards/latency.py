@@ -155,7 +155,7 @@ LATENCY = Dashboard(
                 areas(
                     "Probes by outcome",
                     "cps",
-                    "Probes per second, by outcome. over-budget: postponed, because the prober had used its share of CPU.",
+                    "Probes per second, by outcome. over-budget: a stream was skipped, because the node's bandwidth budget is spent.",
                     Query("sum by (outcome) (netaware:pair_runs:rate15m)", "{{outcome}}"),
                 ),
                 timeseries(
