@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
 import pytest
 from prometheus_client import generate_latest
 
 from controller.scheduler.config import AllocatableArgs, SchedulerConfig
 from controller.scheduler.extender import encoding
-from controller.scheduler.rules import NodeScore, ScoreTable
 from tests.unit.controller.extender_service import (
     ALL_NODES,
     ExtenderService,
@@ -24,7 +21,6 @@ from tests.unit.controller.extender_service import (
 from tests.unit.controller.scheduler_objects import (
     GROUP,
     WORKLOAD,
-    make_group_state,
     make_node,
     make_pod,
     make_topology,
@@ -51,14 +47,6 @@ async def service() -> AsyncIterator[ExtenderService]:
         yield service
 
 
-async def test_filter_and_prioritize_follow_the_rule(service: ExtenderService) -> None:
-    answer = await service.ask("filter", POD)
-    assert answer["nodenames"] == ["n1", "n2"]
-    assert set(answer["failedAndUnresolvableNodes"]) == {"n3", "n4"}
-    assert await service.read_scores(POD, ["n1", "n2"]) == {"n1": 100, "n2": 0}
-    assert await service.read_scores(POD, ["n3", "n2", "n1"]) == {"n1": 100, "n2": 95, "n3": 0}
-
-
 @pytest.mark.parametrize("pod", FOREIGN_PODS.values(), ids=FOREIGN_PODS)
 async def test_foreign_pods_get_every_node_and_equal_scores(pod: dict[str, Any], service: ExtenderService) -> None:
     answer = await service.ask("filter", pod)
@@ -79,20 +67,6 @@ async def test_changes_count_from_the_next_request_on(deleted: str, service: Ext
     assert await service.list_passed(POD) == ALL_NODES
     are_scores_equal = set((await service.read_scores(POD)).values()) == {0}
     assert are_scores_equal == (deleted != "costs")
-
-
-def test_a_list_that_lacks_some_nodes_of_a_zone_is_scored_in_linear_time() -> None:
-    nodes = [make_node(f"ip-10-0-{i}.compute.internal", "r", "z") for i in range(10_000)]
-    encoder = encoding.AnswerEncoder(make_group_state(nodes, make_topology({}), {}), 1)
-    names = [node.metadata.name for node in nodes]
-    score_table = ScoreTable("", [NodeScore()] * 2, {name: NodeScore(1, 0, 1) for name in names[:5000]})
-
-    def measure_cpu_s(requested: list[str]) -> float:
-        parsed, started_s = encoder.parse_names(msgspec.json.encode(requested)), time.thread_time()
-        encoder.encode_priorities(parsed, score_table, None, with_allocatable=False)
-        return time.thread_time() - started_s
-
-    assert measure_cpu_s(names[1:]) < 10 * measure_cpu_s(names)
 
 
 async def test_unknown_nodes_are_scored_as_nodes_without_labels(service: ExtenderService) -> None:

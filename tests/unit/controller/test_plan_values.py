@@ -16,23 +16,10 @@ from controller.scheduler.placement.planner import plan_group
 from netperf.contract import REGION_LABEL
 from tests.support.bodies import make_random_weight
 from tests.unit.controller import groups
-from tests.unit.controller.groups import (
-    GroupCase,
-    make_bound_pod,
-    make_chain,
-    make_nodes,
-    make_service,
-    make_snapshot,
-    make_waiting_pod,
-    make_zone_node,
-    map_zones_by_pod,
-    plan_case,
-    with_metadata,
-)
 
-PAIR = make_chain((1, 1))
+PAIR = groups.make_chain((1, 1))
 REGIONS = ["r0", "r1", "r2", "r3"]
-NEAR_SERVICE = make_service("w1", "PreferSameZone")
+NEAR_SERVICE = groups.make_service("w1", "PreferSameZone")
 
 
 @pytest.mark.parametrize("distribution", ["", "PreferSameZone", "PreferSameNode"])
@@ -40,8 +27,8 @@ NEAR_SERVICE = make_service("w1", "PreferSameZone")
 def test_a_plan_fits_and_its_values_equal_those_of_its_bound_pods(seed: int, distribution: str) -> None:
     case = groups.draw_case(random.Random(seed))
     tight = msgspec.structs.replace(case, edges=tuple((a, b, limit // 3) for a, b, limit in case.edges))
-    services = [make_service(f"w{i}", distribution) for i in range(len(case.replicas))]
-    snapshot = make_snapshot(tight, services=services, objective="time" if distribution else "parity")
+    services = [groups.make_service(f"w{i}", distribution) for i in range(len(case.replicas))]
+    snapshot = groups.make_snapshot(tight, services=services, objective="time" if distribution else "parity")
 
     plan = plan_group(snapshot)
     for name, host in snapshot.hosts.items():
@@ -49,7 +36,7 @@ def test_a_plan_fits_and_its_values_equal_those_of_its_bound_pods(seed: int, dis
         assert pod_count <= host.allocatable["cpu"] // 1000
 
     bound = [
-        make_bound_pod(pod.metadata.name, pod.workload, plan.targets[pod.metadata.key].node)
+        groups.make_bound_pod(pod.metadata.name, pod.workload, plan.targets[pod.metadata.key].node)
         for pod in snapshot.pods
         if pod.metadata.key in plan.targets
     ]
@@ -68,23 +55,25 @@ def test_a_plan_fits_and_its_values_equal_those_of_its_bound_pods(seed: int, dis
 )
 def test_total_cost_sums_all_pairs_and_is_0_within_a_host(nodes: tuple[str, ...], cost: int, violations: int) -> None:
     """Two callers and a callee with limit 4; b and d are hosts of one zone, which costs 1."""
-    hosts = [make_zone_node(name, zone) for name, zone in (("a", "z0"), ("b", "z1"), ("c", "z2"), ("d", "z1"))]
+    hosts = [groups.make_zone_node(name, zone) for name, zone in (("a", "z0"), ("b", "z1"), ("c", "z2"), ("d", "z1"))]
     names = ("w0-0", "w0-1", "w1-0")
-    pods = [make_bound_pod(name, name[:2], node) for name, node in zip(names, nodes, strict=True)]
-    plan = plan_case(make_chain((2, 1), limit=4), hosts, pods=pods)
+    pods = [groups.make_bound_pod(name, name[:2], node) for name, node in zip(names, nodes, strict=True)]
+    plan = groups.plan_case(groups.make_chain((2, 1), limit=4), hosts, pods=pods)
     assert plan.cost == cost
     assert plan.violations == violations
 
 
-@pytest.mark.parametrize(("nodes", "violations"), [(make_nodes(a=1, b=1, c=1), 0), (make_nodes(a=1, c=1), 1)])
+@pytest.mark.parametrize(
+    ("nodes", "violations"), [(groups.make_nodes(a=1, b=1, c=1), 0), (groups.make_nodes(a=1, c=1), 1)]
+)
 def test_a_limit_is_violated_only_if_that_is_unavoidable(nodes: Any, violations: int) -> None:
     """a and b have cost 5, a and c have cost 50."""
-    assert plan_case(make_chain((1, 1), limit=5), nodes).violations == violations
+    assert groups.plan_case(groups.make_chain((1, 1), limit=5), nodes).violations == violations
 
 
 @pytest.mark.parametrize("objective", ["parity", "time"])
 def test_latency_is_reported_for_every_objective(objective: str) -> None:
-    plan = plan_case(PAIR, make_nodes(a=1, b=1), objective=objective)
+    plan = groups.plan_case(PAIR, groups.make_nodes(a=1, b=1), objective=objective)
     assert plan.cost == 5
     assert plan.latency_us == 5000.0
 
@@ -105,8 +94,8 @@ def test_a_limit_per_dependency_does_not_multiply_the_cost_of_a_plan(monkeypatch
     for limits in ([50] * len(pairs), range(50, 50 + len(pairs))):
         edges = tuple((i, j, limit) for (i, j), limit in zip(pairs, limits, strict=True))
         comparisons.clear()
-        case = GroupCase((1,) * workload_count, edges, cost, (2,) * zone_count)
-        plan_group(make_snapshot(case), time_limit_s=0.5)
+        case = groups.GroupCase((1,) * workload_count, edges, cost, (2,) * zone_count)
+        plan_group(groups.make_snapshot(case), time_limit_s=0.5)
         counts.append(len(comparisons))
     assert counts[1] < 2 * counts[0]
 
@@ -120,14 +109,14 @@ def test_services_of_a_workload_decide_the_routing_of_its_calls(
     services: tuple[Service, ...], *, is_elsewhere: bool, is_near: bool
 ) -> None:
     """With several namespaces the Service with the weakest preference decides, not the first by name."""
-    callers = [make_bound_pod("w0-0", "w0", "a"), make_bound_pod("w0-1", "w0", "b")]
-    callees = [make_waiting_pod("w1-0", "w1"), make_waiting_pod("w1-1", "w1")]
+    callers = [groups.make_bound_pod("w0-0", "w0", "a"), groups.make_bound_pod("w0-1", "w0", "b")]
+    callees = [groups.make_waiting_pod("w1-0", "w1"), groups.make_waiting_pod("w1-1", "w1")]
     if is_elsewhere:
-        callees[1] = with_metadata(callees[1], namespace="elsewhere")
+        callees[1] = groups.with_metadata(callees[1], namespace="elsewhere")
     used_by_callers = {"a": {"cpu": 1000}, "b": {"cpu": 1000}}
-    plan = plan_case(
-        make_chain((2, 2, 0)),
-        make_nodes(a=2, b=2),
+    plan = groups.plan_case(
+        groups.make_chain((2, 2, 0)),
+        groups.make_nodes(a=2, b=2),
         used=used_by_callers,
         pods=[*callers, *callees],
         objective="time",
@@ -144,28 +133,28 @@ def test_the_weight_of_a_dependency_is_its_number_of_callers(caller_count: int, 
     Three callers of w0: 3 * 5 + 30 < 3 * 15 + 5. Two callers: 2 * 5 + 30 > 2 * 15 + 5.
     """
     cost = ((0, 30, 5, 15), (30, 0, 30, 5), (5, 30, 0, 20), (15, 5, 20, 0))
-    case = GroupCase((3, 1, 1), ((0, 1, 100), (2, 1, 100)), cost, (9, 9, 9, 9))
-    pods = [make_bound_pod(f"w0-{i}", "w0", "a") for i in range(caller_count)]
-    pods += [make_bound_pod("w2-0", "w2", "b"), make_waiting_pod("w1-0", "w1")]
+    case = groups.GroupCase((3, 1, 1), ((0, 1, 100), (2, 1, 100)), cost, (9, 9, 9, 9))
+    pods = [groups.make_bound_pod(f"w0-{i}", "w0", "a") for i in range(caller_count)]
+    pods += [groups.make_bound_pod("w2-0", "w2", "b"), groups.make_waiting_pod("w1-0", "w1")]
     full = {"a": {"cpu": 8000}, "b": {"cpu": 8000}}
-    plan = plan_case(case, make_nodes(a=8, b=8, c=8, d=8), used=full, pods=pods, objective="time")
-    assert map_zones_by_pod(plan) == {"w1-0": zone}
+    plan = groups.plan_case(case, groups.make_nodes(a=8, b=8, c=8, d=8), used=full, pods=pods, objective="time")
+    assert groups.map_zones_by_pod(plan) == {"w1-0": zone}
 
 
 @pytest.mark.parametrize(("has_topology", "latency_us"), [(True, 100_000), (False, 1000)])
 def test_an_unmeasured_path_is_expensive_if_other_paths_are_measured(*, has_topology: bool, latency_us: float) -> None:
     """Without a NetworkTopology, zones count as near."""
-    nodes = [make_zone_node("a", "z0", "1"), make_zone_node("b", "z9", "1")]
-    assert plan_case(PAIR, nodes, objective="time", has_topology=has_topology).latency_us == latency_us
+    nodes = [groups.make_zone_node("a", "z0", "1"), groups.make_zone_node("b", "z9", "1")]
+    assert groups.plan_case(PAIR, nodes, objective="time", has_topology=has_topology).latency_us == latency_us
 
 
 def test_nodes_without_a_zone_label_are_far_apart_in_a_cluster_with_zones() -> None:
     """If no node has the label, all are one zone, such as a rack."""
     no_zone = {"topology.kubernetes.io/zone": ""}
-    unlabelled = [make_zone_node(name, "z", "1", labels=no_zone) for name in ("u1", "u2")]
-    plan = plan_case(PAIR, [*unlabelled, *make_nodes(a=1, b=1)], objective="time")
-    assert set(map_zones_by_pod(plan).values()) == {"z0", "z1"}
-    assert plan_case(PAIR, unlabelled, objective="time", has_topology=False).latency_us == 100.0
+    unlabelled = [groups.make_zone_node(name, "z", "1", labels=no_zone) for name in ("u1", "u2")]
+    plan = groups.plan_case(PAIR, [*unlabelled, *groups.make_nodes(a=1, b=1)], objective="time")
+    assert set(groups.map_zones_by_pod(plan).values()) == {"z0", "z1"}
+    assert groups.plan_case(PAIR, unlabelled, objective="time", has_topology=False).latency_us == 100.0
 
 
 def test_a_plan_over_forty_zones_rarely_splits_a_group_between_two() -> None:
@@ -174,13 +163,13 @@ def test_a_plan_over_forty_zones_rarely_splits_a_group_between_two() -> None:
     zones = [f"z{i:02}" for i in range(40)]
     costs = CostTable(msgspec.convert(make_random_weight(zones, REGIONS), WeightInfo))
     nodes = [
-        make_zone_node(f"h{i:03}", zones[i % 40], "32", labels={REGION_LABEL: REGIONS[i % len(REGIONS)]})
+        groups.make_zone_node(f"h{i:03}", zones[i % 40], "32", labels={REGION_LABEL: REGIONS[i % len(REGIONS)]})
         for i in range(400)
     ]
     split_count = 0
     for _ in range(15):
         edges = [(i, j, 20) for i in range(10) for j in range(i + 1, 10) if rng.random() < 0.3]
-        case = GroupCase((1,) * 10, tuple(edges), ((0,),), (1,))
-        plan = plan_case(case, nodes, costs=costs, spread="soft", objective="time")
+        case = groups.GroupCase((1,) * 10, tuple(edges), ((0,),), (1,))
+        plan = groups.plan_case(case, nodes, costs=costs, spread="soft", objective="time")
         split_count += plan.latency_us > IN_ZONE_US
     assert split_count <= 1

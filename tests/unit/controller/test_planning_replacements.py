@@ -11,14 +11,7 @@ from controller.cluster.pods import ContainerStatus, PodStatus, Target
 from controller.scheduler.placement.planner import PlanningError, plan_group
 from controller.scheduler.placement.snapshot import without_pod
 from kubekit.wire import ResourceRequirements
-from tests.unit.controller.groups import (
-    make_bound_pod,
-    make_chain,
-    make_lone_workload,
-    make_snapshot,
-    make_waiting_pod,
-    make_zone_node,
-)
+from tests.unit.controller import groups
 from tests.unit.controller.planning_cluster import PlanningCluster, make_cluster_with_one_pod
 
 RESERVATION_S = 60.0
@@ -56,10 +49,14 @@ def test_after_an_eviction_the_resources_of_the_pod_are_free_and_its_replacement
 ) -> None:
     """Node a has capacity for one pod, whether its usage includes the pod yet or not; the pod on node b stays."""
     used_millicores = 1000 * is_counted
-    snapshot = make_snapshot(
-        make_chain((3,)),
-        [make_zone_node("a", "z0", "2" if reserved_cpu else "1"), make_zone_node("b", "z1", "1")],
-        pods=[make_bound_pod("w0-0", "w0", "a"), make_bound_pod("w0-1", "w0", "b"), make_waiting_pod("w0-2", "w0")],
+    snapshot = groups.make_snapshot(
+        groups.make_chain((3,)),
+        [groups.make_zone_node("a", "z0", "2" if reserved_cpu else "1"), groups.make_zone_node("b", "z1", "1")],
+        pods=[
+            groups.make_bound_pod("w0-0", "w0", "a"),
+            groups.make_bound_pod("w0-1", "w0", "b"),
+            groups.make_waiting_pod("w0-2", "w0"),
+        ],
         assigned_nodes={"default/w0-1": "b"} | ({"default/w0-0": "a"} if is_counted else {}),
         used={"a": {"cpu": used_millicores, "pods": int(is_counted)}, "b": {"cpu": 1000, "pods": 1}},
         reserved={"a": {"cpu": reserved_cpu}},
@@ -76,14 +73,16 @@ def test_after_an_eviction_the_resources_of_the_pod_are_free_and_its_replacement
 
 def test_allocated_resources_above_the_requests_are_free_after_an_eviction() -> None:
     """During an in-place resize the pod frees all that its host counts for it."""
-    pod = make_bound_pod("w0-0", "w0", "a")
+    pod = groups.make_bound_pod("w0-0", "w0", "a")
     status = ContainerStatus(resources=ResourceRequirements(requests={"cpu": "2"}))
     pod = msgspec.structs.replace(pod, status=PodStatus(phase="Running", container_statuses=[status]))
     node_cache = NodeCache()
-    node_cache.on_node_change("a", None, make_zone_node("a", "z0"))
+    node_cache.on_node_change("a", None, groups.make_zone_node("a", "z0"))
     node_cache.on_pod_change("default/w0-0", None, PodReader().read(pod))
     requested = node_cache.requested
-    snapshot = make_snapshot(make_lone_workload(1), [], hosts=node_cache.hosts, used=requested, pods=[pod])
+    snapshot = groups.make_snapshot(
+        groups.make_lone_workload(1), [], hosts=node_cache.hosts, used=requested, pods=[pod]
+    )
     after_eviction = without_pod(snapshot, "default/w0-0")
     assert requested["a"]["cpu"] + after_eviction.reserved["a"]["cpu"] == 0
 

@@ -5,10 +5,21 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
-from controller.cluster.pods import target_of
+import msgspec
+import pytest
+
+from controller.cluster.pods import Pod, target_of
 from controller.scheduler.gating.planner_time import MIN_SEARCH_S
 from controller.scheduler.gating.release import ReleaseInputs, decide_releases
 from kubekit.wire import format_time
+from tests.unit.controller.groups import (
+    make_bound_pod,
+    make_chain,
+    make_nodes,
+    make_waiting_pod,
+    map_zones_by_pod,
+    plan_case,
+)
 from tests.unit.controller.planning_cluster import PlanningCluster
 
 GROUPS, WORKLOADS, REPLICAS, HOSTS = 3, 6, 2, 9
@@ -123,6 +134,19 @@ class RolloutCluster(PlanningCluster):
         return [caller for caller, callee in calls if len(zones_by_workload[caller] | zones_by_workload[callee]) > 1]
 
 
+def with_revision(pod: Pod, revision: str, minute: int, node_name: str = "") -> Pod:
+    """A copy of a pod with this template's hash, made in this minute; w2 is a StatefulSet, others are Deployments."""
+    kind, owner, label = "ReplicaSet", f"{pod.workload}-{revision}", "pod-template-hash"
+    if pod.workload == "w2":
+        kind, owner, label = "StatefulSet", pod.workload, "controller-revision-hash"
+    body = msgspec.to_builtins(pod)
+    body["metadata"]["labels"][label] = revision
+    body["metadata"]["creationTimestamp"] = f"2026-01-01T00:{minute:02d}:00Z"
+    body["metadata"]["ownerReferences"] = [{"kind": kind, "name": owner, "uid": owner, "controller": True}]
+    body["spec"]["nodeName"] = node_name
+    return msgspec.convert(body, Pod)
+
+
 async def test_a_restart_of_everything_keeps_what_the_plan_gained_in_a_full_cluster() -> None:
     """Capacity for 45 pods, of which 36 are bound when 18 more are created; each zone has free capacity for 3 of its 6."""
     cluster = RolloutCluster(cpu=5 * POD_CPU + 1, ready_s=2)
@@ -173,3 +197,22 @@ async def test_a_pod_takes_a_free_node_near_its_group_instead_of_waiting() -> No
     assert {pod.spec.node_name for pod in cluster.pods.values() if pod.is_bound} == {"n00", "n01"}
     await cluster.roll_out(60)
     assert cluster.list_workloads_across_zones() == []
+
+
+@pytest.mark.parametrize("workload", ["w1", "w2"])
+@pytest.mark.parametrize("rolls_back", [False, True])
+@pytest.mark.parametrize("is_outdated", [False, True])
+def test_outdated_replicas_do_not_count_for_spread_over_zones(
+    workload: str, *, rolls_back: bool, is_outdated: bool
+) -> None:
+    """The caller and one new replica are in z0. Only if the replica in z1 is new may the other new replica be in z0."""
+    caller = make_bound_pod("caller", {"w1": "w0", "w2": "w1"}[workload], "a")
+    old, new = ("b", "a") if rolls_back else ("a", "b")
+    pods = [
+        caller,
+        with_revision(make_waiting_pod("x", workload), new, 5, node_name="a"),
+        with_revision(make_waiting_pod("y", workload), old if is_outdated else new, 1, node_name="b"),
+        with_revision(make_waiting_pod("z", workload), new, 6),
+    ]
+    plan = plan_case(make_chain((0, 0, 0)), make_nodes(a=8, b=8, c=8), pods=pods, objective="time", spread="zone")
+    assert (map_zones_by_pod(plan)["z"] != "z0") == is_outdated

@@ -116,7 +116,3 @@ def test_groups_are_found_by_namespace_then_by_list_then_by_namespaces_of_worklo
     state.on_group_change("default/a1", listed, None)
     assert state.group_key_of("branch", "a1") == "central/a1"
     assert state.group_key_of("elsewhere", "a1") == ""
-
-
-def test_in_parity_groups_of_other_namespaces_are_not_found() -> None:
-    assert make_state(UPSTREAM, make_app_group({"P": {}}, "shop")).group_key_of("shop", "a1") == ""
