@@ -63,18 +63,20 @@ class Planners(PlanningCluster):
         self.file.pods.append(pod)
         self.node_cache.on_pod_change(pod.metadata.key, None, PodReader().read(pod))
 
-    def add_volumes(self, class_: Any, claims: Sequence[Any] = (), volumes: Sequence[Any] = ()) -> None:
-        self.file = msgspec.structs.replace(self.file, storage_classes=[class_], claims=[*claims], volumes=[*volumes])
-        self.volumes.on_storage_class_change(class_.metadata.name, None, class_)
+    def add_volumes(self, storage_class: Any, claims: Sequence[Any] = (), volumes: Sequence[Any] = ()) -> None:
+        self.file = msgspec.structs.replace(
+            self.file, storage_classes=[storage_class], claims=[*claims], volumes=[*volumes]
+        )
+        self.volumes.on_storage_class_change(storage_class.metadata.name, None, storage_class)
         for claim in claims:
             self.volumes.on_claim_change(claim.metadata.key, None, claim)
         for volume in volumes:
             self.volumes.on_volume_change(volume.metadata.name, None, volume)
 
-    async def zones(self, spec: dict[str, Any], *, preempting: bool = False) -> set[str]:
+    async def find_zones(self, spec: dict[str, Any], *, is_preempting: bool = False) -> set[str]:
         """Zones in which all planners place a pod of P1 with this spec, and `explain` finds nodes for it.
 
-        With ``preempting``, the descheduler and `explain` are not asked, because they expect no preemption.
+        With ``is_preempting``, the descheduler and `explain` are not asked, because they expect no preemption.
         """
         self.add_pod("d/g", "p1", "P1", 1)
         self.update_pod("d/p1", spec=spec)
@@ -87,23 +89,23 @@ class Planners(PlanningCluster):
         assert dict(plan.unplaced_reasons) == offline_plan.unplaced
         zones_by_planner = {
             "leader": {target.zone for target in plan.targets.values()},
-            "offline": self._zones_of(offline_plan.placements.values()),
-            "simulate": self._zones_of(self._simulated_nodes(pod)),
+            "offline": self._find_zones_of(offline_plan.placements.values()),
+            "simulate": self._find_zones_of(self._simulate(pod)),
         }
-        if not preempting:
-            zones_by_planner["descheduler"] = self._zones_of(self._descheduler_nodes(pod))
+        if not is_preempting:
+            zones_by_planner["descheduler"] = self._find_zones_of(self._find_descheduler_nodes(pod))
             ineligible = PlanInputs(self.state, self.node_cache, self.volumes).ineligible_nodes(pod)
-            zones_by_planner["explain"] = self._zones_of(self.node_cache.hosts.keys() - ineligible.keys())
+            zones_by_planner["explain"] = self._find_zones_of(self.node_cache.hosts.keys() - ineligible.keys())
         assert all(zones == zones_by_planner["leader"] for zones in zones_by_planner.values()), zones_by_planner
         return zones_by_planner["leader"]
 
-    def _zones_of(self, nodes: Iterable[str]) -> set[str]:
+    def _find_zones_of(self, nodes: Iterable[str]) -> set[str]:
         return {self.node_cache.hosts[node].location.zone for node in nodes}
 
-    def _pod_infos(self) -> list[PodInfo]:
+    def _read_pods(self) -> list[PodInfo]:
         return [PodReader().read(pod) for pod in self.file.pods]
 
-    def _simulated_nodes(self, pod: Pod) -> list[str]:
+    def _simulate(self, pod: Pod) -> list[str]:
         """Nodes of `simulate` for one replica of a template like the pod; the model of the default scheduler has the same zones."""
         snapshot = ClusterSnapshot(now_s=0, nodes=tuple(self.file.nodes))
         volumes = Volumes.from_objects(self.file.volumes, self.file.claims, self.file.storage_classes)
@@ -112,7 +114,7 @@ class Planners(PlanningCluster):
         template = replace(controller.spec.template, metadata=pod.metadata, spec=pod_spec)
         one_replica = replace(controller, spec=replace(controller.spec, template=template))
         no_replica = replace(controller, spec=replace(controller.spec, replicas=0))
-        inputs = build_inputs(snapshot, self._pod_infos(), volumes)
+        inputs = build_inputs(snapshot, self._read_pods(), volumes)
         simulation = simulate(inputs, self.state.groups["d/g"], {"P1": one_replica, "P2": no_replica})
         planned, by_default = (
             [node for nodes in outcome.nodes_by_workload.values() for node in nodes if node]
@@ -120,13 +122,13 @@ class Planners(PlanningCluster):
         )
         # The model knows neither required pod affinity nor preemption.
         if not any(other.spec.affinity or other.spec.priority for other in self.file.pods):
-            assert self._zones_of(by_default) == self._zones_of(planned)
+            assert self._find_zones_of(by_default) == self._find_zones_of(planned)
         return planned
 
-    def _descheduler_nodes(self, pod: Pod) -> list[str]:
+    def _find_descheduler_nodes(self, pod: Pod) -> list[str]:
         """Nodes on which the descheduler expects the replacement of an evicted pod."""
         inputs = PlanInputs(self.state, self.node_cache, self.volumes)
-        snapshot = take_snapshot(inputs, {info.key: info for info in self._pod_infos()}, [], "netaware-system")
+        snapshot = take_snapshot(inputs, {info.key: info for info in self._read_pods()}, [], "netaware-system")
         fit, info = FitChecker(snapshot), PodReader().read(pod)
         reasons = {
             node.name: fit.static_unschedulable_reason(node, info) or fit.dynamic_unschedulable_reason(node, info)

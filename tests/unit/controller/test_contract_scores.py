@@ -1,4 +1,4 @@
-"""NetworkOverhead filters and scores as the tables of docs/contracts.md say, in their example and in random clusters."""
+"""NetworkOverhead and NodeResourcesAllocatable score as the tables of docs/contracts.md say, in examples and random clusters."""
 
 from __future__ import annotations
 
@@ -14,12 +14,19 @@ from prometheus_client import CollectorRegistry
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.crds import WeightInfo
 from controller.cluster.pods import Pod
+from controller.cluster.resource_requests import parse_amounts
 from controller.cluster.services import Routing
-from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.config import AllocatableArgs, ResourceWeight, SchedulerConfig
 from controller.scheduler.extender import encoding
 from controller.scheduler.extender.handler import Extender
 from controller.scheduler.metrics import ExtenderMetrics
-from controller.scheduler.rules import NodeScore, PeerWorkload, score_locations
+from controller.scheduler.rules import (
+    NodeScore,
+    PeerWorkload,
+    normalise_allocatable_score,
+    raw_allocatable_score,
+    score_locations,
+)
 from tests.support.bodies import make_weight_body
 from tests.unit.controller.extender_service import make_pod_body
 from tests.unit.controller.scheduler_objects import (
@@ -135,6 +142,11 @@ def compute_expected_priorities(costs: list[int]) -> list[int]:
     return [100 - int(100 * (cost - low) / (high - low)) for cost in costs]
 
 
+def normalise_all(raw_scores: list[int]) -> list[int]:
+    low, high = min(raw_scores, default=0), max(raw_scores, default=0)
+    return [normalise_allocatable_score(score, low, high) for score in raw_scores]
+
+
 def draw_cost(rng: random.Random) -> int:
     return rng.choice((0, 1, 99, 100, 101, rng.randint(0, 300)))
 
@@ -231,3 +243,28 @@ def test_a_node_is_scored_by_the_replicas_that_answer(seeds: range) -> None:
             assert scores.node_score(node, index) == expected, (seed, node)
         assert set(scores.by_node) <= {node for peer in peers for node in peer.pods_by_node}
         assert scores.neutral_reason == ""
+
+
+@pytest.mark.parametrize(("mode", "scores"), [("Least", [100, 0]), ("Most", [0, 100])])
+def test_allocatable_prefers_small_or_large_nodes(mode: Any, scores: list[int]) -> None:
+    """Seed 002 of the contract: nodes of 10 and 200."""
+    args = AllocatableArgs(mode=mode)
+    amounts = [parse_amounts({"cpu": f"{size}", "memory": f"{size}Gi"}) for size in (10, 200)]
+    assert normalise_all([raw_allocatable_score(of_node, args) for of_node in amounts]) == scores
+
+
+def test_raw_scores_are_truncated_toward_zero_and_absent_resources_count_as_0() -> None:
+    args = AllocatableArgs(resources=(ResourceWeight(name="a", weight=2), ResourceWeight(name="b", weight=1)))
+    assert raw_allocatable_score({"a": 5}, args) == -3  # -(2 * 5 + 1 * 0) / (2 + 1), and not -4
+    assert raw_allocatable_score({"a": 5}, msgspec.structs.replace(args, mode="Most")) == 3
+    assert raw_allocatable_score({}, args) == 0
+
+
+def test_cpu_is_scored_in_thousandths() -> None:
+    args = AllocatableArgs(mode="Most", resources=(ResourceWeight(name="cpu", weight=1),))
+    assert raw_allocatable_score(parse_amounts({"cpu": "500m"}), args) == 500
+
+
+@pytest.mark.parametrize(("raw", "normalised"), [([4, 4], [0, 0]), ([0, 1, 3], [0, 33, 100]), ([], [])])
+def test_scores_are_normalised_to_0_to_100(raw: list[int], normalised: list[int]) -> None:
+    assert normalise_all(raw) == normalised

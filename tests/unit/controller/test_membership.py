@@ -23,15 +23,42 @@ NAMESPACES = ("a", "b", "c", "shared")
 CONSENTING = [
     Object(metadata=ObjectMeta(name=name, labels={CONSENT_LABEL: ".".join(NAMESPACES)})) for name in NAMESPACES
 ]
-NOWHERE_FIRST = NetworkOverheadArgs(namespaces=())
+NO_SEARCHED_NAMESPACES = NetworkOverheadArgs(namespaces=())
 
 
-def group(namespace: str, names: tuple[str, ...]) -> AppGroup:
+def make_group(namespace: str, names: tuple[str, ...]) -> AppGroup:
     """A group of one workload in each of these namespaces."""
     namespaces = {f"w{i}": name for i, name in enumerate(names)}
     spec = make_appgroup_spec({selector: {} for selector in namespaces}, namespaces=namespaces)
     body = {"metadata": {"name": "shop", "namespace": namespace}, "spec": spec}
     return msgspec.convert(body, AppGroup)
+
+
+class OnePod:
+    """Groups of one pod; stands in for the store of it."""
+
+    def __init__(self) -> None:
+        self.stored: Pod | None = None
+        self.now_s = 0.0
+        state = State(SchedulerConfig(), "netaware-system")
+        self.group_pods = GroupPods(cast("Store[Pod]", self), state, lambda: self.now_s)
+
+    def get(self, _: str) -> Pod | None:
+        return self.stored
+
+    def show(self, pod: Pod | None) -> Pod | None:
+        """Put a version of the pod into the store; returns the version that counts."""
+        old, self.stored = self.stored, pod
+        self.group_pods.on_change("d/p", old, pod)
+        return next(iter(self.group_pods.pods_of("d/shop")), None)
+
+
+def make_pod(label: str = "shop", version: str = "1") -> Pod:
+    labels = {"appgroup.diktyo.x-k8s.io": label}
+    return Pod(ObjectMeta(name="p", namespace="d", labels=labels, resource_version=version))
+
+
+V1, V2, V3, V4 = (make_pod(version=version) for version in "1234")
 
 
 def test_a_group_has_pods_only_in_its_pod_namespaces() -> None:
@@ -43,7 +70,7 @@ def test_a_group_has_pods_only_in_its_pod_namespaces() -> None:
             rules = NetworkOverheadArgs(namespaces=searched, search_everywhere=search_everywhere)
             membership = Membership.from_objects((), CONSENTING if has_consent else (), rules)
             for group_namespace in rng.sample(NAMESPACES, 3):
-                new = group(group_namespace, tuple(rng.choices(("", *NAMESPACES), k=2)))
+                new = make_group(group_namespace, tuple(rng.choices(("", *NAMESPACES), k=2)))
                 membership.on_group_change(new.metadata.key, None, new)
             for key, namespace in itertools.product(membership.groups, NAMESPACES):
                 namespaces = membership.pod_namespaces(key)
@@ -57,16 +84,21 @@ def test_membership_depends_only_on_the_last_state() -> None:
     rng = random.Random(2)
     foreign_count = 0
     for _ in range(60):
-        membership, groups = Membership.from_objects((), CONSENTING, NOWHERE_FIRST), dict[str, AppGroup]()
+        membership, groups = Membership.from_objects((), CONSENTING, NO_SEARCHED_NAMESPACES), dict[str, AppGroup]()
         for _ in range(25):
             group_namespace = rng.choice(NAMESPACES)
             key, old = f"{group_namespace}/shop", groups.get(f"{group_namespace}/shop")
-            new = group(group_namespace, tuple(rng.choices(("", *NAMESPACES), k=2))) if rng.random() < 0.7 else None
+            new = (
+                make_group(group_namespace, tuple(rng.choices(("", *NAMESPACES), k=2))) if rng.random() < 0.7 else None
+            )
             if old is None and new is None:
                 continue
             membership.on_group_change(key, old, new)
-            groups = {k: v for k, v in {**groups, key: new}.items() if v is not None}
-            fresh = Membership.from_objects(rng.sample(list(groups.values()), len(groups)), CONSENTING, NOWHERE_FIRST)
+            groups.pop(key, None)
+            groups |= {key: new} if new is not None else {}
+            fresh = Membership.from_objects(
+                rng.sample(list(groups.values()), len(groups)), CONSENTING, NO_SEARCHED_NAMESPACES
+            )
             for namespace in NAMESPACES:
                 expected = fresh.group_key_of(namespace, "shop")
                 for index in (membership, membership.copy()):
@@ -75,53 +107,42 @@ def test_membership_depends_only_on_the_last_state() -> None:
     assert foreign_count > 100
 
 
-class OnePodStore:
-    """Stands in for a store with at most one pod."""
-
-    pod: Pod | None = None
-
-    def get(self, _: str) -> Pod | None:
-        return self.pod
-
-
-def pod(label: str = "shop", version: str = "1") -> Pod:
-    labels = {"appgroup.diktyo.x-k8s.io": label}
-    return Pod(ObjectMeta(name="p", namespace="d", labels=labels, resource_version=version))
-
-
 def test_a_pod_whose_label_changes_belongs_to_the_new_group_alone() -> None:
-    store = OnePodStore()
-    pods = GroupPods(cast("Store[Pod]", store), State(SchedulerConfig(), "netaware-system"), lambda: 0.0)
-    for old, new in ((None, pod("shop")), (pod("shop"), pod("bank"))):
-        store.pod = new
-        assert pods.on_change("d/p", old, new) == f"d/{new.group}"
-    assert (pods.pods_of("d/shop"), pods.pods_of("d/bank")) == ([], [store.pod])
-    pods.on_change("d/p", store.pod, None)
-    assert pods.pods_of("d/bank") == []
+    one_pod, moved_pod = OnePod(), make_pod("bank")
+    one_pod.show(V1)
+    assert one_pod.show(moved_pod) is None
+    assert one_pod.group_pods.pods_of("d/bank") == [moved_pod]
+    one_pod.show(None)
+    assert one_pod.group_pods.pods_of("d/bank") == []
 
 
 def test_a_written_pod_counts_until_the_store_has_it_or_a_later_version() -> None:
-    store, now = OnePodStore(), [0.0]
-    pods = GroupPods(cast("Store[Pod]", store), State(SchedulerConfig(), "netaware-system"), lambda: now[0])
-    first, second, third, fourth = (pod(version=version) for version in "1234")
+    one_pod = OnePod()
+    assert one_pod.show(V1) is V1
+    one_pod.group_pods.record_write("d/p", V1, V2)
+    assert one_pod.show(V1) is V2
+    one_pod.group_pods.record_write("d/p", V2, V3)  # The store is two versions behind.
+    assert [one_pod.show(version) for version in (V1, V2, V4)] == [V3, V3, V4]
+    assert one_pod.show(V1) is V1, "the write is forgotten once the store was ahead"
 
-    def newest(shown: Pod | None) -> Pod | None:
-        old, store.pod = store.pod, shown
-        pods.on_change("d/p", old, shown)
-        return next(iter(pods.pods_of("d/shop")), None)
 
-    assert newest(first) is first
-    pods.record_write("d/p", first, second)
-    assert newest(first) is second
-    pods.record_write("d/p", second, third)  # The store is two versions behind.
-    assert (newest(first), newest(second), newest(fourth)) == (third, third, fourth)
-    assert newest(first) is first, "the write is forgotten once the store was ahead"
-    pods.record_write("d/p", first, second)
-    assert newest(None) is None, "a deleted pod is gone"
-    store.pod = first
-    pods.record_write("d/p", first, second)
-    now[0] = MAX_LAG_S
-    assert newest(first) is first
-    store.pod = second
-    pods.record_write("d/p", first, second)
-    assert newest(first) is first, "the store had shown the write before its answer"
+def test_a_written_pod_that_is_deleted_is_gone() -> None:
+    one_pod = OnePod()
+    one_pod.show(V1)
+    one_pod.group_pods.record_write("d/p", V1, V2)
+    assert one_pod.show(None) is None
+
+
+def test_a_written_pod_counts_no_longer_than_the_longest_lag_of_the_store() -> None:
+    one_pod = OnePod()
+    one_pod.show(V1)
+    one_pod.group_pods.record_write("d/p", V1, V2)
+    one_pod.now_s = MAX_LAG_S
+    assert one_pod.show(V1) is V1
+
+
+def test_a_write_that_the_store_shows_before_its_answer_is_not_recorded() -> None:
+    one_pod = OnePod()
+    one_pod.show(V2)
+    one_pod.group_pods.record_write("d/p", V1, V2)
+    assert one_pod.show(V1) is V1

@@ -103,10 +103,6 @@ CASES = {
         {"w1-0": "b"},
     ),
     "the previous plan is kept if no other is better": TargetCase(
-        CHAIN, ABC, {"previous_targets": make_previous_targets(ON_B)},
-        {"w0-0": "b", "w1-0": "b", "w2-0": "b"},
-    ),
-    "the previous plan is kept on the last node": TargetCase(
         CHAIN, ABC, {"previous_targets": make_previous_targets(ON_C)},
         {"w0-0": "c", "w1-0": "c", "w2-0": "c"},
     ),

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.cluster.hosts import NodeCache
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import Container, Pod, PodSpec
 from controller.cluster.resource_requests import requests_of
@@ -96,17 +95,10 @@ def test_an_in_place_resize_counts_the_larger_of_old_and_new_requests(
 def test_host_ports_of_sidecars_count_and_of_init_containers_do_not(
     restart_policy: str | None, is_counted: bool
 ) -> None:
-    """The node cache and the planner count ports of containers that keep running."""
+    """`test_planners` has a host port of another pod's sidecar."""
     ports = [{"containerPort": 9100, "hostPort": 9100}]
     init_container = {"name": "i", "restartPolicy": restart_policy, "ports": ports}
     spec: dict[str, Any] = {"containers": [{"name": "c"}], "initContainers": [init_container]}
-
-    body = {"metadata": {"name": "p", "namespace": "d"}, "spec": {"nodeName": "a", **spec}}
-    node_cache = NodeCache()
-    node_cache.on_node_change("a", None, make_zone_node("a", "z0"))
-    node_cache.on_pod_change("d/p", None, PodReader().read(msgspec.convert(body, Pod)))
-    assert node_cache.requested["a"].get("port:TCP/9100", 0) == is_counted
-
     pods = [make_waiting_pod(f"w0-{i}", "w0", **spec) for i in range(2)]
     plan = plan_case(make_lone_workload(2), [make_zone_node("b", "z0")], pods=pods)
     assert len(plan.unplaced) == is_counted

@@ -1,4 +1,4 @@
-"""The hosts that the search chooses on small problems, also compared with the best of all placements."""
+"""Values of placements on small problems, and the hosts that the search chooses, also compared with the best placement."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from controller.cluster.services import Routing
 from controller.scheduler.placement.evaluation import evaluate
 from controller.scheduler.placement.problem import CallCostTable, Ints, Problem
 from controller.scheduler.placement.solve import solve
-from tests.unit.controller.search_problems import ON_HOST_US, make_hosts, make_problem
+from tests.unit.controller.search_problems import FAR_US, IN_ZONE_US, ON_HOST_US, make_hosts, make_problem
 
 
 def find_zones_of_first_three(problem: Problem) -> set[int]:
@@ -45,6 +45,45 @@ def draw_problem_without_a_zone(seed: int) -> Problem:
     latency_us = np.array([[100.0, there_us, 500.0], [back_us, 100.0, 500.0], [400.0, 600.0, 100.0]])
     table = CallCostTable(latency_us, ON_HOST_US, latency_us > rng.randint(300, 700))
     return msgspec.structs.replace(problem, tables=(table,))
+
+
+@pytest.mark.parametrize(
+    ("routing", "hosts", "latency_us", "max_load_ratio"),
+    [
+        # Hosts 0, 1 in zone 0, 2, 3 in zone 1, and 4 in none; two callers, then the replicas of the callee.
+        (Routing.ANY, (0, 2, 0, 2), (ON_HOST_US + FAR_US) / 2, 1.0),
+        (Routing.ZONE, (0, 2, 0, 2), ON_HOST_US, 1.0),
+        (Routing.ZONE, (0, 2, 1, 3), IN_ZONE_US, 1.0),
+        # The caller of zone 1 has no replica there: half of the calls are far.
+        (Routing.ZONE, (0, 2, 0, 1), ((ON_HOST_US + IN_ZONE_US) / 2 + FAR_US) / 2, 1.0),
+        # Both callers call the replica of zone 0, which takes twice its share.
+        (Routing.ZONE, (0, 1, 0, 2), (ON_HOST_US + IN_ZONE_US) / 2, 2.0),
+        (Routing.ZONE, (4, 4, 0, 2), FAR_US, 1.0),
+        # A replica without a zone turns zone hints off: each caller calls all three.
+        (Routing.ZONE, (0, 2, 0, 2, 4), (ON_HOST_US + 2 * FAR_US) / 3, 1.0),
+        (Routing.NODE, (0, 2, 0, 2, 4), ON_HOST_US, 1.5),
+        (Routing.NODE, (0, 0, 0, 1), ON_HOST_US, 2.0),
+        # Without a replica on its host, a caller calls those of its zone.
+        (Routing.NODE, (0, 1, 0, 2), (ON_HOST_US + IN_ZONE_US) / 2, 2.0),
+        (Routing.NODE, (2, 2, 0, 1), FAR_US, 1.0),
+    ],
+)
+def test_calls_are_routed_as_by_kube_proxy(
+    routing: Routing, hosts: tuple[int, ...], latency_us: float, max_load_ratio: float
+) -> None:
+    has_zone_label = np.array([True, True, False])
+    problem = make_problem([0, 0, 1, 1, 2], [2, len(hosts) - 2], (0, 1, routing), has_zone_label=has_zone_label)
+    evaluation = evaluate(problem, make_hosts(*hosts))
+    assert evaluation.cost_per_call == pytest.approx(latency_us)
+    assert evaluation.max_load_ratio == pytest.approx(max_load_ratio)
+
+
+@pytest.mark.parametrize(("routing", "violations"), [(Routing.ANY, 2), (Routing.ZONE, 0), (Routing.NODE, 0)])
+def test_only_replicas_that_may_answer_violate_a_limit(routing: Routing, violations: int) -> None:
+    """Callers and callees in both zones: with any routing, two of four pairs are far. Without a near callee, all four are."""
+    problem = make_problem([0, 1], [2, 2], (0, 1, routing), limit_us=FAR_US / 2)
+    assert evaluate(problem, make_hosts(0, 1, 0, 1)).violations == violations
+    assert evaluate(problem, make_hosts(0, 0, 1, 1)).violations == 4
 
 
 def test_flexible_replicas_free_the_only_host_of_a_constrained_replica() -> None:
