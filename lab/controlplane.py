@@ -59,10 +59,8 @@ class ControlPlane:
         state_dir: folder of certificates, etcd's data, logs and kubeconfigs.
         address: IP address at which the API server listens.
         binaries: files of the programs, and their version.
-        programs: the running programs.
         authority: signs all certificates.
         admin_token: bearer token with the administrator's rights.
-        server: URL of the API server.
         etcd: URL of etcd, which requires a client certificate (``pki/etcd.crt``).
         api_server_flags: further flags of kube-apiserver.
     """

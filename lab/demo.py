@@ -72,12 +72,7 @@ class Demo:
     """One run of the demo in a lab that is up.
 
     Attributes:
-        lab: the lab.
-        installation: our programs in the lab.
-        client: client of the lab's API server.
-        topology: the lab's topology.
         placement: a key of `OVERLAY_BY_PLACEMENT`.
-        print_progress: prints a line of progress.
         seed: seed of the order in which Deployments are created and, on real nodes, of the times of requests. None: the example's
             order, and requests at equal intervals.
     """

@@ -74,7 +74,6 @@ class Installation:
     """Our programs in a lab.
 
     Attributes:
-        lab: the lab.
         netperf: paths of netperf; None if netperf is not available.
         passphrase: the probing passphrase.
         extender_url: base URL of the extender.

@@ -47,7 +47,6 @@ class NodeNetwork:
     """The network of a node.
 
     Attributes:
-        node: the node of the topology.
         netns: name of its network namespace under /run/netns.
         address: its address in the wide-area network; the Node's InternalIP.
         management_address: its address on the bridge, at which the host reaches it without delay.
@@ -66,7 +65,6 @@ class LabNetwork:
     """The network of a lab.
 
     Attributes:
-        slot: the lab's slot.
         gateway: address of the bridge on the host, at which the API server listens.
         node_networks: networks of the nodes, in the order of the topology.
     """

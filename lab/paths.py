@@ -22,7 +22,6 @@ class LabPaths:
     """Paths of a lab's files.
 
     Attributes:
-        name: name of the lab.
         state_dir: folder of certificates, data and logs; exists while the lab runs, or after it was killed.
     """
 

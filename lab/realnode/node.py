@@ -62,15 +62,12 @@ class RealNode:
     """A node with a real kubelet.
 
     Attributes:
-        network: its network.
         folder: folder of its files, with the node's ``var``, ``etc`` and ``opt``.
         lab: name of the lab, for the node's label.
         control_plane: control plane at which it registers.
         programs: running programs of the lab, to which its own are added.
-        binaries: files of its programs.
         snapshotter: snapshotter of containerd.
         is_in_memory: whether ``/var``, with images and containers, is in memory and not on disk.
-        registry_url: URL of the lab's registry.
         cluster_pod_range: pod addresses of the whole cluster, in CIDR notation.
         running_programs: ``root``, ``containerd``, ``kubelet`` or ``kube-proxy`` -> program.
         pid: id of its first process; ``nsenter --target PID --all`` opens a shell on the node.

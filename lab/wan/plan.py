@@ -12,9 +12,7 @@ class WanNode(msgspec.Struct, frozen=True):
     """A node of the network.
 
     Attributes:
-        zone: its zone.
         netns: name of the namespace with its device.
-        address: its IPv4 address.
         nic_bps: speed of its network card, bits per second.
         pod_range: addresses of its pods, in CIDR notation; empty without a real kubelet.
     """

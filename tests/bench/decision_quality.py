@@ -76,7 +76,6 @@ class Outcome(msgspec.Struct, frozen=True):
         cost_ratios: cost of each placed group over the optimum.
         violating_groups: number of groups with avoidable violations.
         pending_groups: number of groups with pending pods.
-        duration_s: of the placement of all groups.
     """
 
     cost_ratios: list[float]

@@ -75,7 +75,6 @@ class Workload(msgspec.Struct, frozen=True):
     """A ReplicaSet, and the usage of its replicas.
 
     Attributes:
-        name: name of the ReplicaSet.
         cores, gib: mean usage of a replica.
         factors: factor of each replica's CPU usage.
         phase_s: second of the day at which its daily curve starts.

@@ -55,11 +55,9 @@ class ChaosReport(msgspec.Struct, frozen=True):
     """The result of a run.
 
     Attributes:
-        seed: of the faults.
         faults: number of injected faults by kind.
         violations: what broke an invariant.
         recovery_s: ``p50``, ``p99`` and ``max`` of the times in which the lab recovered.
-        restarts: number of restarted programs.
     """
 
     seed: int

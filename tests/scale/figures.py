@@ -43,12 +43,8 @@ class ScaleReport(msgspec.Struct, frozen=True):
     """The figures of a run.
 
     Attributes:
-        sizes: of the cluster.
-        duration_s: of the measurement.
         call_p99_s: p99 of the duration of calls to the API server, by verb, and by scope for reads.
         slow_calls: keys of ``call_p99_s`` that miss their objective.
-        requests_per_s: to the API server.
-        etcd_puts_per_s: writes of etcd.
         loop_p99_s: p99 of the processor time of one turn of the controller's event loop.
         lease_transitions: of the controller's Lease during the measurement.
         rss_mib: largest resident memory of the controller.
@@ -57,7 +53,6 @@ class ScaleReport(msgspec.Struct, frozen=True):
         gate_wait_s: median and p99 of the time from a pod's creation to its release.
         plan_bytes_per_minute: of probe plans to all agents together.
         zone_pairs: number of pairs at the end, by basis of their cost.
-        changes: number of changes by kind.
     """
 
     sizes: Sizes
