@@ -1,5 +1,7 @@
-"""Decoders are created at import, because msgspec builds the data of a type when it first decodes it. A second thread that decodes the type
-meanwhile ends the process (docs/adr/0126).
+"""Decoders are created at import, before threads exist.
+
+msgspec builds the data of a type when it first decodes it, and a second thread that decodes the type meanwhile ends the process
+(docs/adr/0126).
 """
 
 from __future__ import annotations
@@ -11,21 +13,10 @@ from pathlib import Path
 from tests.support.parsing import parse_module
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = ("kubekit", "netperf", "agent", "controller")
+PACKAGES = ("kubekit", "netperf", "agent", "controller")
 
 
-def test_decoders_are_created_at_import() -> None:
-    calls = [
-        f"{path.relative_to(ROOT)}:{call.lineno}: {ast.unparse(call)[:100]}"
-        for package in PRODUCT
-        for path in sorted((ROOT / package).rglob("*.py"))
-        for call in _find_decode_calls(parse_module(path))
-    ]
-    fix = "make a decoder beside the class, `_decode_x = msgspec.json.Decoder(X).decode`"
-    assert not calls, "\n".join([fix, *calls])
-
-
-def _find_decode_calls(tree: ast.Module) -> Iterator[ast.Call]:
+def find_decode_calls(tree: ast.Module) -> Iterator[ast.Call]:
     """Calls of ``msgspec.json.decode(..., type=X)``, unless the type is a parameter of the function."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "msgspec.json.decode":
@@ -33,3 +24,14 @@ def _find_decode_calls(tree: ast.Module) -> Iterator[ast.Call]:
                 is_parameter = isinstance(keyword.value, ast.Name) and keyword.value.id.lstrip("_")[0].islower()
                 if keyword.arg == "type" and not is_parameter:
                     yield node
+
+
+def test_decoders_are_created_at_import() -> None:
+    calls = [
+        f"{path.relative_to(ROOT)}:{call.lineno}: {ast.unparse(call)[:100]}"
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for call in find_decode_calls(parse_module(path))
+    ]
+    fix = "make a decoder beside the class, `_decode_x = msgspec.json.Decoder(X).decode`"
+    assert not calls, "\n".join([fix, *calls])

@@ -125,18 +125,6 @@ async def lossy_relay(port: int, drops: Callable[[int], bool]) -> AsyncIterator[
         transport.close()
 
 
-@contextmanager
-def cpu_group(quota_ratio: float) -> Iterator[Path]:
-    """A new cgroup with a CPU quota, version 2 or 1; the test is skipped if the machine does not allow one."""
-    group = _make_group(quota_ratio)
-    if group is None:
-        pytest.skip("no cgroup CPU controller that we may use")
-    try:
-        yield group
-    finally:
-        _remove_group(group)
-
-
 def _remove_group(group: Path) -> None:
     """Remove a cgroup after its last process, which ends slowly because of the quota."""
     deadline = time.monotonic() + 30
@@ -149,7 +137,7 @@ def _remove_group(group: Path) -> None:
             time.sleep(0.05)
 
 
-def _make_group(quota_ratio: float) -> Path | None:
+def _create_group(quota_ratio: float) -> Path | None:
     root, name = Path("/sys/fs/cgroup"), f"netaware-test-{free_port()}"
     quota_us = int(100_000 * quota_ratio)
     version_1_quota = ("cpu.cfs_quota_us", str(quota_us))
@@ -172,3 +160,15 @@ def _make_group(quota_ratio: float) -> Path | None:
             continue
         return group
     return None
+
+
+@contextmanager
+def cpu_group(quota_ratio: float) -> Iterator[Path]:
+    """A new cgroup with a CPU quota, version 2 or 1; the test is skipped if the machine does not allow one."""
+    group = _create_group(quota_ratio)
+    if group is None:
+        pytest.skip("no cgroup CPU controller that we may use")
+    try:
+        yield group
+    finally:
+        _remove_group(group)

@@ -10,7 +10,7 @@ from kubekit.selectors import LabelSelector, MatchExpression
 
 
 @pytest.mark.parametrize(
-    ("text", "labels", "expected"),
+    ("selector", "labels", "matches"),
     [
         ("", {}, True),
         ("app=web", {"app": "web"}, True),
@@ -28,18 +28,18 @@ from kubekit.selectors import LabelSelector, MatchExpression
         ("example.com/x=1", {"example.com/x": "1"}, True),
     ],
 )
-def test_selectors_in_text_are_parsed_and_matched(text: str, labels: dict[str, str], expected: bool) -> None:
-    assert selectors.parse_selector(text).matches(labels) is expected
+def test_selectors_in_text_are_parsed_and_matched(selector: str, labels: dict[str, str], matches: bool) -> None:
+    assert selectors.parse_selector(selector).matches(labels) is matches
 
 
-@pytest.mark.parametrize("text", ["=x", "a b", "tier in a", "tier in (a", "app=we/b", "a,,b"])
-def test_malformed_text_is_refused(text: str) -> None:
+@pytest.mark.parametrize("malformed", ["=x", "a b", "tier in a", "tier in (a", "app=we/b", "a,,b"])
+def test_malformed_text_is_refused(malformed: str) -> None:
     with pytest.raises(SelectorError):
-        selectors.parse_selector(text)
+        selectors.parse_selector(malformed)
 
 
 @pytest.mark.parametrize(
-    ("labels", "expected"),
+    ("labels", "matches"),
     [
         ({"app": "web", "present": "1"}, True),
         ({"app": "web", "present": "1", "tier": "x"}, False),
@@ -47,14 +47,17 @@ def test_malformed_text_is_refused(text: str) -> None:
         ({"app": "web"}, False),
     ],
 )
-def test_objects_combine_labels_and_expressions(labels: dict[str, str], expected: bool) -> None:
+def test_objects_combine_labels_and_expressions(labels: dict[str, str], matches: bool) -> None:
     expressions = [
         MatchExpression("tier", "NotIn", ["x"]),
         MatchExpression("absent", "DoesNotExist"),
         MatchExpression("present", "Exists"),
     ]
-    assert selectors.compile_selector(LabelSelector({"app": "web"}, expressions)).matches(labels) is expected
-    assert selectors.compile_selector(LabelSelector()).matches(labels), "an empty selector selects everything"
+    assert selectors.compile_selector(LabelSelector({"app": "web"}, expressions)).matches(labels) is matches
+
+
+def test_an_empty_selector_selects_everything() -> None:
+    assert selectors.compile_selector(LabelSelector()).matches({"app": "web"})
 
 
 @pytest.mark.parametrize(

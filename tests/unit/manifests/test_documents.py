@@ -75,19 +75,14 @@ def list_named_paths() -> set[tuple[str, str]]:
 
 def read_shipped_resources() -> dict[str, tuple[str, str, str]]:
     """Container -> CPU request, memory request and memory limit in the manifests."""
-    paths = [*(ROOT / "manifests" / "base").glob("*/d*.yaml"), ROOT / "manifests/components/gates/opener.yaml"]
-    documents = [document for path in paths for document in yaml.safe_load_all(path.read_text()) if document]
-    containers = [
-        container
-        for document in documents
-        if document["kind"] in {"DaemonSet", "Deployment"}
-        for container in document["spec"]["template"]["spec"]["containers"]
-    ]
-    return {
-        container["name"]: (requests["cpu"], requests["memory"], container["resources"]["limits"]["memory"])
-        for container in containers
-        for requests in [container["resources"]["requests"]]
-    }
+    resources_by_container = {}
+    for path in (*(ROOT / "manifests" / "base").glob("*/d*.yaml"), ROOT / "manifests/components/gates/opener.yaml"):
+        for document in yaml.safe_load_all(path.read_text()):
+            if document and document["kind"] in {"DaemonSet", "Deployment"}:
+                for container in document["spec"]["template"]["spec"]["containers"]:
+                    requests, limits = container["resources"]["requests"], container["resources"]["limits"]
+                    resources_by_container[container["name"]] = (requests["cpu"], requests["memory"], limits["memory"])
+    return resources_by_container
 
 
 @pytest.mark.parametrize(
@@ -114,16 +109,14 @@ def test_commands_in_documents_are_right_usage() -> None:
 
 
 def test_configurations_in_documents_and_manifests_are_read(tmp_path: Path) -> None:
-    agent_file = tmp_path / "agent.yaml"
-    agent_configurations, controller_configurations = (
-        list_configurations(f"{program}Configuration") for program in ("Agent", "Controller")
-    )
+    agent_configurations = list_configurations("AgentConfiguration")
+    controller_configurations = list_configurations("ControllerConfiguration")
+    assert len(agent_configurations) + len(controller_configurations) >= 4
     for configuration in agent_configurations:
-        agent_file.write_text(configuration)
-        read_capacities(agent_file)
+        (tmp_path / "agent.yaml").write_text(configuration)
+        read_capacities(tmp_path / "agent.yaml")
     for configuration in controller_configurations:
         parse_config(configuration, "the document")
-    assert len(agent_configurations) + len(controller_configurations) >= 4
 
 
 def test_links_between_documents_lead_somewhere() -> None:

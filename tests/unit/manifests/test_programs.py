@@ -31,14 +31,11 @@ def test_agents_image_writes_bytecode_of_modules_that_exist() -> None:
         import_module(module)
 
 
-def test_the_build_context_holds_what_the_images_copy() -> None:
+def test_the_build_context_holds_what_the_images_copy_and_each_image_its_own_program() -> None:
     patterns = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
     assert patterns[0] == "*", "everything is excluded unless included below"
     included = {pattern.removeprefix("!").removesuffix("/**") for pattern in patterns if pattern.startswith("!")}
     assert included == {*AGENT.sources, *CONTROLLER.sources}
-
-
-def test_each_image_has_only_its_own_program() -> None:
     assert set(AGENT.sources) - set(CONTROLLER.sources) == {"agent"}
     assert set(CONTROLLER.sources) - set(AGENT.sources) == {"controller"}
 
