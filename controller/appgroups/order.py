@@ -1,11 +1,9 @@
 """The six orders of upstream's plugin TopologicalSort, in which callers come before their dependencies; also for graphs with cycles.
 
-| algorithm | order |
-|---|---|
-| KahnSort | by Kahn's algorithm: a workload comes when all its callers have come |
-| TarjanSort | reverse postorder of a depth-first search |
-| Reverse... | the plain order from the end, so that dependencies come before their callers |
-| Alternate... | the first of the plain order, the last, the second, the last but one, and so on |
+- KahnSort: by Kahn's algorithm, a workload comes when all its callers have come.
+- TarjanSort: the reverse postorder of a depth-first search.
+- Reverse...: the plain order from its end, so that dependencies come before their callers.
+- Alternate...: the first of the plain order, the last, the second, the last but one, and so on.
 
 Ties follow the spec, so orders are deterministic. See docs/contracts.md, section 6.
 """

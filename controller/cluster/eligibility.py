@@ -113,9 +113,8 @@ class Constraints:
         self.has_required_anti_affinity = bool(
             anti_affinity and anti_affinity.required_during_scheduling_ignored_during_execution
         )
-        has_required_spread = any(
-            c.when_unsatisfiable != "ScheduleAnyway" for c in spec.topology_spread_constraints or ()
-        )
+        spread_constraints = spec.topology_spread_constraints or ()
+        has_required_spread = any(c.when_unsatisfiable != "ScheduleAnyway" for c in spread_constraints)
         self.depends_on_other_pods = (
             self.has_required_anti_affinity
             or has_required_spread

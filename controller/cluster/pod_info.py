@@ -94,9 +94,8 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
         """A pod with the same name, labels and constraints, for rules about other pods."""
         # Any time of deletion marks the pod as terminating; its own is not cached.
         deleted_at = "1970-01-01T00:00:00Z" if self.is_terminating else None
-        meta = ObjectMeta(
-            name=self.name, namespace=self.namespace, labels=dict(self.labels), deletion_timestamp=deleted_at
-        )
+        labels = dict(self.labels)
+        meta = ObjectMeta(name=self.name, namespace=self.namespace, labels=labels, deletion_timestamp=deleted_at)
         return Pod(meta, self.constraints.spec)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -131,13 +131,11 @@ def is_workload(key: str) -> bool:
     return "/" in key
 
 
-def add_moves(history: History, moves: Iterable[PendingMove]) -> History:
+def add_moves(history: History, moves: Sequence[PendingMove]) -> History:
     """The history with more pending moves, whose evictions count against the limits."""
-    moves = tuple(moves)
-    evictions = tuple(EvictionEntry(pending.planned_at_s, pending.move.workload) for pending in moves)
-    return msgspec.structs.replace(
-        history, pending_moves=history.pending_moves + moves, evictions=history.evictions + evictions
-    )
+    pending_moves = (*history.pending_moves, *moves)
+    evictions = (*history.evictions, *(EvictionEntry(p.planned_at_s, p.move.workload) for p in moves))
+    return msgspec.structs.replace(history, pending_moves=pending_moves, evictions=evictions)
 
 
 def remove_move(history: History, not_evicted: PendingMove) -> History:

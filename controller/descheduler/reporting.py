@@ -101,9 +101,8 @@ class DeschedulerMetrics:
         self.outcomes = counter("moves_evaluated", f"Evaluated moves, by outcome: {outcomes}.", "strategy", "outcome")
         self._stopped = gauge("stopped", "1 while the breaker of a strategy is open: too few moves helped.", "strategy")
         buckets = (0.001, 0.005, 0.02, 0.1, 0.5, 2, 10)
-        self.plan_seconds = Histogram(
-            f"{_PREFIX}_plan_seconds", "Time to decide one round.", buckets=buckets, registry=registry
-        )
+        name = f"{_PREFIX}_plan_seconds"
+        self.plan_seconds = Histogram(name, "Time to decide one round.", buckets=buckets, registry=registry)
         self._nodes = gauge("nodes", f"Nodes, by pool and load: {', '.join(LOAD_CLASSES)}.", "pool", "load")
         self._anomalous = gauge("anomalous_nodes", "Nodes that were overutilized for consecutiveAbnormalities rounds.")
         self._stuck = gauge("stuck_nodes", "Anomalous nodes that the newest round cannot relieve enough.")

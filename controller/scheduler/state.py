@@ -145,6 +145,9 @@ class State(Index):
         if changed or placement != self._placement_label_by_namespace.get(key, ""):
             self._placement_label_by_namespace[key] = placement
             self._increment_versions()
+        if new is None:
+            for pods_by_namespace in self._example_pods.values():
+                pods_by_namespace.pop(key, None)
 
     def placement_mode_of(
         self, labels: Mapping[str, str] | None, namespace: str, default: PlacementMode
@@ -173,6 +176,10 @@ class State(Index):
                 pods_by_node[node] += step
                 if pods_by_node[node] <= 0:
                     del pods_by_node[node]
+                if not pods_by_node:
+                    del pod_counts[workload]
+                if not pod_counts:
+                    del self._pod_counts_by_label[group][namespace]
 
     def _placed_pod_of(self, pod: Pod | None) -> PlacedPod | None:
         """The pod as it counts; None unless it has a node and is active or, in upstream parity, finished or terminating."""
@@ -196,7 +203,7 @@ class State(Index):
         return {} if self._has_upstream_parity else self.services.routings_of(pods)
 
     def example_pods(self, group: str, workload: str) -> list[ObjectMeta]:
-        """Metadata of the pod of the workload that was placed last, even if it is gone, in each namespace of the group."""
+        """Metadata of the pod of the workload that was placed last, even if it is gone, in each existing namespace of the group."""
         name = self.groups[group].metadata.name
         example_pods = self._example_pods.get((name, workload), {})
         namespaces_of_group = self.membership.pod_namespaces(group)

@@ -8,21 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.appgroups.order import ALGORITHMS, FALLBACK_ALGORITHM, sort_workloads
+from controller.appgroups.order import ALGORITHMS, sort_workloads
 from tests.support.online_boutique import BOUTIQUE, BOUTIQUE_CALLS, EXPECTED_ORDERS
 
 BOUTIQUE_CALLEES = [[BOUTIQUE.index(callee) for callee in BOUTIQUE_CALLS.get(name, "").split()] for name in BOUTIQUE]
 
 
-@pytest.mark.parametrize("algorithm", sorted(EXPECTED_ORDERS))
-def test_online_boutique_has_the_order_of_the_contract(algorithm: str) -> None:
+@pytest.mark.parametrize("algorithm", [*sorted(EXPECTED_ORDERS), "", "Reverse", "FooTarjan"])
+def test_online_boutique_has_the_order_of_the_contract_and_unknown_algorithms_are_kahn_sort(algorithm: str) -> None:
     order = sort_workloads(BOUTIQUE_CALLEES, algorithm)
-    assert " ".join(BOUTIQUE[i] for i in order.sequence) == EXPECTED_ORDERS[algorithm]
-
-
-@pytest.mark.parametrize("algorithm", ["", "Reverse", "FooTarjan"])
-def test_an_unknown_algorithm_is_replaced_by_the_one_that_the_condition_names(algorithm: str) -> None:
-    assert sort_workloads(BOUTIQUE_CALLEES, algorithm) == sort_workloads(BOUTIQUE_CALLEES, FALLBACK_ALGORITHM)
+    expected_order = EXPECTED_ORDERS.get(algorithm, EXPECTED_ORDERS["KahnSort"])
+    assert " ".join(BOUTIQUE[i] for i in order.sequence) == expected_order
 
 
 @pytest.mark.parametrize("base", ["Kahn", "Tarjan"])

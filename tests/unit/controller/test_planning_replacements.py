@@ -135,7 +135,7 @@ async def test_a_node_stays_reserved_after_its_replacement_was_deleted_until_the
     assert await plan_other_group(cluster) == reserved_node
 
 
-def test_only_a_new_node_for_a_replacement_frees_the_reservation_before() -> None:
+def test_the_reservation_for_a_replacement_ends_with_a_new_node_or_its_group() -> None:
     """The eviction before may have been refused, so the same replacement may be expected again."""
     cluster = make_cluster_of_two_groups()
     old_target, new_target = Target("z0", "r", "n00"), Target("z1", "r", "n01")
@@ -143,15 +143,9 @@ def test_only_a_new_node_for_a_replacement_frees_the_reservation_before() -> Non
     for target, freed in ((old_target, 0), (new_target, 1), (new_target, 1)):
         cluster.plans.expect_replacement("d/g1", "d/evicted", target, duration_s=RESERVATION_S)
         assert cluster.plans.reservations.freed_count == freed_count + freed
-
-
-def test_the_reservation_for_a_replacement_ends_with_its_group() -> None:
-    cluster = make_cluster_with_one_pod()
-    cluster.plans.expect_replacement("d/g1", "d/a", Target("z1", "r", "n00"), duration_s=RESERVATION_S)
-    freed_count = cluster.plans.reservations.freed_count
     cluster.state.on_group_change("d/g1", cluster.state.groups["d/g1"], None)
     cluster.request_plan("d/g1")
-    assert cluster.plans.reservations.freed_count == freed_count + 1, "plans of other groups may use the node"
+    assert cluster.plans.reservations.freed_count == freed_count + 2, "a reservation ends with its group"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from typing import Any
 
@@ -63,6 +64,16 @@ def test_counts_follow_added_moved_and_deleted_pods(state: State) -> None:
     assert not state.score("default", "a1", "P1").neutral_reason
     state.on_pod_change("default/p1", bound, None)
     assert state.score("default", "a1", "P1").neutral_reason
+
+
+def test_nothing_is_kept_of_namespaces_that_are_gone(state: State) -> None:
+    size_before = len(pickle.dumps(state))
+    for namespace in map("preview-{}".format, range(100)):
+        pod = make_pod("P2", "near", metadata={"namespace": namespace})
+        state.on_pod_change(pod.metadata.key, None, pod)
+        state.on_pod_change(pod.metadata.key, pod, None)
+        state.on_namespace_change(namespace, None, None)
+    assert len(pickle.dumps(state)) - size_before < 1000
 
 
 def test_a_relabelled_node_is_scored_by_its_new_location(state: State) -> None:
