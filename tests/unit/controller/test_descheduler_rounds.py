@@ -1,13 +1,7 @@
-"""Random rounds keep limits, disruption budgets and protection, and always have the same result.
-
-``python -m tests.unit.controller.test_descheduler_rounds 10000 [FIRST]`` runs more rounds than the test. The checks share no code with
-the rules.
-"""
+"""Random rounds keep limits, disruption budgets and protection; the checks share no code with the rules."""
 
 from __future__ import annotations
 
-import sys
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -154,12 +148,3 @@ def test_random_rounds_keep_limits_budgets_and_protection_and_are_reproducible()
     # Without moves, the checks would pass too.
     assert sum(move_counts) > ROUNDS / 6
     assert sum(map(bool, move_counts)) > ROUNDS / 10
-
-
-if __name__ == "__main__":
-    started_at_s, rounds, first_seed = time.monotonic(), int(sys.argv[1]), int((*sys.argv, "0")[2])
-    move_counts = [check_round(seed) for seed in range(first_seed, first_seed + rounds)]
-    print(
-        f"{rounds} rounds, {sum(move_counts)} moves in {sum(map(bool, move_counts))} of them, "
-        f"{time.monotonic() - started_at_s:.0f} s: all checks passed"
-    )

@@ -25,6 +25,17 @@ def write_config(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
+def run_controller(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "controller", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def assert_refused(completed: subprocess.CompletedProcess[str], message: str) -> None:
+    assert completed.returncode == 2
+    assert message in completed.stderr
+    assert "Traceback" not in completed.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "field"),
     [
@@ -60,21 +71,14 @@ def test_errors_name_file_and_field(tmp_path: Path, text: str, field: str) -> No
     assert path in str(caught.value)
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "controller", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
 def test_check_config_says_valid_or_exits_2_with_the_field(tmp_path: Path) -> None:
     path = write_config(tmp_path, HEAD)
     assert load_config(path) == load_config(None) == ControllerConfiguration(), "defaults, also without a file"
-    valid = run("check-config", path)
+    valid = run_controller("check-config", path)
     assert (valid.returncode, valid.stdout, valid.stderr) == (0, f"{path}: valid\n", "")
-    invalid = run("check-config", write_config(tmp_path, HEAD + "topology: {probing: {intervalS: 0}}"))
-    assert (invalid.returncode, "Traceback" in invalid.stderr) == (2, False)
-    assert "topology.probing.intervalS: 0.0 is out of range (1 to 86400)" in invalid.stderr
-    missing = run("check-config", str(tmp_path / "none.yaml"))
-    assert (missing.returncode, "No such file" in missing.stderr) == (2, True)
+    write_config(tmp_path, HEAD + "topology: {probing: {intervalS: 0}}")
+    assert_refused(run_controller("check-config", path), "topology.probing.intervalS: 0.0 is out of range (1 to 86400)")
+    assert_refused(run_controller("check-config", str(tmp_path / "none.yaml")), "No such file")
 
 
 @pytest.mark.parametrize("days", ["0", "-1", "9999999", "x"])
@@ -87,8 +91,8 @@ def test_the_validity_of_a_certificate_is_checked(days: str, capsys: pytest.Capt
 def test_flags_override_the_file_and_are_checked_like_it(tmp_path: Path) -> None:
     path = write_config(tmp_path, HEAD + "listen: 127.0.0.1:1\n")
     for listen, field in (("nowhere", "listen"), ("127.0.0.1:0", "--credentials")):
-        result = run("manager", f"--config={path}", f"--listen={listen}", "--credentials=/nonexistent/credentials")
-        assert (result.returncode, field in result.stderr) == (2, True), result.stderr
+        flags = [f"--config={path}", f"--listen={listen}", "--credentials=/nonexistent/credentials"]
+        assert_refused(run_controller("manager", *flags), field)
 
 
 async def test_events_and_costs_are_written_through_the_leaders_fence() -> None:

@@ -6,7 +6,9 @@ import asyncio
 import gzip
 import re
 import sys
-from typing import Any, cast
+from itertools import permutations
+from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import msgspec
 import pytest
@@ -26,26 +28,36 @@ from controller.page.encoding import encode_overview
 from controller.page.snapshots import SnapshotReader
 from controller.scheduler.config import SchedulerConfig
 from controller.views.overview import Overview, build_overview
-from kubekit.client import Client
 from kubekit.errors import UnreachableError
 from kubekit.wire import NodeStatus
 from netperf.policy import CostPolicy
 from tests.unit.controller.healthy_cluster import make_cluster_snapshot, make_pod, read_pod_info
 
 
-def page_data(snapshot: ClusterSnapshot) -> dict[str, Any]:
+def make_page_data(snapshot: ClusterSnapshot) -> dict[str, Any]:
     """The data as the browser decodes it."""
     return dict(msgspec.json.decode(msgspec.json.encode(encode_overview(build_overview(snapshot)))))
+
+
+def make_client(reply: Any) -> Any:
+    """A client whose reads have this side effect."""
+    return Mock(get=AsyncMock(side_effect=reply), list=AsyncMock(side_effect=reply))
+
+
+def make_reader(client: Any) -> SnapshotReader:
+    """A reader of the objects of an empty cluster."""
+    cache = ClusterCache(client, "netaware")
+    return SnapshotReader(cache, client, "netaware", policy=CostPolicy(), scheduler=SchedulerConfig())
 
 
 def test_columns_of_the_matrix_are_in_the_order_of_the_zones_without_the_diagonal() -> None:
     snapshot = make_cluster_snapshot(5)
     overview = build_overview(snapshot)
-    data = page_data(snapshot)
-    names = [zone["name"] for zone in data["network"]["zones"]]
-    assert {len(column) for column in data["matrix"].values()} == {5 * 4}
+    data = make_page_data(snapshot)
+    zones = [zone["name"] for zone in data["network"]["zones"]]
+    assert {len(column) for column in data["matrix"].values()} == {5 * 4}, "ordered pairs of five zones"
     pairs = overview.network.pairs_by_zones
-    assert data["matrix"]["cost"] == [pairs[a, b].cost for a in names for b in names if a != b]
+    assert data["matrix"]["cost"] == [pairs[ends].cost for ends in permutations(zones, 2)]
     assert "pairs" not in data["network"]
 
 
@@ -55,25 +67,25 @@ def test_requests_on_nodes_without_capacity_are_not_in_the_allocated_bandwidth()
     names = [node.metadata.name for node in snapshot.nodes]
     pods = tuple(read_pod_info(make_pod(f"on-{name}", node=name, request="1G")) for name in names)
     nodes = (without_capacity, *snapshot.nodes[1:])
-    bandwidth = page_data(msgspec.structs.replace(snapshot, nodes=nodes, bandwidth_pods=pods))["bandwidth"]
+    bandwidth = make_page_data(msgspec.structs.replace(snapshot, nodes=nodes, bandwidth_pods=pods))["bandwidth"]
     assert (bandwidth["totalNodes"], bandwidth["nodesWithCapacity"], bandwidth["allocatedBps"]) == (2, 1, 10**9)
 
 
 def test_a_hundred_zones_are_less_than_a_megabyte_and_compress_to_a_fifth() -> None:
-    data = msgspec.json.encode(page_data(make_cluster_snapshot(100, 1)))
+    data = msgspec.json.encode(make_page_data(make_cluster_snapshot(100, 1)))
     assert len(data) < 1_000_000
     assert len(gzip.compress(data, 6)) < 200_000
 
 
 def test_the_document_loads_no_other_files_and_its_policy_allows_only_its_script_and_style() -> None:
-    text = build_document().decode()
-    assert "/*STYLE*/" not in text
-    assert "/*SCRIPT*/" not in text
-    assert re.findall(r"""(?:src|href)\s*=\s*["'](?!#|data:)""", text) == []
-    assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)", text) == []
-    assert "innerHTML" not in text.replace("without innerHTML", "")
+    document = build_document().decode()
+    assert "/*STYLE*/" not in document
+    assert "/*SCRIPT*/" not in document
+    assert re.findall(r"""(?:src|href)\s*=\s*["'](?!#|data:)""", document) == []
+    assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)", document) == []
+    assert "innerHTML" not in document.replace("without innerHTML", "")
     # An inline handler or style attribute would be blocked by the policy.
-    assert not re.findall(r"<[^>]+\s(?:on\w+|style)=", text.partition("<script>")[0])
+    assert not re.findall(r"<[^>]+\s(?:on\w+|style)=", document.partition("<script>")[0])
     policy = dict(part.strip().split(" ", 1) for part in build_csp().split(";"))
     assert policy["default-src"] == policy["frame-ancestors"] == "'none'"
     assert policy["connect-src"] == "'self'"
@@ -85,20 +97,6 @@ def test_script_files_define_no_name_twice() -> None:
     names = re.findall(r"^(?:async )?(?:function|const|let|class) (\w+)", build_document().decode(), re.MULTILINE)
     assert len(names) > 50
     assert [name for name in names if names.count(name) > 1] == []
-
-
-class Unreachable:
-    """A client without an API server."""
-
-    async def get(self, *_: object, **__: object) -> None:
-        raise UnreachableError("simulated")
-
-    list = get
-
-
-def make_reader(client: Client) -> SnapshotReader:
-    cache = ClusterCache(client, "netaware")
-    return SnapshotReader(cache, client, "netaware", policy=CostPolicy(), scheduler=SchedulerConfig())
 
 
 async def test_a_failed_computation_is_answered_by_503_until_the_next_one_succeeds(
@@ -114,36 +112,35 @@ async def test_a_failed_computation_is_answered_by_503_until_the_next_one_succee
     monkeypatch.setattr(server, "build_overview", build_or_fail)
     monkeypatch.setattr(server, "MIN_REFRESH_INTERVAL_S", 0.0)
     monkeypatch.setattr(server, "PAUSE_FACTOR", 0.0)
-    client, times = cast("Client", Unreachable()), iter(range(100, 200))
+    client, times = make_client(UnreachableError("simulated")), iter(range(100, 200))
     authorizer = PageAuthorizer(client, "netaware")
     page = server.Page(PageConfig(auth="none"), make_reader(client), authorizer, lambda: float(next(times)))
     app = web.Application()
     page.add_routes(app)
+    policy = "default-src 'none'; frame-ancestors 'none'"
     async with TestClient(TestServer(app)) as browser:
-        policy = "default-src 'none'; frame-ancestors 'none'"
         is_broken.set()
         assert (await browser.get("/api/v1/overview")).status == 503
         is_broken.clear()
         answer = await browser.get("/api/v1/overview")
         assert (answer.status, answer.headers["Content-Security-Policy"]) == (200, policy)
-        later = await browser.get("/api/v1/overview")
-        assert later.headers["ETag"] == answer.headers["ETag"]
-        assert (await later.json())["readAt"] > (await answer.json())["readAt"]
+        next_answer = await browser.get("/api/v1/overview")
+        assert next_answer.headers["ETag"] == answer.headers["ETag"]
+        assert (await next_answer.json())["readAt"] > (await answer.json())["readAt"]
         monkeypatch.setattr(server, "MIN_REFRESH_INTERVAL_S", 3600.0)
         is_broken.set()
-        again = await browser.get("/api/v1/overview", headers={"If-None-Match": answer.headers["ETag"]})
-        assert (again.status, again.headers["Content-Security-Policy"]) == (503, policy)
+        failure = await browser.get("/api/v1/overview", headers={"If-None-Match": answer.headers["ETag"]})
+        assert (failure.status, failure.headers["Content-Security-Policy"]) == (503, policy)
         is_broken.clear()
         assert (await browser.get("/api/v1/overview")).status == 503, "a failure is not repeated at once either"
 
 
 async def test_an_api_server_that_hangs_does_not_hide_findings(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Hanging(Unreachable):
-        async def get(self, *_: object, **__: object) -> Any:
-            await asyncio.sleep(3600)
+    async def hang(*_: object, **__: object) -> None:
+        await asyncio.sleep(3600)
 
     monkeypatch.setattr(snapshots, "STATUS_TIMEOUT_S", 0.01)
-    snapshot = await make_reader(cast("Client", Hanging())).read(0.0)
+    snapshot = await make_reader(make_client(hang)).read(0.0)
     assert snapshot.control_plane == ControlPlaneStatus(is_lease_conclusive=False)
 
 

@@ -26,31 +26,39 @@ from netperf.results import encode_failure, encode_samples
 from netperf.sample import Failure, NodeLocation, Sample
 from tests.support.bodies import make_weight_body
 
-ZONES = {"z1": "west", "z2": "west", "z3": "east"}
-ZONE_MAP = ZoneMap(ZONES, {f"n-{z}": NodeLocation(f"n-{z}", z, r) for z, r in ZONES.items()})
+REGION_BY_ZONE = {"z1": "west", "z2": "west", "z3": "east"}
+ZONE_MAP = ZoneMap(
+    REGION_BY_ZONE, {f"n-{zone}": NodeLocation(f"n-{zone}", zone, region) for zone, region in REGION_BY_ZONE.items()}
+)
 PAIRS = [("z1", "z2"), ("z1", "z3"), ("z2", "z3")]
-ALL = {("z1", "z2"): 4.5, ("z1", "z3"): 20.0, ("z2", "z3"): 22.0}
+LATENCY_MS = {("z1", "z2"): 4.5, ("z1", "z3"): 20.0, ("z2", "z3"): 22.0}
 POLICY = CostPolicy()
 START_S = 1_000_000.0
+MAX_SEQUENCE = 2**53 - 1
+"""The largest integer that JSON readers represent exactly; no agent counts so far."""
+USER_WEIGHT = make_weight_body({("z1", "z3"): {"networkCost": 9, "bandwidthCapacity": "10Gi"}})
+NETPERF_WEIGHT = {"name": NETPERF_COSTS, "topologyList": []}
+ONE_ZONE = ZoneMap({"z1": "west"}, {"n-z1": ZONE_MAP.location_by_node["n-z1"]})
 
 
-def results(latency_ms: Mapping[ZonePair, float], sequence: int = 1) -> dict[str, str]:
+def make_results(latency_ms: Mapping[ZonePair, float], sequence: int = 1) -> dict[str, str]:
+    """The results ConfigMap's data with a sample of each pair; the latency is its p90, which decides the cost."""
     samples = [
         Sample(
-            origin=ZONE_MAP.location_by_node[f"n-{a}"],
-            destination=ZONE_MAP.location_by_node[f"n-{b}"],
+            origin=ZONE_MAP.location_by_node[f"n-{origin}"],
+            destination=ZONE_MAP.location_by_node[f"n-{destination}"],
             measurement=Measurement(
                 prober="netperf", test="TCP_RR", p50_us=ms * 900, p90_us=ms * 1000, p99_us=ms * 1100, transactions=500
             ),
             sequence=sequence,
             taken_at=START_S,
         )
-        for (a, b), ms in latency_ms.items()
+        for (origin, destination), ms in latency_ms.items()
     ]
     return {key: value for key, value in encode_samples(samples).items() if value is not None}
 
 
-def topology(*weights: dict[str, Any], **spec: Any) -> NetworkTopology:
+def make_own_topology(*weights: dict[str, Any], **spec: Any) -> NetworkTopology:
     body = {
         "metadata": {"name": "nt", "namespace": "shop", "resourceVersion": "7", "generation": 3},
         "spec": {"configmapName": "netperf-metrics", "weights": weights, **spec},
@@ -77,13 +85,20 @@ def decide(
     return decide_topology(snapshot, state, POLICY, now_s=at_s, wall_s=at_s)
 
 
-def conditions(decision: TopologyDecision, generation: int = 1) -> dict[str, Condition]:
+def read_conditions(decision: TopologyDecision, generation: int = 1) -> dict[str, Condition]:
     """The conditions by type."""
-    built = status.build_conditions(decision.pairs_by_basis, decision.costs, decision.faults, generation)
-    return {condition.type: condition for condition in built}
+    conditions = status.build_conditions(decision.pairs_by_basis, decision.costs, decision.faults, generation)
+    return {condition.type: condition for condition in conditions}
 
 
-def write(network_topology: NetworkTopology, decision: TopologyDecision) -> NetworkTopology | None:
+def build_status(before: NetworkTopologyStatus, **fields: Any) -> NetworkTopologyStatus:
+    """The status after ``before`` with the conditions of complete results, by default without a change."""
+    conditions = list(read_conditions(decide(make_own_topology(), make_results(LATENCY_MS)), 3).values())
+    defaults = {"is_weight_new": False, "now": 5000.0, "node_count": 3, "generation": 3}
+    return status.build_status(before, conditions, **{**defaults, **fields})
+
+
+def apply_patch(network_topology: NetworkTopology, decision: TopologyDecision) -> NetworkTopology | None:
     """The NetworkTopology after the patch, applied as by the API server; None without a patch."""
     operations = plan_topology_patch(
         network_topology,
@@ -92,11 +107,11 @@ def write(network_topology: NetworkTopology, decision: TopologyDecision) -> Netw
     )
     if operations is None:
         return None
-    plain = json.loads(msgspec.json.encode(network_topology))
+    body = json.loads(msgspec.json.encode(network_topology))
     assert operations[0] == {"op": "replace", "path": "/metadata/resourceVersion", "value": "7"}
     for change in operations:
         *parents, last = (part.replace("~1", "/") for part in change["path"].split("/")[1:])
-        parent: Any = plain
+        parent: Any = body
         for part in parents:
             parent = parent[part]
         if change["op"] == "remove":
@@ -105,21 +120,25 @@ def write(network_topology: NetworkTopology, decision: TopologyDecision) -> Netw
             parent.append(change["value"])
         else:
             parent[int(last) if isinstance(parent, list) else last] = change["value"]
-    return msgspec.json.decode(json.dumps(plain), type=NetworkTopology)
+    return msgspec.json.decode(json.dumps(body), type=NetworkTopology)
 
 
-USERS = make_weight_body({("z1", "z3"): {"networkCost": 9, "bandwidthCapacity": "10Gi"}})
-OURS = {"name": NETPERF_COSTS, "topologyList": []}
+RESULTS_OF_FAILING_NETPERF = {
+    key: sample[:-1] + ',"run_failure":"reset","failed_runs":3}' for key, sample in make_results(LATENCY_MS).items()
+}
 
 
-@pytest.mark.parametrize("before", [[USERS], [], None, [OURS, USERS], [USERS, {**USERS, "name": "Mine"}]])
-def test_other_weights_stay_as_the_user_wrote_them(before: list[dict[str, Any]] | None) -> None:
-    network_topology = topology(weights=before)
-    after = write(network_topology, decide(network_topology, results(ALL)))
+@pytest.mark.parametrize(
+    "weights", [[USER_WEIGHT], [], None, [NETPERF_WEIGHT, USER_WEIGHT], [USER_WEIGHT, {**USER_WEIGHT, "name": "Mine"}]]
+)
+def test_other_weights_stay_as_the_user_wrote_them(weights: list[dict[str, Any]] | None) -> None:
+    network_topology = make_own_topology(weights=weights)
+    after = apply_patch(network_topology, decide(network_topology, make_results(LATENCY_MS)))
     assert after is not None
-    names = [w["name"] for w in before or ()]
-    assert [w.name for w in after.spec.weights or ()] == list(dict.fromkeys([*names, NETPERF_COSTS]))
-    assert all(after.weight(w.name) == w for w in network_topology.spec.weights or () if w.name != NETPERF_COSTS)
+    names = [weight["name"] for weight in weights or ()]
+    assert [weight.name for weight in after.spec.weights or ()] == list(dict.fromkeys([*names, NETPERF_COSTS]))
+    for weight in network_topology.spec.weights or ():
+        assert weight.name == NETPERF_COSTS or after.weight(weight.name) == weight
 
 
 @given(
@@ -129,43 +148,49 @@ def test_other_weights_stay_as_the_user_wrote_them(before: list[dict[str, Any]] 
 def test_measurements_write_a_weight_and_the_same_measurements_write_nothing_again(
     latency_ms: dict[ZonePair, float], allocated: dict[ZonePair, int]
 ) -> None:
-    network_topology, data = topology(USERS), results(latency_ms)
-    first = decide(network_topology, data, allocated=allocated)
-    written = write(network_topology, first)
-    assert (written is not None) == bool(latency_ms)
-    after = written or network_topology
+    network_topology, data = make_own_topology(USER_WEIGHT), make_results(latency_ms)
+    decision = decide(network_topology, data, allocated=allocated)
+    patched = apply_patch(network_topology, decision)
+    assert (patched is not None) == bool(latency_ms)
+    after = patched or network_topology
     # Going on, after a restart of all replicas, and after a restart that finds no results.
-    for state, read in ((first.state, data), (None, data), (None, {})):
-        second = decide(after, read, at_s=START_S + 30, state=state, allocated=allocated)
-        assert write(after, second) is None
-        assert read != data or conditions(first) == conditions(second)
+    for state, data_then in ((decision.state, data), (None, data), (None, {})):
+        later_decision = decide(after, data_then, at_s=START_S + 30, state=state, allocated=allocated)
+        assert apply_patch(after, later_decision) is None
+        assert data_then != data or read_conditions(decision) == read_conditions(later_decision)
 
 
 def test_the_policy_of_the_object_overrides_the_defaults_field_by_field() -> None:
-    network_topology = topology(costPolicy={"unitUs": 100, "percentile": "p50"})
+    network_topology = make_own_topology(costPolicy={"unitUs": 100, "percentile": "p50"})
     policy, fault = resolve_policy(network_topology, CostPolicy(hysteresis=0.7))
-    assert (policy.unit_us, policy.percentile, policy.hysteresis, fault) == (100, "p50", 0.7, "")
+    assert (policy.unit_us, policy.percentile, policy.hysteresis) == (100, "p50", 0.7)
+    assert fault == ""
 
 
-@pytest.mark.parametrize("bad", [{"unitUs": "x"}, {"units": 1}, {"hysteresis": 7}, [], "fast"])
-def test_a_bad_policy_is_reported_and_the_defaults_are_used(bad: object) -> None:
-    decision = decide(topology(costPolicy=bad), results(ALL))
-    condition = conditions(decision)["InputValid"]
-    assert (decision.policy, condition.status, condition.reason) == (POLICY, "False", "BadCostPolicy")
+@pytest.mark.parametrize("invalid_policy", [{"unitUs": "x"}, {"units": 1}, {"hysteresis": 7}, [], "fast"])
+def test_a_bad_policy_is_reported_and_the_defaults_are_used(invalid_policy: object) -> None:
+    decision = decide(make_own_topology(costPolicy=invalid_policy), make_results(LATENCY_MS))
+    condition = read_conditions(decision)["InputValid"]
+    assert decision.policy == POLICY
+    assert (condition.status, condition.reason) == ("False", "BadCostPolicy")
     assert "costPolicy" in condition.message
 
 
-@pytest.mark.parametrize(("sequence", "is_reported"), [(2, False), (2**53 - 1, True)])
-def test_an_invalid_sequence_does_not_hide_a_failure(sequence: int, is_reported: bool) -> None:
+@pytest.mark.parametrize(("sequence", "is_reported"), [(2, False), (MAX_SEQUENCE, True)])
+def test_an_invalid_sequence_does_not_hide_a_failure(sequence: int, *, is_reported: bool) -> None:
+    """A sample hides failures with a lower sequence, 1 here."""
     origin, destination = (ZONE_MAP.location_by_node[f"n-{zone}"] for zone in ("z1", "z2"))
     failure = Failure(origin=origin, destination=destination, reason="timeout", sequence=1)
     failure_data = {key: value for key, value in encode_failure(failure, "TCP_RR").items() if value is not None}
-    assert bool(decide(topology(), results(ALL, sequence) | failure_data).results.failures) == is_reported
+    assert (
+        bool(decide(make_own_topology(), make_results(LATENCY_MS, sequence) | failure_data).results.failures)
+        == is_reported
+    )
 
 
 def test_capacities_and_allocations_are_written_sorted_for_upstreams_search() -> None:
     allocated = {("z1", "z3"): 5, ("z2", "z3"): 7}
-    decision = decide(topology(USERS), results(ALL), allocated=allocated)
+    decision = decide(make_own_topology(USER_WEIGHT), make_results(LATENCY_MS), allocated=allocated)
     levels = build_weight(decision.costs, decision.zone_bandwidths, decision.region_bandwidths).topology_list
     assert [level.topology_key for level in levels] == [f"topology.kubernetes.io/{name}" for name in ("region", "zone")]
     for level in levels:
@@ -178,58 +203,50 @@ def test_capacities_and_allocations_are_written_sorted_for_upstreams_search() ->
         for entry in origin.cost_list
     }
     assert entries["zone", "z1", "z3"].bandwidth_capacity == "10Gi"
-    allocations = {where: entry.bandwidth_allocated for where, entry in entries.items() if entry.bandwidth_allocated}
+    allocations = {key: entry.bandwidth_allocated for key, entry in entries.items() if entry.bandwidth_allocated}
     assert allocations == {("zone", "z1", "z3"): "5", ("zone", "z2", "z3"): "7", ("region", "west", "east"): "12"}
 
 
 def test_the_calculation_time_changes_with_the_weights_and_a_node_count_is_written_once_a_minute() -> None:
-    current = list(conditions(decide(topology(), results(ALL)), 3).values())
-
-    def plan(before: NetworkTopologyStatus, *, nodes: int = 3, generation: int = 3, **more: Any) -> Any:
-        fields = {"is_weight_new": False, "now": 5000.0, **more}
-        return status.build_status(before, current, node_count=nodes, generation=generation, **fields)
-
     empty = NetworkTopologyStatus(node_count=3)
-    first = plan(empty, is_weight_new=True, now=1000.0)
-    assert first.weight_calculation_time == "1970-01-01T00:16:40Z"
-    assert plan(first) == first
-    assert plan(first, is_weight_new=True).weight_calculation_time == "1970-01-01T01:23:20Z"
-    assert status.needs_write(empty, first, since_last_write_s=5.0)
-    for last_s, must_write in ((5.0, [False, False, True]), (60.0, [False, True, True])):
-        plans = plan(first), plan(first, nodes=4), plan(first, generation=8)
-        assert [status.needs_write(first, desired, since_last_write_s=last_s) for desired in plans] == must_write
-
-
-ONE_ZONE = ZoneMap({"z1": "west"}, {"n-z1": ZONE_MAP.location_by_node["n-z1"]})
-FAILS = {key: text[:-1] + ',"run_failure":"reset","failed_runs":3}' for key, text in results(ALL).items()}
+    written = build_status(empty, is_weight_new=True, now=1000.0)
+    assert written.weight_calculation_time == "1970-01-01T00:16:40Z", "1000 s"
+    assert build_status(written) == written
+    assert build_status(written, is_weight_new=True).weight_calculation_time == "1970-01-01T01:23:20Z", "5000 s"
+    assert status.needs_write(empty, written, since_last_write_s=5.0)
+    statuses = build_status(written), build_status(written, node_count=4), build_status(written, generation=8)
+    for since_s, needs_write in ((5.0, [False, False, True]), (60.0, [False, True, True])):
+        assert [status.needs_write(written, new, since_last_write_s=since_s) for new in statuses] == needs_write
 
 
 @pytest.mark.parametrize(
+    # Expected are status, reason and a part of the message.
     ("zone_map", "data", "type_", "expected"),
     [
         (ONE_ZONE, {}, "Measured", ("True", "NoPairs", "no pair of zones")),
-        (ZONE_MAP, results(ALL), "Measured", ("True", "AllPairsMeasured", "6 of 6 zone pairs measured")),
-        (ZONE_MAP, results({PAIRS[0]: 5.0, PAIRS[2]: 7.0}), "Measured", ("False", "PairsInferred", "z1 to z3")),
-        (ZONE_MAP, FAILS, "OutlierNodes", ("True", "NetperfFails", "netperf fails (reset)")),
+        (ZONE_MAP, make_results(LATENCY_MS), "Measured", ("True", "AllPairsMeasured", "6 of 6 zone pairs measured")),
+        (ZONE_MAP, make_results({PAIRS[0]: 5.0, PAIRS[2]: 7.0}), "Measured", ("False", "PairsInferred", "z1 to z3")),
+        (ZONE_MAP, RESULTS_OF_FAILING_NETPERF, "OutlierNodes", ("True", "NetperfFails", "netperf fails (reset)")),
     ],
 )
 def test_conditions_report_the_basis_of_costs(
     zone_map: ZoneMap, data: dict[str, str], type_: str, expected: tuple[str, str, str]
 ) -> None:
-    by_type = conditions(decide(topology(), data, zone_map=zone_map))
-    assert (by_type[type_].status, by_type[type_].reason) == expected[:2]
-    assert expected[2] in by_type[type_].message
-    bad = {name for name, condition in by_type.items() if status.is_bad(condition)}
-    assert bad == ({type_} if expected[1] in {"PairsInferred", "NetperfFails"} else set())
+    by_type = read_conditions(decide(make_own_topology(), data, zone_map=zone_map))
+    expected_status, reason, message = expected
+    assert (by_type[type_].status, by_type[type_].reason) == (expected_status, reason)
+    assert message in by_type[type_].message
+    bad_conditions = {name for name, condition in by_type.items() if status.is_bad(condition)}
+    assert bad_conditions == ({type_} if reason in {"PairsInferred", "NetperfFails"} else set())
 
 
 def test_a_persistent_outlier_does_not_rewrite_the_status() -> None:
-    def messages(offset_us: float) -> list[str]:
+    def build_messages(offset_us: float) -> list[str]:
         table = ZoneCosts(
             by_zone_pair={}, cost_by_region_pair={}, absent_pairs=(), error_us_by_outlier={"n2": offset_us}
         )
         counts = status.group_pairs_by_basis(table, POLICY, 60.0)
         return [condition.message for condition in status.build_conditions(counts, table, status.InputFaults(), 1)]
 
-    assert messages(8049.0) == messages(8051.0) == messages(9800.0) != messages(-8049.0)
-    assert any("n2 (reads more)" in message for message in messages(8049.0))
+    assert build_messages(8049.0) == build_messages(8051.0) == build_messages(9800.0) != build_messages(-8049.0)
+    assert any("n2 (reads more)" in message for message in build_messages(8049.0))
