@@ -39,7 +39,8 @@ def check_machine(environment: Mapping[str, str], nft: Path, *, node_count: int)
         UnsupportedError: the machine lacks something; names all that it lacks.
         InsufficientCapacityError: other programs of this user have too many inotify instances.
     """
-    missing = [f"the command {tool} (util-linux)" for tool in _TOOLS if _find_tool(tool) is None]
+    path = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
+    missing = [f"the command {tool} (util-linux)" for tool in _TOOLS if shutil.which(tool, path=path) is None]
     if privilege := find_missing_privilege():
         missing.insert(0, privilege)
     if not missing:
@@ -58,10 +59,6 @@ def choose_snapshotter(folder: Path) -> str:
         options = f"lowerdir={scratch}/lower,upperdir={scratch}/upper,workdir={scratch}/work"
         mount = ["mount", "-t", "overlay", "-o", options, "overlay", f"{scratch}/merged"]
         return "native" if _try_command([*_UNSHARE, *mount], {}, "") else "overlayfs"
-
-
-def _find_tool(tool: str) -> str | None:
-    return shutil.which(tool, path=os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin")))
 
 
 def _find_missing_cgroups() -> list[str]:

@@ -23,7 +23,6 @@ from tests.support.descheduler_builders import (
     Pod,
     PodReader,
     ReasonDurations,
-    ResolvedConfig,
     UsageBatch,
     UsageReading,
     UsageStore,
@@ -74,7 +73,8 @@ class _Cluster:
             self._world.on_pod_change(pod.metadata.key, reader.read(pod))
             self._node_index_by_pod[pod.metadata.key] = i % nodes
         self._usage = UsageStore(180)
-        self._settings = _make_settings()
+        policy = {"lowThresholds": {"cpu": 45, "memory": 45}, "highThresholds": {"cpu": 70, "memory": 70}}
+        self._settings = msgspec.convert({"policy": policy, "limits": UNLIMITED}, DeschedulerConfig).resolve()
 
     def run_rounds(self, count: int) -> _RoundFigures:
         """Run rounds from the same state. The shortest duration counts, because other work only slows them."""
@@ -135,11 +135,6 @@ async def _measure_longest_block_s(work: Awaitable[None]) -> float:
         longest_s, last_sleep_s = max(longest_s, now_s - last_sleep_s), now_s
     await task
     return longest_s
-
-
-def _make_settings() -> ResolvedConfig:
-    policy = {"lowThresholds": {"cpu": 45, "memory": 45}, "highThresholds": {"cpu": 70, "memory": 70}}
-    return msgspec.convert({"policy": policy, "limits": UNLIMITED}, DeschedulerConfig).resolve()
 
 
 def _encode_pod(index: int, node: str) -> bytes:

@@ -34,7 +34,7 @@ from tests.support.bodies import make_random_weight
 from tests.unit.controller.scheduler_objects import make_node, make_pod, make_state, make_weighted_topology
 
 EXAMPLE = Path(__file__).parents[2] / "manifests" / "examples" / "online-boutique" / "appgroup.yaml"
-NODES = 10_000
+NODES, SCHEDULER_WORKERS = 10_000, 16
 ZONES, REGIONS = 40, 4
 ROUNDS, WARM_UP_ROUNDS = 60, 5
 MEDIAN_BUDGET_MS, FLOOR_BUDGET = 5.0, 6.0
@@ -52,25 +52,25 @@ def location_of(index: int) -> tuple[str, str]:
     return f"region-{zone % REGIONS}", f"zone-{zone:02d}"
 
 
-def make_large_state(size: int) -> State:
-    nodes = [make_node(node_name(i), *location_of(i), cpu="8") for i in range(size)]
+def make_large_state() -> State:
+    nodes = [make_node(node_name(i), *location_of(i), cpu="8") for i in range(NODES)]
     group = yaml.safe_load(EXAMPLE.read_text())
     group["metadata"]["namespace"] = "default"
     weight = make_random_weight([f"zone-{z:02d}" for z in range(ZONES)], [f"region-{r}" for r in range(REGIONS)])
-    pods = [make_pod(f"P{i}", node_name(i * 7 % size), name=f"p{i}", group="online-boutique") for i in range(2, 12)]
+    pods = [make_pod(f"P{i}", node_name(i * 7 % NODES), name=f"p{i}", group="online-boutique") for i in range(2, 12)]
     return make_state(
         SchedulerConfig(), *nodes, msgspec.convert(group, AppGroup), make_weighted_topology(weight), *pods
     )
 
 
-def serve(size: int, pipe: Connection) -> None:
+def serve(pipe: Connection) -> None:
     """Serve the extender in this process until the pipe closes; send its port first."""
 
     async def main() -> None:
         registry = CollectorRegistry()
         server = Server("127.0.0.1:0", registry=registry)
         config = SchedulerConfig()
-        Extender(make_large_state(size), config, ExtenderMetrics(registry), lambda: "").add_routes(server.app)
+        Extender(make_large_state(), config, ExtenderMetrics(registry), lambda: "").add_routes(server.app)
         async with server.running() as address:
             compact_memory()
             pipe.send(int(address.rpartition(":")[2]))
@@ -106,18 +106,18 @@ class KeepAliveConnection:
         self._socket.close()
 
 
-def list_nodes_like_scheduler(size: int, rng: random.Random, workers: int = 16) -> list[str]:
+def list_nodes_like_scheduler(rng: random.Random) -> list[str]:
     """All nodes in kube-scheduler's order: from a rotating start, found by workers that take chunks of √n nodes."""
-    start, chunk_size = rng.randrange(size), max(int(size**0.5), 1)
-    chunks = [range(begin, min(begin + chunk_size, size)) for begin in range(0, size, chunk_size)]
+    start, chunk_size = rng.randrange(NODES), int(NODES**0.5)
+    chunks = [range(begin, min(begin + chunk_size, NODES)) for begin in range(0, NODES, chunk_size)]
     names: list[str] = []
-    chunks_in_work = [iter(numbers) for numbers in chunks[:workers]]
-    waiting_chunks = iter(chunks[workers:])
+    chunks_in_work = [iter(numbers) for numbers in chunks[:SCHEDULER_WORKERS]]
+    waiting_chunks = iter(chunks[SCHEDULER_WORKERS:])
     while chunks_in_work:
         worker = rng.randrange(len(chunks_in_work))
         number = next(chunks_in_work[worker], None)
         if number is not None:
-            names.append(node_name((start + number) % size))
+            names.append(node_name((start + number) % NODES))
         elif (numbers := next(waiting_chunks, None)) is not None:
             chunks_in_work[worker] = iter(numbers)
         else:
@@ -125,7 +125,7 @@ def list_nodes_like_scheduler(size: int, rng: random.Random, workers: int = 16) 
     return names
 
 
-def iter_requests(size: int) -> Iterator[tuple[dict[str, Any], list[str]]]:
+def iter_requests() -> Iterator[tuple[dict[str, Any], list[str]]]:
     """Pods, each with the nodes of its request in another order."""
     rng = random.Random(2)
     labels = {APPGROUP_LABEL: "online-boutique", WORKLOAD_LABEL: "P1", "app": "frontend"}
@@ -134,7 +134,7 @@ def iter_requests(size: int) -> Iterator[tuple[dict[str, Any], list[str]]]:
     for number in itertools.count(1):
         metadata = {"name": f"p1-{number}", "namespace": "default", "uid": f"uid-{number}", "labels": labels}
         pod = {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}}
-        yield pod, list_nodes_like_scheduler(size, rng)
+        yield pod, list_nodes_like_scheduler(rng)
 
 
 class _FilterResult(msgspec.Struct):
@@ -170,16 +170,16 @@ def measure_codec_s(requests: list[bytes], result: bytes, priorities: bytes) -> 
     return time.perf_counter() - started
 
 
-def measure(size: int = NODES) -> Figures:
-    """Figures of an extender that knows this number of nodes."""
+def measure() -> Figures:
+    """Figures of an extender that knows `NODES` nodes."""
     context = multiprocessing.get_context("spawn")
     pipe, extender_pipe = context.Pipe()
-    process = context.Process(target=serve, args=(size, extender_pipe), daemon=True)
+    process = context.Process(target=serve, args=(extender_pipe,), daemon=True)
     process.start()
     try:
         connection = KeepAliveConnection(pipe.recv())
         durations_s, floors_s, refused_share = [], [], 0.0
-        for round_number, (pod, names) in enumerate(itertools.islice(iter_requests(size), WARM_UP_ROUNDS + ROUNDS)):
+        for round_number, (pod, names) in enumerate(itertools.islice(iter_requests(), WARM_UP_ROUNDS + ROUNDS)):
             first_request = encode_request(pod, names)
             started = time.perf_counter()
             result = connection.post("/filter", first_request)
@@ -192,7 +192,7 @@ def measure(size: int = NODES) -> Figures:
             if round_number >= WARM_UP_ROUNDS:
                 durations_s.append(duration_s)
                 floors_s.append(measure_codec_s([first_request, second_request], result, priorities))
-            refused_share = 1 - len(passed_names) / size
+            refused_share = 1 - len(passed_names) / NODES
         connection.close()
     finally:
         pipe.close()

@@ -104,12 +104,6 @@ def assert_webhook_gates_pods(cluster: Cluster) -> None:
     assert json.loads(cluster.run(*dry_run, text=json.dumps(body)))["spec"]["schedulingGates"]
 
 
-def list_monitors(cluster: Cluster) -> list[str]:
-    """Return the objects for the Prometheus operator."""
-    kinds = "podmonitors,servicemonitors,prometheusrules"
-    return cluster.run("get", kinds, "-n", NAMESPACE, "-o", "name").split()
-
-
 def assert_kubectl_tools_work(cluster: Cluster) -> None:
     """Logs, exec and port-forward work; the API server forwards them to the kubelet."""
     assert "agent starts" in cluster.run("-n", NAMESPACE, "logs", "daemonset/netaware-agent")
@@ -214,7 +208,8 @@ def test_overlays_install_measure_place_pods_and_uninstall_without_leftovers_on_
     cluster.run("delete", "-f", "-", text=certificate)
     for overlay in ("any-scheduler", "default", "prometheus-operator", "descheduler"):
         cluster.apply_overlay(MANIFESTS / "overlays" / overlay)
-        assert bool(list_monitors(cluster)) == (overlay == "prometheus-operator")
+        monitors = cluster.run("get", "podmonitors,servicemonitors,prometheusrules", "-n", NAMESPACE, "-o", "name")
+        assert bool(monitors) == (overlay == "prometheus-operator")
     assert_kubectl_tools_work(cluster)
     assert_images_are_small(cluster)
     assert_costs_are_measured(cluster)
