@@ -1,4 +1,4 @@
-"""Configures all tests: markers by folder, programs built before the first test, and no blocking calls in unit tests."""
+"""Configures all tests: markers by folder, programs built first, and no blocking calls in unit tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# Imported early: CPython before 3.11.9 may fail to compile them deep in the stack ("AST constructor recursion depth mismatch").
+# Imported early: CPython before 3.11.9 may fail to compile them deep in the stack ("recursion depth mismatch").
 import hypothesis.internal.conjecture.optimiser
 import hypothesis.internal.conjecture.shrinker  # noqa: F401
 import pytest
@@ -115,7 +115,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ChainSchedul
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Pause garbage collections while pytest parses source for the text of a failure; see `paused_garbage_collection`."""
+    """Pause garbage collections while pytest parses source for a failure's text; see `paused_garbage_collection`."""
     with paused_garbage_collection():
         return (yield)
 
@@ -173,7 +173,7 @@ def netperf_programs() -> Netperf:
 
 @pytest.fixture(autouse=True)
 def restore_logging() -> Iterator[None]:
-    """Undo `kubekit.logs.configure`, which commands and programs call, because other tests of this process read logs."""
+    """Undo `kubekit.logs.configure`, which commands and programs call, because other tests read logs."""
     loggers = [logging.getLogger(name) for name in (None, "asyncio", "aiohttp.access")]
     levels, handlers = [logger.level for logger in loggers], list(loggers[0].handlers)
     yield

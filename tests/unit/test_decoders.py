@@ -1,7 +1,7 @@
 """Decoders are created at import, before threads exist.
 
-msgspec builds the data of a type when it first decodes it, and a second thread that decodes the type meanwhile ends the process
-(docs/adr/0126).
+msgspec builds the data of a type when it first decodes it, and a second thread that decodes the type meanwhile ends
+the process (docs/adr/0126).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kubeconfigs as EKS, GKE and AKS write them log in to a real API server: plugins, OIDC tokens, certificates and proxies."""
+"""Kubeconfigs as EKS, GKE and AKS write them log in to a real API server, also through a proxy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""netperf measures against netserver on the loopback, and netserver accepts only agents; test_agent_outcomes.py tests failures."""
+"""netperf measures against netserver on the loopback, and netserver accepts only agents."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ MAX_WINDOWS = 12
 MIN_TRANSACTIONS = 12
 """netperf makes as many on a slow path, however long that takes."""
 LIMIT_BY_PERCENTILE = {50: (0.03, 80.0), 90: (0.05, 150.0)}
-"""Largest difference between datagrams and ping: the larger of a share and of a time in us, which other work of the machine causes."""
+"""Largest difference between datagrams and ping: the larger of a share and of microseconds, for a busy machine."""
 pytestmark = [pytest.mark.wan, pytest.mark.alone]
 
 
@@ -120,7 +120,7 @@ async def sending_datagrams(wan: Wan, duration_s: float) -> AsyncIterator[Callab
 
 
 async def find_difference_to_ping(wan: Wan) -> str:
-    """Measure a window with datagrams and with the kernel's echo; returns a difference beyond the limits, or an empty text."""
+    """Measure with datagrams and ping at once; returns a difference beyond the limits, or an empty text."""
     async with sending_datagrams(wan, WINDOW_S) as read_window:
         with namespaces.enter(wan.origin.netns):
             command = [sys.executable, pings.__file__, "0.1", wan.destination.address]

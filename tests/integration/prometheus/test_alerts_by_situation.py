@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(PROMTOOL_TIMEOUT_S + 4
 Series = Mapping[str, str | None]
 """Series -> an hour of values, one a minute; None removes a series of `HEALTHY`.
 
-In promtool's notation ``1x4 0x55`` is 1 for five minutes and then 0, ``0+10x60`` grows by 10 a minute, ``_`` is no value, and ``stale``
-ends a series.
+In promtool's notation ``1x4 0x55`` is 1 for five minutes and then 0, ``0+10x60`` grows by 10 a minute, ``_`` is no
+value, and ``stale`` ends a series.
 """
 
 ZONE_BY_NODE = {f"n{i}": f"z{i % 2}" for i in range(4)}

@@ -1,6 +1,6 @@
 """Rates of agents' counters are right in a real Prometheus that scrapes between rounds.
 
-The kernel's table, time and scrapes are simulated. A scrape keeps a sample with its timestamp, or with that of the scrape.
+The kernel's table, time and scrapes are simulated. A sample without a timestamp gets that of the scrape.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(120)]
 
 
 def scrape_agent(folder: Path, started_at_s: int, round_s: float) -> Iterator[str]:
-    """OpenMetrics lines of the scraped samples of an agent with this interval, until ten minutes from now: the test takes time."""
+    """OpenMetrics lines of an agent's scraped samples, until ten minutes from now, because the test takes time."""
     now_s = [float(started_at_s)]
     collector = TrafficCollector(lambda: "z1", folder, lambda: now_s[0])
     collector.round_cpu_s = round_s * MAX_TRAFFIC_CPU_SHARE

@@ -1,4 +1,4 @@
-"""All sources of traffic give the same rates in a real Prometheus, from series as their projects' tests and documents show them."""
+"""All sources of traffic give the same rates in a real Prometheus, from series as their projects document them."""
 
 from __future__ import annotations
 
@@ -75,16 +75,12 @@ def read_rates(flows: Iterable[Flow]) -> dict[tuple[str, str], float]:
     return {(flow.client.name, flow.server.name): flow.bytes_per_s for flow in flows}
 
 
-def test_every_source_has_series_in_this_file() -> None:
-    assert set(SERIES_BY_SOURCE) == {source.name for source in SOURCES}
-
-
-@pytest.mark.parametrize("name", SERIES_BY_SOURCE)
+@pytest.mark.parametrize("name", [source.name for source in SOURCES])
 async def test_a_source_is_recognized_by_its_series_and_gives_the_expected_rates(
     prometheus_programs: Mapping[str, Path], tmp_path: Path, name: str
 ) -> None:
-    foreign: Series = ("tcp_write_bytes_total", {"job": "another"}, 1.0)
-    lines = format_exposition([*SERIES_BY_SOURCE[name](), foreign])
+    foreign_series: Series = ("tcp_write_bytes_total", {"job": "another"}, 1.0)
+    lines = format_exposition([*SERIES_BY_SOURCE[name](), foreign_series])
     async with run_prometheus(prometheus_programs, tmp_path, lines) as client:
         source, _, flows, _ = await read_flows(client, "", WINDOW_S)
     assert source.name == name

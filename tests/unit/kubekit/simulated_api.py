@@ -1,7 +1,7 @@
 """A simulated API server: real HTTP, list and watch with versions, and objects with optimistic concurrency.
 
-It has faults that a real API server does not produce on demand: a version that is too old, a malformed object, a server that
-accepts requests and never responds.
+It has faults that a real API server does not produce on demand: a version that is too old, a malformed object, a server
+that accepts requests and never responds.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class SimulatedApi:
             queue.put_nowait(line)
 
     def end_watches(self, next_status: int = 0) -> None:
-        """End every open watch, as a server does after a while; the next watch fails with the status, if there is one."""
+        """End every open watch, as a server does after a while; ``next_status`` is an error of the next watch."""
         self.fail_watches += [next_status] if next_status else []
         for queue in self._watches:
             queue.put_nowait(None)

@@ -1,4 +1,4 @@
-"""The client has few connections, separated by purpose; they end with a dead peer, and throttled requests are sent again."""
+"""The client has few connections, separated by purpose, notices dead peers, and sends throttled requests again."""
 
 from __future__ import annotations
 
@@ -69,6 +69,7 @@ async def test_lease_requests_do_not_wait_for_watches_lists_or_writes() -> None:
         assert len(server.connections) == WATCH_COUNT + MAX_SHARED_REQUESTS + 1
 
 
+# Of five shared connections, reads may use two and writes four.
 @pytest.mark.parametrize(("earlier", "later", "max_earlier"), [("GET", "PATCH", 2), ("PATCH", "GET", 4)])
 async def test_writes_use_all_shared_connections_but_one(earlier: str, later: str, max_earlier: int) -> None:
     server = HangingServer(MAX_SHARED_REQUESTS)

@@ -1,4 +1,4 @@
-"""A write fence ends writes with the leader's permission, by a local clock, and knows writes that may still take effect."""
+"""A write fence stops writes when the leader's permission ends, and knows writes that may still take effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test files that cannot share the machine are in a chain of tests/support/chains.py, whose files run one after the other."""
+"""Test files that cannot share the machine run one after the other, in a chain of tests/support/chains.py."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ PARENT_WITH_CHILD = ["sh", "-c", "sleep 60 & echo started; wait"]
 
 
 def lock_as_starting_lab(lock_file: Path, process: subprocess.Popen[bytes]) -> threading.Thread:
-    """Lock the file now, write the process' id a moment later, as a lab that starts, and unlock it after the process ends."""
+    """Lock the file, write the process' id a moment later, as a starting lab, and unlock it when the process ends."""
     lock = lock_file.open("a+")
     fcntl.flock(lock, fcntl.LOCK_EX)
 

@@ -1,4 +1,4 @@
-"""Packets of the emulated network stay in order, and a full queue drops packets; tests/integration/lab measures delays."""
+"""Packets of the emulated network stay in order, and a full queue drops packets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dashboards query existing metrics and labels, and Grafana can show them; a failure names every panel that breaks a rule."""
+"""Dashboards query existing metrics and labels, and Grafana can show them; a failure names every offender."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def list_anchors(document: Path) -> set[str]:
 
 
 def list_named_paths() -> set[tuple[str, str]]:
-    """Document and path of each of our files or folders between backticks, also of those in tables of architecture.md."""
+    """Document and path of each file or folder between backticks, also of those in tables of architecture.md."""
     packages = r"`((?:agent|controller|kubekit|netperf|manifests|docs|tests|lab)/[\w./-]+)"
     named_paths = {(name, path) for name, text in TEXTS.items() for path in re.findall(packages, text)}
     for section in TEXTS["architecture.md"].split("\n## "):

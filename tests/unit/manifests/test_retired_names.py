@@ -1,4 +1,4 @@
-"""Names that the project gave up are in no identifier, and settings and metrics that it gave up in no document or manifest."""
+"""Names that the project gave up are in no identifier, setting, metric, document or manifest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""netperf is started with the options of each test, and its output is read strictly: an invalid value is missing, or an error."""
+"""netperf gets the options of each test, and its output is read strictly: an invalid value is missing, or an error."""
 
 from __future__ import annotations
 

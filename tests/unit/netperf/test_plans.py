@@ -61,12 +61,10 @@ def test_an_invalid_plan_is_refused_with_a_reason(data: dict[str, str] | None, r
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"destination": make_destination(address="db.example.com")}, "bad-address"),
-        ({"destination": make_destination(address="10.0.0.256")}, "bad-address"),
-        ({"destination": make_destination(address="0.0.0.0")}, "bad-address"),
-        ({"destination": make_destination(address="-Z")}, "bad-address"),
-        ({"destination": make_destination(address="127.0.0.1")}, "bad-address"),
-        ({"destination": make_destination(address="::ffff:127.0.0.1")}, "bad-address"),
+        *(
+            ({"destination": make_destination(address=address)}, "bad-address")
+            for address in ("db.example.com", "10.0.0.256", "0.0.0.0", "-Z", "127.0.0.1", "::ffff:127.0.0.1")
+        ),
         ({"destination": make_destination(address=f"::ffff:{PLAN.probes[0].origin.address}")}, "self-probe"),
         ({"destination": make_destination(address=PLAN.probes[0].origin.address)}, "self-probe"),
         ({"destination": PLAN.probes[0].origin}, "self-probe"),

@@ -1,4 +1,4 @@
-"""Samples and failures that an agent writes are decoded unchanged, and damaged, foreign or unplanned ones are refused."""
+"""Samples and failures that agents write are decoded unchanged, and damaged or unusable ones are refused."""
 
 from __future__ import annotations
 
