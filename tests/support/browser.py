@@ -43,9 +43,9 @@ class Tab:
 
     async def wait_for(self, condition: str, timeout_s: float = 20.0) -> Any:
         """Wait until a JavaScript expression is true, and return its value; raises TimeoutError."""
-        deadline = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         while not (value := await self.evaluate(condition)):
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline_s:
                 raise TimeoutError(f"{condition} is not true after {timeout_s:g} s")
             await asyncio.sleep(_POLL_S)
         return value

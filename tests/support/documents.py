@@ -10,9 +10,9 @@ DOCUMENTS = Path(__file__).parents[2] / "docs"
 
 def read_shell_blocks(page: str, heading: str) -> list[str]:
     """The shell blocks of a page below a heading; before the first heading if it is empty."""
-    parts = re.split(r"^## (.*)$", (DOCUMENTS / f"{page}.md").read_text(), flags=re.MULTILINE)
-    below = {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
-    return re.findall(r"^```sh\n(.*?)^```", below[heading], re.MULTILINE | re.DOTALL)
+    first_section, *others = re.split(r"^## (.*)$", (DOCUMENTS / f"{page}.md").read_text(), flags=re.MULTILINE)
+    section_by_heading = {"": first_section, **dict(zip(others[::2], others[1::2], strict=True))}
+    return re.findall(r"^```sh\n(.*?)^```", section_by_heading[heading], re.MULTILINE | re.DOTALL)
 
 
 def write_shown_files(page: str, folder: Path) -> None:

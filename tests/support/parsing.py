@@ -16,12 +16,12 @@ from pathlib import Path
 @contextmanager
 def paused_garbage_collection() -> Iterator[None]:
     """Pause automatic garbage collections during the block."""
-    enabled = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if enabled:
+        if was_enabled:
             gc.enable()
 
 

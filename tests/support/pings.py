@@ -33,16 +33,18 @@ def main() -> None:
     period_s, addresses = float(sys.argv[1]), sys.argv[2:]
     raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
     raw.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-    identity, number = os.getpid() & 0xFFFF, 0
+    identity, sequence = os.getpid() & 0xFFFF, 0
     due_s = time.monotonic()
     while True:
         wait_s = due_s - time.monotonic()
         if wait_s <= 0:
-            number, due_s = number + 1, due_s + period_s / len(addresses)
+            sequence, due_s = sequence + 1, due_s + period_s / len(addresses)
             sent_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
-            bare = HEADER.pack(ECHO_REQUEST, 0, 0, identity, number & 0xFFFF, sent_ns)
-            packet = HEADER.pack(ECHO_REQUEST, 0, checksum(bare), identity, number & 0xFFFF, sent_ns)
-            raw.sendto(packet, (addresses[number % len(addresses)], 0))
+            packet_without_checksum = HEADER.pack(ECHO_REQUEST, 0, 0, identity, sequence & 0xFFFF, sent_ns)
+            packet = HEADER.pack(
+                ECHO_REQUEST, 0, checksum(packet_without_checksum), identity, sequence & 0xFFFF, sent_ns
+            )
+            raw.sendto(packet, (addresses[sequence % len(addresses)], 0))
             continue
         if not select.select([raw], [], [], wait_s)[0]:
             continue

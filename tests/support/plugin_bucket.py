@@ -11,8 +11,7 @@ CONTAINERD_BURST_BYTES, CRIO_BURST_BYTES = 536_870_911, 4_294_967_294
 
 def compute_plugin_params(rate_bps: int, burst_bytes: int = CONTAINERD_BURST_BYTES) -> TbfParams:
     """The parameters that the plugin sets on amd64 for a rate in bits per second and a burst in bytes."""
-    rate = rate_bps // 8
-    limit = (int(rate * PLUGIN_LATENCY_S) + burst_bytes) % UINT32_RANGE
-    return TbfParams(
-        rate_bytes_per_s=rate, buffer_ticks=compute_plugin_buffer_ticks(rate, burst_bytes)[0], limit_bytes=limit
-    )
+    rate_bytes_per_s = rate_bps // 8
+    buffer_ticks, _ = compute_plugin_buffer_ticks(rate_bytes_per_s, burst_bytes)
+    limit_bytes = (int(rate_bytes_per_s * PLUGIN_LATENCY_S) + burst_bytes) % UINT32_RANGE
+    return TbfParams(rate_bytes_per_s=rate_bytes_per_s, buffer_ticks=buffer_ticks, limit_bytes=limit_bytes)

@@ -29,14 +29,14 @@ Series = tuple[str, Mapping[str, str], float]
 
 def format_exposition(all_series: Iterable[Series], *, duration_s: int = HISTORY_S) -> Iterator[str]:
     """OpenMetrics lines of these series, with a sample each minute for the last ``duration_s`` seconds."""
-    now = int(time.time())
+    now_s = int(time.time())
     for name, family in groupby(sorted(all_series, key=itemgetter(0)), itemgetter(0)):
         yield f"# TYPE {name} unknown\n"
         for _, labels, increase_per_s in family:
-            text = ",".join(f"{label}={json.dumps(value, ensure_ascii=False)}" for label, value in labels.items())
+            selector = ",".join(f"{label}={json.dumps(text, ensure_ascii=False)}" for label, text in labels.items())
             for age_s in range(duration_s, -1, -STEP_S):
                 value = increase_per_s * (duration_s - age_s) if increase_per_s else 1.0
-                yield f"{name}{{{text}}} {value!r} {now - age_s}\n"
+                yield f"{name}{{{selector}}} {value!r} {now_s - age_s}\n"
     yield "# EOF\n"
 
 

@@ -62,7 +62,7 @@ class SimulatedNetwork:
             for z, zone in enumerate(self.zones)
             for i in range((node_count_by_zone or {}).get(zone, nodes_per_zone))
         ]
-        self.locations = {f.name: NodeLocation(f.name, f.zone, f.region) for f in self.nodes}
+        self.locations = {node.name: NodeLocation(node.name, node.zone, node.region) for node in self.nodes}
         self._staggered, self.had_disputed_links = staggered, False
         self.policy, self._options = CostPolicy(), PlanOptions(interval_s=self.round_s)
         self.offset_us: dict[str, float] = {}
@@ -115,12 +115,12 @@ class SimulatedNetwork:
         self._decide(list_planned_keys(self.plans.values()), self.now_s + self._later_s)
         self._later_s = 0.0 if self._later_s > 20.0 else self._later_s
 
-    def latency_us(self, a: str, b: str) -> int | None:
-        return self.latencies.latency_us(a, b)
+    def latency_us(self, zone: str, other_zone: str) -> int | None:
+        return self.latencies.latency_us(zone, other_zone)
 
-    def scale_rtt(self, a: str, b: str, factor: float) -> None:
-        """Multiply the latency between two zones."""
-        self.rtt_us[frozenset((a, b))] *= factor
+    def scale_rtt(self, zone: str, other_zone: str, factor: float) -> None:
+        """Multiply the round-trip time between two zones."""
+        self.rtt_us[frozenset((zone, other_zone))] *= factor
 
     def _probe(self, probe: Probe, *, rewrite: bool = False) -> None:
         origin, destination = probe.origin, probe.destination
@@ -129,26 +129,26 @@ class SimulatedNetwork:
         if origin.node in self.silent_nodes:
             return
         if zones in self.cut_zone_pairs or destination.node in self.silent_nodes:
-            self._fail(
-                probe, key, has_answered=destination.node in self.silent_nodes and zones not in self.cut_zone_pairs
-            )
+            self._fail(probe, key, has_answered=zones not in self.cut_zone_pairs)
             return
         self._failures_in_a_row.pop(key, None)
-        us = self.rtt_us[zones] + self.offset_us.get(origin.node, 0.0) + self.offset_us.get(destination.node, 0.0)
-        us *= 1 + abs(self._rng.gauss(0, self._noise))
+        offsets_us = [self.offset_us.get(peer.node, 0.0) for peer in (origin, destination)]
+        p90_us = self.rtt_us[zones] + sum(offsets_us)
+        p90_us *= 1 + abs(self._rng.gauss(0, self._noise))
         if self._rng.random() < self._spike_ratio:
-            us *= self._rng.uniform(2, 6)
+            p90_us *= self._rng.uniform(2, 6)
         if origin.node in self.forge_by_node:
-            us = self.forge_by_node[origin.node](probe, us)
-        measurement = Measurement(prober="datagrams", test="TCP_RR", p50_us=us / 1.02, p90_us=us, transactions=100)
+            p90_us = self.forge_by_node[origin.node](probe, p90_us)
+        p50_us = p90_us / 1.02
+        measurement = Measurement(prober="datagrams", test="TCP_RR", p50_us=p50_us, p90_us=p90_us, transactions=100)
         sample = make_sample(probe, measurement, self.round_number, self.now_s + self._later_s)
         if not rewrite:
-            last, written_s, count = self._last_writes.get(key, (sample, 0.0, 0))
-            equivalent = is_equivalent(sample, last)
-            is_fresh = self.now_s - written_s < refresh_interval_s(self.round_s)
-            if key in self._results and equivalent and count >= MIN_EQUIVALENT_WRITES and is_fresh:
+            last_sample, written_at_s, write_count = self._last_writes.get(key, (sample, 0.0, 0))
+            has_same_value = is_equivalent(sample, last_sample)
+            is_fresh = self.now_s - written_at_s < refresh_interval_s(self.round_s)
+            if key in self._results and has_same_value and write_count >= MIN_EQUIVALENT_WRITES and is_fresh:
                 return
-            self._last_writes[key] = sample, self.now_s, count + 1 if equivalent else 1
+            self._last_writes[key] = sample, self.now_s, write_count + 1 if has_same_value else 1
         self._results.pop(f"{key}.failed", None)
         self._results |= {k: v for k, v in encode_samples([sample]).items() if v is not None}
 

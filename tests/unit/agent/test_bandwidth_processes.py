@@ -14,8 +14,6 @@ PLAIN_UID = UID.replace("-", "")
 UNDERSCORED_UID = UID.replace("-", "_")
 CONTAINER = "c0ffee" + "0" * 58
 POD_SLICE = f"kubepods-burstable-pod{UNDERSCORED_UID}.slice"
-
-
 CONTAINER_CGROUPS = (
     f"0::/kubepods.slice/kubepods-burstable.slice/{POD_SLICE}/cri-containerd-{CONTAINER}.scope",
     f"0::/kubepods.slice/kubepods-pod{UNDERSCORED_UID}.slice/crio-{CONTAINER}.scope",
@@ -37,19 +35,8 @@ OTHER_CGROUPS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        *((text, (PLAIN_UID, CONTAINER)) for text in CONTAINER_CGROUPS),
-        (f"0::/kubepods/pod{UID}/init", (PLAIN_UID, "")),
-        *((text, None) for text in OTHER_CGROUPS),
-    ],
-)
-def test_a_cgroup_names_pod_and_container_in_every_layout(text: str, expected: tuple[str, str] | None) -> None:
-    assert parse_cgroup(text) == expected
-
-
-def make_process(proc: Path, pid: int, cgroup: str, started: int, name: str = "app") -> None:
+def write_process(proc: Path, pid: int, cgroup: str, started: int, name: str = "app") -> None:
+    """Write a process's files in procfs; ``started`` is its start time in ticks."""
     directory = proc / str(pid)
     (directory / "net").mkdir(parents=True)
     (directory / "cgroup").write_text(cgroup)
@@ -57,19 +44,35 @@ def make_process(proc: Path, pid: int, cgroup: str, started: int, name: str = "a
     (directory / "stat").write_text(stat, errors="surrogateescape")
 
 
+@pytest.mark.parametrize(
+    ("cgroup", "expected"),
+    [
+        *((cgroup, (PLAIN_UID, CONTAINER)) for cgroup in CONTAINER_CGROUPS),
+        (f"0::/kubepods/pod{UID}/init", (PLAIN_UID, "")),
+        *((cgroup, None) for cgroup in OTHER_CGROUPS),
+    ],
+)
+def test_a_cgroup_names_pod_and_container_in_every_layout(cgroup: str, expected: tuple[str, str] | None) -> None:
+    assert parse_cgroup(cgroup) == expected
+
+
 def test_the_oldest_process_of_a_pod_is_found(tmp_path: Path) -> None:
-    pause = "f" * 64
-    make_process(tmp_path, 300, f"0::/kubepods/pod{UID}/{CONTAINER}", 900)
-    make_process(tmp_path, 40000, f"0::/kubepods/pod{UID}/{pause}", 100, name="a) (\udcff")  # a byte that is not UTF-8
-    make_process(tmp_path, 77, "0::/init.scope", 1)
+    pause_container = "f" * 64
+    write_process(tmp_path, 300, f"0::/kubepods/pod{UID}/{CONTAINER}", 900)
+    write_process(
+        tmp_path, 40000, f"0::/kubepods/pod{UID}/{pause_container}", 100, name="a) (\udcff"
+    )  # a byte that is not UTF-8
+    write_process(tmp_path, 77, "0::/init.scope", 1)
     (tmp_path / "self").mkdir()
     (tmp_path / "88").mkdir()  # ended between listing and reading
     sandboxes = find_sandboxes(tmp_path, [UID, "11111111-2222-3333-4444-555555555555"])
-    assert {uid: (sandbox.pid, sandbox.container_id) for uid, sandbox in sandboxes.items()} == {UID: (40000, pause)}
+    assert {uid: (sandbox.pid, sandbox.container_id) for uid, sandbox in sandboxes.items()} == {
+        UID: (40000, pause_container)
+    }
 
 
 def test_the_index_of_eth0_is_read_from_outside_the_namespace(tmp_path: Path) -> None:
-    make_process(tmp_path, 5, "0::/", 1)
+    write_process(tmp_path, 5, "0::/", 1)
     (tmp_path / "5" / "net" / "igmp").write_text(
         "Idx\tDevice    : Count Querier\tReporter\n"
         "1\tlo        :     1      V3\n\t\t\t\t010000E0     1 0:00000000\t\t0\n"

@@ -1,4 +1,4 @@
-"""Events about limits."""
+"""A change of a limit's verdict sends one event about its pod."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ POD = PodBandwidthSpec(
     created_at_s=1.7e9,
     mismatch="scheduled for less",
 )
+NEW_POD = msgspec.structs.replace(POD, created_at_s=3e10)
+"""Created in the future: it stays new however long the tests before it take."""
 
 
 class ReasonRecorder:
@@ -32,10 +34,6 @@ class ReasonRecorder:
 
     def record(self, _type: str, _regarding: object, reason: str, *_: object, **__: object) -> None:
         self.reasons.append(reason)
-
-
-# In the future: it stays new however long the other tests before it take.
-NEW_POD = msgspec.structs.replace(POD, created_at_s=3e10)
 
 
 @pytest.mark.parametrize(

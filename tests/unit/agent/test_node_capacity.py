@@ -1,4 +1,4 @@
-"""Precedence of the sources of a capacity, and the reserve."""
+"""A node's capacity comes from the first source by precedence, less the reserve."""
 
 from __future__ import annotations
 
@@ -15,55 +15,55 @@ from kubekit.wire import ObjectMeta
 G = 10**9
 HARDWARE = HardwareCapacity(10 * G, "eno1 10G by sysfs", ("eno1",))
 UNKNOWN = HardwareCapacity(None, "eth0: its speed is unknown", ("eth0",))
+TYPE_LABEL = "node.kubernetes.io/instance-type"
+LABELS = {"pool": "fast", TYPE_LABEL: "m5.large"}
+BY_TYPE: dict[str, object] = {"capacity_by_type": {"m5.large": 5 * G}}
+BY_LABEL = {"capacity_rules": (CapacityRule(parse_selector("pool=fast"), "pool=fast", 40 * G),), **BY_TYPE}
+MEASURED_PEAK_BPS = 7 * G
 
 
-def make_node(annotation: str | None = None, **labels: str) -> OwnNode:
+def make_node(labels: dict[str, str] | None = None, *, annotation: str | None = None) -> OwnNode:
     annotations = {"netaware.io/bandwidth-capacity": annotation} if annotation is not None else None
-    named = {name.replace("_", "/"): value for name, value in labels.items()}
-    return OwnNode(metadata=ObjectMeta(name="n1", labels=named, annotations=annotations))
+    return OwnNode(metadata=ObjectMeta(name="n1", labels=labels or {}, annotations=annotations))
 
 
 def make_config(**fields: object) -> AgentConfig:
     return AgentConfig(node_name="n1", **fields)  # type: ignore[arg-type]
 
 
-RULES = (CapacityRule(parse_selector("pool=fast"), "pool=fast", 40 * G),)
-LABELS = {"pool": "fast", "node.kubernetes.io_instance-type": "m5.large"}
-BY_TYPE = {"m5.large": 5 * G}
-ALL_SOURCES: dict[str, object] = {"capacity_bps": 3 * G, "capacity_rules": RULES, "capacity_by_type": BY_TYPE}
-
-
 @pytest.mark.parametrize(
-    ("node", "fields", "hardware", "firmware", "expected"),
+    ("node", "fields", "hardware", "firmware_type", "rate_bps", "source"),
     [
-        (make_node("2G", **LABELS), ALL_SOURCES, HARDWARE, "", (2 * G, "annotation")),
-        (make_node(**LABELS), ALL_SOURCES, HARDWARE, "", (3 * G, "flag")),
-        (make_node(**LABELS), ALL_SOURCES | {"capacity_bps": None}, HARDWARE, "", (40 * G, "node-label")),
-        (make_node(**LABELS), {"capacity_by_type": BY_TYPE}, HARDWARE, "", (5 * G, "instance-type")),
-        (make_node(**LABELS), {}, HARDWARE, "", (750_000_000, "instance-type")),
-        (make_node(pool="fast"), {}, HARDWARE, "", (10 * G, "hardware")),
-        (make_node(), {}, UNKNOWN, "", (7 * G, "measured")),
-        (None, {"capacity_by_type": BY_TYPE}, HARDWARE, "m5.large", (5 * G, "instance-type")),
-        (None, {}, HARDWARE, "m5.large", (750_000_000, "instance-type")),
+        (make_node(LABELS, annotation="2G"), {"capacity_bps": 3 * G, **BY_LABEL}, HARDWARE, "", 2 * G, "annotation"),
+        (make_node(LABELS), {"capacity_bps": 3 * G, **BY_LABEL}, HARDWARE, "", 3 * G, "flag"),
+        (make_node(LABELS), BY_LABEL, HARDWARE, "", 40 * G, "node-label"),
+        (make_node(LABELS), BY_TYPE, HARDWARE, "", 5 * G, "instance-type"),
+        (make_node(LABELS), {}, HARDWARE, "", 750_000_000, "instance-type"),  # of the built-in table
+        (make_node({"pool": "fast"}), {}, HARDWARE, "", 10 * G, "hardware"),
+        (make_node(), {}, UNKNOWN, "", MEASURED_PEAK_BPS, "measured"),
+        (None, BY_TYPE, HARDWARE, "m5.large", 5 * G, "instance-type"),
+        (None, {}, HARDWARE, "m5.large", 750_000_000, "instance-type"),
     ],
 )
 def test_the_first_source_by_precedence_counts(
     node: OwnNode | None,
     fields: dict[str, object],
     hardware: HardwareCapacity,
-    firmware: str,
-    expected: tuple[int, str],
+    firmware_type: str,
+    rate_bps: int,
+    source: str,
 ) -> None:
-    node_capacity = choose_capacity(node, make_config(**fields), hardware, 7 * G, firmware)
-    assert (node_capacity.rate_bps, node_capacity.source) == expected
+    node_capacity = choose_capacity(node, make_config(**fields), hardware, MEASURED_PEAK_BPS, firmware_type)
+    assert node_capacity.rate_bps == rate_bps
+    assert node_capacity.source == source
 
 
-@pytest.mark.parametrize("text", ["10m?", "ten", "-5G", "0", "1e30"])
-def test_an_invalid_annotation_is_reported_and_the_next_source_counts(text: str) -> None:
-    node_capacity = choose_capacity(make_node(text), make_config(), HARDWARE, None)
+@pytest.mark.parametrize("annotation", ["10m?", "ten", "-5G", "0", "1e30"])
+def test_an_invalid_annotation_is_reported_and_the_next_source_counts(annotation: str) -> None:
+    node_capacity = choose_capacity(make_node(annotation=annotation), make_config(), HARDWARE, None)
     assert node_capacity.source == "hardware"
-    assert len(node_capacity.warnings) == 1
-    assert "netaware.io/bandwidth-capacity" in node_capacity.warnings[0]
+    (warning,) = node_capacity.warnings
+    assert "netaware.io/bandwidth-capacity" in warning
 
 
 @pytest.mark.parametrize(
@@ -77,23 +77,21 @@ def test_an_invalid_annotation_is_reported_and_the_next_source_counts(text: str)
 )
 def test_the_reserve_is_subtracted(reserve: Reserve, rate_bps: int | None, warnings: tuple[str, ...]) -> None:
     node_capacity = choose_capacity(make_node(), make_config(reserve=reserve), HARDWARE, None)
-    assert (node_capacity.rate_bps, node_capacity.warnings) == (rate_bps, warnings)
+    assert node_capacity.rate_bps == rate_bps
+    assert node_capacity.warnings == warnings
     assert ("are reserved" in node_capacity.explanation) == (rate_bps is not None)
 
 
 def test_noise_in_measured_throughput_does_not_change_the_capacity() -> None:
-    peak = None
-    for throughput in (9.412e9, 9.39e9, 9.499e9, 9.31e9):
-        peak = update_peak_bps(peak, throughput)
-    assert (peak, update_peak_bps(peak, 9.55e9)) == (9_400_000_000, 9_500_000_000)
-
-
-def node_of_type(type_: str) -> OwnNode:
-    return make_node(None, **{"node.kubernetes.io_instance-type": type_})
+    peak_bps = None
+    for throughput_bps in (9.412e9, 9.39e9, 9.499e9, 9.31e9):
+        peak_bps = update_peak_bps(peak_bps, throughput_bps)
+    assert peak_bps == 9_400_000_000
+    assert update_peak_bps(peak_bps, 9.55e9) == 9_500_000_000
 
 
 @pytest.mark.parametrize(
-    ("type_", "gigabits", "source"),
+    ("instance_type", "rate_gbps", "source"),
     [
         # Burstable types count with their baseline.
         ("t3.medium", 0.256, "Amazon EC2 t3.medium"),
@@ -107,26 +105,29 @@ def node_of_type(type_: str) -> OwnNode:
         ("Standard_D64as_v5", 32, ", 2026-03-10)"),
     ],
 )
-def test_a_type_in_the_table_has_a_capacity_with_date_and_source(type_: str, gigabits: float, source: str) -> None:
-    node_capacity = choose_capacity(node_of_type(type_), make_config(), UNKNOWN, None)
-    assert (node_capacity.rate_bps, node_capacity.source) == (gigabits * G, "instance-type")
+def test_a_type_in_the_table_has_a_capacity_with_date_and_source(
+    instance_type: str, rate_gbps: float, source: str
+) -> None:
+    node_capacity = choose_capacity(make_node({TYPE_LABEL: instance_type}), make_config(), UNKNOWN, None)
+    assert node_capacity.rate_bps == rate_gbps * G
+    assert node_capacity.source == "instance-type"
     assert source in node_capacity.explanation
 
 
-@pytest.mark.parametrize("type_", ["n2-custom-8-32768", "n2-standard-7", "n2--8", "-*-8", "a-b-c-d-e", "k3s"])
-def test_an_unknown_type_has_no_capacity_and_is_named(type_: str) -> None:
-    for node_, firmware in ((node_of_type(type_), ""), (make_node(), type_)):
-        node_capacity = choose_capacity(node_, make_config(), UNKNOWN, None, firmware)
+@pytest.mark.parametrize("instance_type", ["n2-custom-8-32768", "n2-standard-7", "n2--8", "-*-8", "a-b-c-d-e", "k3s"])
+def test_an_unknown_type_has_no_capacity_and_is_named(instance_type: str) -> None:
+    for node, firmware_type in ((make_node({TYPE_LABEL: instance_type}), ""), (make_node(), instance_type)):
+        node_capacity = choose_capacity(node, make_config(), UNKNOWN, None, firmware_type)
         assert node_capacity.source == "unknown"
-        assert f"{type_} is not in the table" in node_capacity.explanation
+        assert f"{instance_type} is not in the table" in node_capacity.explanation
 
 
 def test_firmware_names_the_instance_type_of_amazons_virtual_machines() -> None:
-    for vendor, product, hypervisor, type_ in (
+    for vendor, product, hypervisor_evidence, instance_type in (
         ("Amazon EC2", "m5.large", "the processor says so", "m5.large"),
         ("Amazon EC2", "m5.metal", "", ""),
         ("Amazon EC2", "HVM domU", "Xen", ""),
         ("Google", "Google Compute Engine", "the processor says so", ""),
     ):
-        machine = Machine(vendor=vendor, product=product, hypervisor_evidence=hypervisor)
-        assert find_firmware_instance_type(machine) == type_
+        machine = Machine(vendor=vendor, product=product, hypervisor_evidence=hypervisor_evidence)
+        assert find_firmware_instance_type(machine) == instance_type

@@ -13,6 +13,7 @@ from agent.probing.plan_source import PlanSource
 from tests.unit.agent.probing import PEERS, make_measurement, make_outcome, make_plan
 
 PAIR = {"origin_zone": "z1", "destination_zone": "z2", "origin_region": "r1", "destination_region": "r1"}
+LATENCY = "netaware_probe_latency_seconds"
 PERCENTILES = {"p50_us": 400.0, "p90_us": 600.0, "p99_us": 900.0}
 
 
@@ -26,15 +27,14 @@ def make_metrics(plan_source: PlanSource | None = None) -> tuple[ProbeMetrics, C
 
 def test_latency_comes_from_the_newest_run_and_failures_are_counted() -> None:
     metrics, registry = make_metrics()
-    latency = "netaware_probe_latency_seconds"
     metrics.add_outcome(make_outcome(PEERS[0], make_measurement(**PERCENTILES, transactions=20)))
-    assert registry.get_sample_value(latency, {**PAIR, "quantile": "0.99"}) is None, "too few for a p99"
+    assert registry.get_sample_value(LATENCY, {**PAIR, "quantile": "0.99"}) is None, "too few for a p99"
     metrics.add_outcome(make_outcome(PEERS[0], make_measurement(**PERCENTILES)))
     metrics.add_outcome(make_outcome(PEERS[0], make_measurement(9e5), pair_index=1))  # an additional node pair
     for _ in range(2):
         metrics.add_outcome(make_outcome(PEERS[0], result="timeout"))
     for quantile, value in (("0.5", 400e-6), ("0.9", 600e-6), ("0.99", 900e-6)):
-        assert registry.get_sample_value(latency, {**PAIR, "quantile": quantile}) == value
+        assert registry.get_sample_value(LATENCY, {**PAIR, "quantile": quantile}) == value
     assert registry.get_sample_value("netaware_probe_sample_timestamp_seconds", PAIR) == 1000
     assert registry.get_sample_value("netaware_probe_sample_trusted", PAIR) == 1
     for result in ("timeout", "ok"):
@@ -62,9 +62,9 @@ def test_series_disappear_with_their_pair_also_after_late_outcomes() -> None:
         metrics.add_outcome(make_outcome(peer, make_measurement(**PERCENTILES)))
     plan_source.set_plan(make_plan(PEERS[1]))
     metrics.add_outcome(make_outcome(PEERS[0], make_measurement(**PERCENTILES)))
-    text = generate_latest(registry).decode()
-    assert 'destination_zone="z2"' not in text
-    assert 'destination_zone="z3"' in text
+    exposition = generate_latest(registry).decode()
+    assert 'destination_zone="z2"' not in exposition
+    assert 'destination_zone="z3"' in exposition
     plan_source.set_plan(None)
     assert "destination_zone" not in generate_latest(registry).decode()
 
@@ -82,21 +82,19 @@ def test_datagrams_give_jitter_loss_and_the_percentiles_that_they_support(
     assert outcome.sample is not None
     sample = msgspec.structs.replace(outcome.sample, datagrams=datagrams, cost_source="datagrams")
     metrics.add_outcome(msgspec.structs.replace(outcome, sample=sample))
-    latency = "netaware_probe_latency_seconds"
     assert registry.get_sample_value("netaware_probe_jitter_seconds", PAIR) == 30e-6
     assert registry.get_sample_value("netaware_probe_datagram_loss_ratio", PAIR) == 0.02
-    assert registry.get_sample_value(latency, {**PAIR, "quantile": "0.9"}) == 500e-6
-    assert registry.get_sample_value(latency, {**PAIR, "quantile": "0.99"}) == p99_s
+    assert registry.get_sample_value(LATENCY, {**PAIR, "quantile": "0.9"}) == 500e-6
+    assert registry.get_sample_value(LATENCY, {**PAIR, "quantile": "0.99"}) == p99_s
 
 
 def test_retransmissions_are_no_lost_datagrams() -> None:
     metrics, registry = make_metrics()
-    for run, expected in (
+    for measurement, datagram_loss_ratio in (
         (make_measurement(**PERCENTILES, loss_ratio=0.1, retransmits=10), None),
         (make_measurement(**PERCENTILES, loss_ratio=0.2, prober="datagrams"), 0.2),
         (make_measurement(**PERCENTILES, loss_ratio=0.3, test="UDP_RR"), 0.3),
     ):
-        outcome = make_outcome(PEERS[0], run)
-        metrics.add_outcome(msgspec.structs.replace(outcome, test="TCP_RR"))
-        assert registry.get_sample_value("netaware_probe_loss_ratio", PAIR) == run.loss_ratio
-        assert registry.get_sample_value("netaware_probe_datagram_loss_ratio", PAIR) == expected
+        metrics.add_outcome(make_outcome(PEERS[0], measurement))
+        assert registry.get_sample_value("netaware_probe_loss_ratio", PAIR) == measurement.loss_ratio
+        assert registry.get_sample_value("netaware_probe_datagram_loss_ratio", PAIR) == datagram_loss_ratio

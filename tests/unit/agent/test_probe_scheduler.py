@@ -171,35 +171,23 @@ async def test_datagrams_give_the_cost_if_they_are_enough_and_agree_with_netperf
     assert set(background.pauses) == {True, False}
 
 
-async def test_a_failed_run_gives_the_datagrams_sample() -> None:
-    background, prober = SimulatedBackground(make_datagrams_measurement(500.0), answers=100), SimulatedProber()
-    prober.failure = ProbeFailedError("reset")
-    async with running_scheduler(prober, background) as (plan_source, outcomes):
-        plan_source.set_plan(make_plan(PEERS[0]))
-        await asyncio.sleep(2 * ROUND_S)
-
-    outcome = outcomes[-1]
-    assert outcome.result == "reset"
-    assert outcome.failure is None
-    assert outcome.has_round_trip
-    assert outcome.sample is not None
-    assert outcome.sample.run_failure == "reset"
-    assert outcome.sample.measurement.prober == "datagrams"
-    assert outcome.sample.measurement.test == "TCP_RR", "the test that the probe asks for"
-
-
-async def test_failed_runs_are_counted_until_one_succeeds_and_are_persistent_from_the_third() -> None:
+async def test_failed_runs_give_the_datagrams_sample_and_are_counted_until_one_succeeds() -> None:
     background, prober = SimulatedBackground(make_datagrams_measurement(500.0), answers=100), SimulatedProber()
     reset = ProbeFailedError("reset")
     async with running_scheduler(prober, background) as (plan_source, outcomes):
         plan_source.set_plan(make_plan(PEERS[0]))
-        for failure in (reset, reset, reset, None, reset):
-            prober.failure = failure
+        for prober.failure in (reset, reset, reset, None, reset):
             await asyncio.sleep(ROUND_S)
 
+    assert [outcome.result for outcome in outcomes] == ["reset", "reset", "reset", "ok", "reset"]
+    assert {outcome.failure for outcome in outcomes} == {None}
+    assert {outcome.has_round_trip for outcome in outcomes} == {True}
     samples = [outcome.sample for outcome in outcomes if outcome.sample is not None]
     assert [sample.failed_runs for sample in samples] == [1, 2, 3, 0, 1]
     assert [sample.has_persistent_failure for sample in samples] == [False, False, True, False, False]
+    assert samples[0].run_failure == "reset"
+    assert samples[0].measurement.prober == "datagrams"
+    assert samples[0].measurement.test == "TCP_RR", "the test that the probe asks for"
 
 
 async def test_without_netperf_datagrams_alone_measure_each_pair_once_a_round() -> None:

@@ -12,8 +12,13 @@ from netperf.sample import Sample
 from tests.unit.agent.probing import ORIGIN, PEERS, make_measurement
 
 
+def make_sample(quality_flags: tuple[QualityFlag, ...] = (), **fields: Any) -> Sample:
+    measurement, destination = make_measurement(**fields), PEERS[0].location
+    return Sample(origin=ORIGIN.location, destination=destination, measurement=measurement, quality_flags=quality_flags)
+
+
 @pytest.mark.parametrize(
-    ("before", "changes", "expected"),
+    ("before", "changes", "is_expected"),
     [
         ({}, {}, True),
         ({}, {"p50_us": 2050.0}, True),
@@ -29,12 +34,6 @@ from tests.unit.agent.probing import ORIGIN, PEERS, make_measurement
         ({}, {"quality_flags": ("throttled",)}, False),
     ],
 )
-def test_samples_are_equivalent_up_to_noise(before: dict[str, Any], changes: dict[str, Any], expected: bool) -> None:
-    usual = {"p50_us": 2000.0, "p90_us": 2500.0, "p99_us": 4000.0, **before}
-
-    def make_sample(quality_flags: tuple[QualityFlag, ...] = (), **fields: Any) -> Sample:
-        measurement = make_measurement(**(usual | fields))
-        origin, destination = ORIGIN.location, PEERS[0].location
-        return Sample(origin=origin, destination=destination, measurement=measurement, quality_flags=quality_flags)
-
-    assert is_equivalent(make_sample(**changes), make_sample()) == expected
+def test_samples_are_equivalent_up_to_noise(before: dict[str, Any], changes: dict[str, Any], is_expected: bool) -> None:
+    fields = {"p50_us": 2000.0, "p90_us": 2500.0, "p99_us": 4000.0, **before}
+    assert is_equivalent(make_sample(**(fields | changes)), make_sample(**fields)) == is_expected
