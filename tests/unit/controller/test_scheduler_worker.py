@@ -38,7 +38,7 @@ class FakeStore:
             handler(key, old, item)
 
 
-class WatchedCluster:
+class ObservedCluster:
     """Stores of nodes and pods, and a node cache that follows them."""
 
     def __init__(self, node_count: int) -> None:
@@ -57,7 +57,7 @@ class WatchedCluster:
 
 
 @asynccontextmanager
-async def run_process(cluster: WatchedCluster) -> AsyncIterator[PlanningProcess]:
+async def run_process(cluster: ObservedCluster) -> AsyncIterator[PlanningProcess]:
     planner = PlanningProcess(cluster.node_cache, time_limit_s=60.0)
     planner.subscribe_to(cluster.nodes, cluster.pods)  # type: ignore[arg-type]
     try:
@@ -77,7 +77,7 @@ def assert_same_targets(plan: Plan, other: Plan) -> None:
 
 
 async def test_the_process_plans_like_the_planner_and_follows_the_cluster() -> None:
-    cluster = WatchedCluster(600)
+    cluster = ObservedCluster(600)
     async with run_process(cluster) as planner:
         snapshot = cluster.make_snapshot(450)
         assert_same_targets(await planner.plan(snapshot), plan_group(snapshot))
@@ -96,7 +96,7 @@ async def test_the_process_plans_like_the_planner_and_follows_the_cluster() -> N
 
 
 async def test_after_a_plan_beyond_its_deadline_the_next_plan_is_made() -> None:
-    cluster = WatchedCluster(3)
+    cluster = ObservedCluster(3)
     async with run_process(cluster) as planner:
         await planner.plan(cluster.make_snapshot(1))
         stopped_pid = read_pid(planner)
@@ -112,7 +112,7 @@ async def test_after_a_plan_beyond_its_deadline_the_next_plan_is_made() -> None:
 
 
 async def test_a_process_that_ends_fails_only_its_current_plan() -> None:
-    cluster = WatchedCluster(3)
+    cluster = ObservedCluster(3)
     async with run_process(cluster) as planner:
         await planner.plan(cluster.make_snapshot(1))
         os.kill(read_pid(planner), signal.SIGSTOP)
@@ -125,7 +125,7 @@ async def test_a_process_that_ends_fails_only_its_current_plan() -> None:
 
 
 async def test_a_failure_of_the_planner_is_reported_and_the_process_goes_on() -> None:
-    cluster = WatchedCluster(3)
+    cluster = ObservedCluster(3)
     async with run_process(cluster) as planner:
         broken = msgspec.structs.replace(cluster.make_snapshot(1), replicas={"w0": "many"})
         with pytest.raises(PlanningError, match="the planner failed: TypeError"):
