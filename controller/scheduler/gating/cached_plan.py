@@ -64,7 +64,7 @@ def check_plan(
     *,
     preemptible: Mapping[str, Amounts] = {},
 ) -> PlanCheck:
-    """Compare the plan of a group with its pods and the reservations.
+    """Check whether the plan of a group is still valid, by the group's pods and all reservations.
 
     ``outgoing`` is node -> requests of the group's pods that a rollout is about to replace; ``preemptible`` is node -> requests of pods
     that the scheduler may evict for pods of the group.
@@ -76,7 +76,7 @@ def check_plan(
         pods_by_node.setdefault(node, []).append(pod)
     awaiting_rollout: set[str] = set()
     for node, node_pods in pods_by_node.items():
-        requests = {name: -value for name, value in preemptible.get(node, {}).items()}
+        requests = {name: -value for name, value in preemptible.get(node, {}).items()}  # They count as gone.
         for pod in node_pods:
             add_amounts(requests, reservations.requests_with_ports_of(pod))
         if not reservations.fits(group, node, requests, released_only=True):
@@ -89,7 +89,7 @@ def check_plan(
 def _excess_keys(
     node: str, pods: Sequence[Pod], group: str, reservations: ReservationCache, preemptible: Amounts
 ) -> Iterator[str]:
-    """Keys of gated pods that do not fit on a node now. Released pods have precedence, then older pods."""
+    """Keys of gated pods for which a node has no capacity left. Released pods get the capacity first, then older pods."""
     fitting_requests = {name: -value for name, value in preemptible.items()}
     for pod in sorted(pods, key=lambda p: (p.is_gated, *age_order(p))):
         requests = reservations.requests_with_ports_of(pod)

@@ -52,8 +52,8 @@ MIN_BACKOFF_S, MAX_BACKOFF_S = 30.0, 600.0
 REPLICA_S, DEPENDENCY_S = 2.5e-3, 3e-5
 """Estimated time of a plan per replica and per dependency, seconds."""
 AGING_RATIO = 0.01
-"""Priority that a group gains for each second in the queue, in seconds of planner time, so that smaller groups of its namespace delay a
-large group for a bounded time."""
+"""A group in the queue counts as smaller by this many seconds of planner time for each second that it waits. So smaller groups of its
+namespace delay a large group for a bounded time."""
 MAX_NAMES_SHOWN = 3
 """Unplaced pods that the condition Planned names."""
 PODS_PER_STEP = 1000

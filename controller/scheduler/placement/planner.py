@@ -140,7 +140,7 @@ class _GroupPlanner:
         )
 
     def _record_pods(self) -> list[WaitingReplica]:
-        """The replicas to place. Records all other pods: on the way it fills the attributes above, except for pods with other gates."""
+        """The replicas to place. Records all other pods in the attributes above; leaves out pods with gates of other owners."""
         snapshot, waiting = self._snapshot, list[WaitingReplica]()
         current_pods: Counter[int] = Counter()
         workload_of = {selector: i for i, selector in enumerate(self._graph.selectors)}
