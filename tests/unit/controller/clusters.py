@@ -16,6 +16,7 @@ from tests.support.bodies import make_weight_body
 
 Json = dict[str, Any]
 Style = Literal["time", "parity", "spread"]
+STYLES: tuple[Style, ...] = ("time", "parity", "spread")
 """``time`` and ``parity`` are objectives without spread; ``spread`` is soft or zone, with Services of each kind."""
 
 ZONE, REGION, HOSTNAME = "topology.kubernetes.io/zone", "topology.kubernetes.io/region", "kubernetes.io/hostname"
@@ -29,56 +30,60 @@ TAINTS = (
 )
 SIZES = ((2, 4), (4, 8), (8, 16), (8, 64), (16, 32))
 PORT = 9100
+EFFECTS = ("NoSchedule", "NoExecute")
 
 
 def choose_style(seed: int) -> Style:
     """The style of a cluster; styles alternate."""
-    styles: tuple[Style, ...] = ("time", "parity", "spread")
-    return styles[seed % 3]
+    return STYLES[seed % len(STYLES)]
 
 
 def draw_objects(seed: int) -> list[Json]:
     """The objects of a cluster."""
-    return _Cluster(random.Random(seed), choose_style(seed)).objects()
+    return _ClusterGenerator(random.Random(seed), choose_style(seed)).list_objects()
 
 
-def _object(kind: str, name: str, spec: Json, *, namespace: str = "", version: str = "v1", **more: Any) -> Json:
+def _make_object(kind: str, name: str, spec: Json, *, namespace: str = "", version: str = "v1", **more: Any) -> Json:
     meta = {"name": name, **({"namespace": namespace} if namespace else {}), **more.pop("metadata", {})}
     return {"apiVersion": version, "kind": kind, "metadata": meta, "spec": spec, **more}
 
 
-def _required(**terms: Any) -> Json:
+def _make_required(**terms: Any) -> Json:
     return {"requiredDuringSchedulingIgnoredDuringExecution": terms.get("terms", terms)}
 
 
-def _expression(key: str, *values: str, operator: str = "In") -> Json:
+def _make_expression(key: str, *values: str, operator: str = "In") -> Json:
     return {"key": key, "operator": operator, "values": list(values)}
 
 
-class _Cluster:
+class _ClusterGenerator:
+    """Draws a cluster's nodes, and a group's workloads with their pods, volumes and Services."""
+
     def __init__(self, rng: random.Random, style: Style) -> None:
         self.rng, self.style = rng, style
         self.zones = [f"z{i}" for i in range(rng.choice((2, 3, 3, 4)))]
-        self.regions = {zone: "r2" if i > 1 and rng.random() < 0.4 else "r1" for i, zone in enumerate(self.zones)}
-        self.nodes = [self._node(i) for i in range(rng.randint(4, 12))]
+        regions = ["r2" if i > 1 and rng.random() < 0.4 else "r1" for i in range(len(self.zones))]
+        self.region_by_zone = dict(zip(self.zones, regions, strict=True))
+        self.nodes = [self._draw_node(i) for i in range(rng.randint(4, 12))]
         self.workloads = [f"w{i}" for i in range(rng.randint(3, 6))]
         self.volumes_and_claims: list[Json] = []
-        self.templates = {workload: self._template(workload) for workload in self.workloads}
-        self.pods = [pod for workload in self.workloads for pod in self._pods_of(workload)]
-        self.pods += self._foreign_pods()
+        self.templates = {workload: self._draw_template(workload) for workload in self.workloads}
+        self.pods = [pod for workload in self.workloads for pod in self._draw_pods(workload)]
+        self.pods += self._draw_foreign_pods()
 
-    def objects(self) -> list[Json]:
-        services = [s for w in self.workloads if (s := self._service(w)) is not None]
-        objects = [*self.nodes, *self.pods, *self.volumes_and_claims, *services, self._group(), self._topology()]
+    def list_objects(self) -> list[Json]:
+        services = [service for workload in self.workloads for service in self._draw_services(workload)]
+        objects = self.nodes + self.pods + self.volumes_and_claims + services
+        objects += [self._draw_group(), self._draw_topology()]
         self.rng.shuffle(objects)
         return objects
 
-    def _node(self, number: int) -> Json:
+    def _draw_node(self, number: int) -> Json:
         rng = self.rng
         name, zone = f"node-{number}", self.zones[number % len(self.zones)]
         cpu, memory = rng.choice(SIZES)
-        labels = {ZONE: zone, REGION: self.regions[zone], HOSTNAME: name, "pool": rng.choice(("web", "web", "db"))}
-        labels["generation"] = str(rng.randint(1, 9))
+        labels = {ZONE: zone, REGION: self.region_by_zone[zone], HOSTNAME: name}
+        labels |= {"pool": rng.choice(("web", "web", "db")), "generation": str(rng.randint(1, 9))}
         allocatable = {
             "cpu": rng.choice((str(cpu), f"{cpu * 1000 - 80}m")),
             "memory": f"{memory}Gi",
@@ -97,15 +102,14 @@ class _Cluster:
             taints = [*taints, {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]
         elif number and rng.random() < 0.06:
             ready, state = (("Unknown", "unreachable"), ("False", "not-ready"))[number % 2]
-            effects = ("NoSchedule", "NoExecute")
-            taints = [*taints, *({"key": f"node.kubernetes.io/{state}", "effect": effect} for effect in effects)]
+            taints = [*taints, *({"key": f"node.kubernetes.io/{state}", "effect": effect} for effect in EFFECTS)]
         if taints:
             spec["taints"] = taints
         conditions = [{"type": "Ready", "status": ready, "reason": "KubeletReady"}]
         status = {"allocatable": allocatable, "capacity": dict(allocatable), "conditions": conditions}
-        return _object("Node", name, spec, metadata={"labels": labels}, status=status)
+        return _make_object("Node", name, spec, metadata={"labels": labels}, status=status)
 
-    def _template(self, workload: str) -> Json:
+    def _draw_template(self, workload: str) -> Json:
         """The pod spec of a workload."""
         rng, spec = self.rng, dict[str, Any]()
         requests = {
@@ -142,18 +146,18 @@ class _Cluster:
         elif draw < 0.35:
             required = rng.choice(
                 (
-                    _expression("pool", "db", operator="NotIn"),
-                    _expression(ZONE, *self.zones[:2]),
-                    _expression("generation", "3", operator="Gt"),
+                    _make_expression("pool", "db", operator="NotIn"),
+                    _make_expression(ZONE, *self.zones[:2]),
+                    _make_expression("generation", "3", operator="Gt"),
                     {"key": "pool", "operator": "Exists"},
                 )
             )
             terms: list[Json] = [{"matchExpressions": [required]}]
             if rng.random() < 0.3:
-                terms.append({"matchFields": [_expression("metadata.name", "node-0")]})
-            wish = {"weight": 50, "preference": {"matchExpressions": [_expression("pool", "db")]}}
-            wishes = {"preferredDuringSchedulingIgnoredDuringExecution": [wish]}
-            spec["affinity"] = {"nodeAffinity": _required(nodeSelectorTerms=terms) | wishes}
+                terms.append({"matchFields": [_make_expression("metadata.name", "node-0")]})
+            preference = {"weight": 50, "preference": {"matchExpressions": [_make_expression("pool", "db")]}}
+            preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}
+            spec["affinity"] = {"nodeAffinity": _make_required(nodeSelectorTerms=terms) | preferred}
         lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
         spec["tolerations"] = [{"key": f"node.kubernetes.io/{state}", **lost} for state in ("not-ready", "unreachable")]
         if rng.random() < 0.35:
@@ -184,14 +188,14 @@ class _Cluster:
                 constraint["nodeTaintsPolicy"] = rng.choice(("Honor", "Ignore"))
             spec["topologySpreadConstraints"] = [constraint]
         elif draw < 0.4:
-            other = {"matchExpressions": [_expression("app", workload, rng.choice(self.workloads))]}
+            other = {"matchExpressions": [_make_expression("app", workload, rng.choice(self.workloads))]}
             term = {"topologyKey": HOSTNAME, "labelSelector": rng.choice((own_pods, own_pods, other))}
-            spec.setdefault("affinity", {})["podAntiAffinity"] = _required(terms=[term])
+            spec.setdefault("affinity", {})["podAntiAffinity"] = _make_required(terms=[term])
         elif draw < 0.5 and workload != "w0":
             term = {"topologyKey": ZONE, "labelSelector": {"matchLabels": {"app": "w0"}}}
-            spec.setdefault("affinity", {})["podAffinity"] = _required(terms=[term])
+            spec.setdefault("affinity", {})["podAffinity"] = _make_required(terms=[term])
 
-    def _pods_of(self, workload: str) -> list[Json]:
+    def _draw_pods(self, workload: str) -> list[Json]:
         """Pending replicas, and some that are bound, finished or terminating."""
         rng, pods = self.rng, []
         has_claims = rng.random() < 0.2
@@ -201,19 +205,19 @@ class _Cluster:
             if is_rollout and i and "topologySpreadConstraints" not in spec:
                 spec.pop("nodeSelector", None)
                 spec["containers"][0]["resources"]["requests"]["cpu"] = "750m"
-            pod = self._pod(f"{workload}-{i}", workload, spec)
+            pod = self._make_pod(f"{workload}-{i}", workload, spec)
             if has_claims:
                 self._add_claim(pod)
             pods.append(pod)
         for i in range(rng.choice((0, 0, 0, 1, 2))):
-            node = self._ready_node_name()
+            node = self._choose_ready_node()
             spec = json.loads(json.dumps(self.templates[workload]))
             spec.pop("affinity", None)
-            pods.append(self._pod(f"{workload}-old-{i}", workload, spec, node=node))
+            pods.append(self._make_pod(f"{workload}-old-{i}", workload, spec, node=node))
         for state in ("finished", "terminating"):
             if rng.random() < 0.1:
-                node = self._ready_node_name()
-                pod = self._pod(f"{workload}-{state}", workload, self.templates[workload], node=node)
+                node = self._choose_ready_node()
+                pod = self._make_pod(f"{workload}-{state}", workload, self.templates[workload], node=node)
                 if state == "finished":
                     pod["status"]["phase"] = "Succeeded"
                 else:
@@ -221,12 +225,12 @@ class _Cluster:
                 pods.append(pod)
         return pods
 
-    def _pod(self, name: str, workload: str, spec: Json, node: str = "", *, in_group: bool = True) -> Json:
+    def _make_pod(self, name: str, workload: str, spec: Json, node: str = "", *, in_group: bool = True) -> Json:
         labels = {"app": workload, "pod-template-hash": "6d4"}
         if in_group:
             labels |= {GROUP: "shop", f"{GROUP}.workload": workload}
         body = {"schedulerName": "network-aware-scheduler", "restartPolicy": "Always", "priority": 0, **spec}
-        status: Json = {"phase": "Running" if node else "Pending", "qosClass": "Burstable"}
+        status: Json = {"phase": "Running" if node else "Pending"}
         if node:
             body["nodeName"] = node
         else:
@@ -235,10 +239,9 @@ class _Cluster:
         owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": f"{workload}-6d4", "uid": f"u-{workload}"}
         meta: Json = {"uid": f"u-{name}", "resourceVersion": "7", "creationTimestamp": CREATED, "labels": labels}
         meta["ownerReferences"] = [{**owner, "controller": True}]
-        return _object("Pod", name, body, namespace="default", metadata=meta, status=status)
+        return _make_object("Pod", name, body, namespace="default", metadata=meta, status=status)
 
-    def _ready_node_name(self) -> str:
-        """The name of a ready node."""
+    def _choose_ready_node(self) -> str:
         ready = [node for node in self.nodes if node["status"]["conditions"][0]["status"] == "True"]
         return str(self.rng.choice(ready)["metadata"]["name"])
 
@@ -253,16 +256,17 @@ class _Cluster:
         draw = rng.random()
         if draw < 0.6:
             key = ZONE if draw < 0.4 else HOSTNAME
-            terms = [{"matchExpressions": [_expression(key, node["labels"][key])]}]
+            terms = [{"matchExpressions": [_make_expression(key, node["labels"][key])]}]
             spec["nodeAffinity"] = {"required": {"nodeSelectorTerms": terms}}
         elif draw < 0.8:
             labels = {ZONE: node["labels"][ZONE]}
-        self.volumes_and_claims.append(_object("PersistentVolume", f"pv-{name}", spec, metadata={"labels": labels}))
+        volume = _make_object("PersistentVolume", f"pv-{name}", spec, metadata={"labels": labels})
+        self.volumes_and_claims.append(volume)
         if rng.random() < 0.7:
             bound = {"volumeName": f"pv-{name}"}
-            self.volumes_and_claims.append(_object("PersistentVolumeClaim", name, bound, namespace="default"))
+            self.volumes_and_claims.append(_make_object("PersistentVolumeClaim", name, bound, namespace="default"))
 
-    def _foreign_pods(self) -> list[Json]:
+    def _draw_foreign_pods(self) -> list[Json]:
         """Bound pods outside the group, and a pending DaemonSet pod."""
         rng, pods = self.rng, []
         for i in range(rng.randint(0, 5)):
@@ -274,60 +278,58 @@ class _Cluster:
                 spec["containers"][0]["ports"] = [port]
             elif draw < 0.4:
                 term = {"topologyKey": HOSTNAME, "labelSelector": {"matchLabels": {"app": rng.choice(self.workloads)}}}
-                spec["affinity"] = {"podAntiAffinity": _required(terms=[term])}
-            pods.append(self._pod(f"other-{i}", "other", spec, node=self._ready_node_name(), in_group=False))
+                spec["affinity"] = {"podAntiAffinity": _make_required(terms=[term])}
+            pods.append(self._make_pod(f"other-{i}", "other", spec, node=self._choose_ready_node(), in_group=False))
             if 0.4 <= draw < 0.5:
                 actual = {"cpu": "1500m"}
                 resized = {"name": "c", "allocatedResources": actual, "resources": {"requests": actual}}
                 pods[-1]["status"]["containerStatuses"] = [resized]
         if rng.random() < 0.3:
-            field = _expression("metadata.name", self.nodes[0]["metadata"]["name"])
-            affinity = {"nodeAffinity": _required(nodeSelectorTerms=[{"matchFields": [field]}])}
+            field = _make_expression("metadata.name", self.nodes[0]["metadata"]["name"])
+            affinity = {"nodeAffinity": _make_required(nodeSelectorTerms=[{"matchFields": [field]}])}
             spec = {"containers": [{"name": "c", "resources": {"requests": {"cpu": "300m"}}}], "affinity": affinity}
-            daemon = self._pod("daemon", "daemon", spec, in_group=False)
+            daemon = self._make_pod("daemon", "daemon", spec, in_group=False)
             del daemon["spec"]["schedulingGates"]
             pods.append(daemon)
         return pods
 
-    def _group(self) -> Json:
+    def _draw_group(self) -> Json:
         rng = self.rng
-        pairs = [(rng.randrange(j), j) for j in range(1, len(self.workloads))]
-        pairs += [(i, j) for j in range(len(self.workloads)) for i in range(j) if rng.random() < 0.2]
-        self.pairs = list(dict.fromkeys(pairs))
+        drawn_pairs = [(rng.randrange(j), j) for j in range(1, len(self.workloads))]
+        drawn_pairs += [(i, j) for j in range(len(self.workloads)) for i in range(j) if rng.random() < 0.2]
+        pairs = list(dict.fromkeys(drawn_pairs))
         references = [
             {"kind": "Deployment", "apiVersion": "apps/v1", "namespace": "default", "name": w, "selector": w}
             for w in self.workloads
         ]
-        items = []
+        workloads = []
         for i, reference in enumerate(references):
-            callees = [references[j] for a, j in self.pairs if a == i]
+            callees = [references[callee] for caller, callee in pairs if caller == i]
             dependencies = [{"workload": callee, "maxNetworkCost": rng.choice((3, 6, 12, 30))} for callee in callees]
-            items.append({"workload": reference, "dependencies": dependencies})
+            workloads.append({"workload": reference, "dependencies": dependencies})
         spread = rng.choice(("soft", "zone")) if self.style == "spread" else "none"
         objective = "parity" if self.style == "parity" else "time"
         annotations = {"netaware.io/spread": spread, "netaware.io/objective": objective}
         if rng.random() < 0.5:
             weights: dict[str, dict[str, float]] = {}
-            for a, b in self.pairs:
-                weights.setdefault(self.workloads[a], {})[self.workloads[b]] = float(rng.randint(1, 9))
+            for caller, callee in pairs:
+                weights.setdefault(self.workloads[caller], {})[self.workloads[callee]] = float(rng.randint(1, 9))
             annotations["netaware.io/weights"] = json.dumps(weights)
-        spec = {"numMembers": 9, "topologySortingAlgorithm": "KahnSort", "workloads": items}
-        group_metadata = {"annotations": annotations}
-        return _object(
-            "AppGroup", "shop", spec, namespace="default", version=f"{GROUP}/v1alpha1", metadata=group_metadata
-        )
+        spec = {"numMembers": 9, "topologySortingAlgorithm": "KahnSort", "workloads": workloads}
+        version, metadata = f"{GROUP}/v1alpha1", {"annotations": annotations}
+        return _make_object("AppGroup", "shop", spec, namespace="default", version=version, metadata=metadata)
 
-    def _service(self, workload: str) -> Json | None:
+    def _draw_services(self, workload: str) -> list[Json]:
+        """One Service of a workload, or none."""
         rng = self.rng
         if rng.random() < 0.2:
-            return None
-        spec: Json = {"selector": {"app": workload}, "clusterIP": "10.96.0.7", "type": "ClusterIP"}
-        spec["ports"] = [{"port": 80}]
+            return []
+        spec: Json = {"selector": {"app": workload}, "clusterIP": "10.96.0.7"}
         if self.style == "spread" and rng.random() < 0.6:
             spec["trafficDistribution"] = rng.choice(("PreferClose", "PreferSameZone", "PreferSameNode"))
-        return _object("Service", workload, spec, namespace="default")
+        return [_make_object("Service", workload, spec, namespace="default")]
 
-    def _topology(self) -> Json:
+    def _draw_topology(self) -> Json:
         """Costs between zones of a region and between regions, some unknown, and sometimes latencies."""
         rng = self.rng
 
@@ -335,11 +337,13 @@ class _Cluster:
             pairs = ((a, b) for a in places for b in places if a != b and rng.random() < 0.95)
             return {pair: rng.choice((2, 4, 7, 15)) * factor for pair in pairs}
 
-        zones, regions = costs(self.zones, 1), costs(sorted(set(self.regions.values())), 3)
+        zones, regions = costs(self.zones, 1), costs(sorted(set(self.region_by_zone.values())), 3)
         metadata = {}
         if rng.random() < 0.5:
             table = [[None if a == b else rng.choice((300, 450, 900, 1900)) for b in self.zones] for a in self.zones]
             metadata["annotations"] = {"netaware.io/latency-us": json.dumps({"zones": self.zones, "us": table})}
         spec = {"configmapName": "netperf-metrics", "weights": [make_weight_body(zones, regions, "NetperfCosts")]}
         version = "networktopology.diktyo.x-k8s.io/v1alpha1"
-        return _object("NetworkTopology", "nt-default", spec, namespace="default", version=version, metadata=metadata)
+        return _make_object(
+            "NetworkTopology", "nt-default", spec, namespace="default", version=version, metadata=metadata
+        )

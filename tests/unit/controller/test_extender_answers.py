@@ -1,4 +1,4 @@
-"""The extender's answers to filter and prioritize over HTTP."""
+"""The extender's answers to filter, prioritize and preempt over HTTP."""
 
 from __future__ import annotations
 
@@ -45,6 +45,20 @@ FOREIGN_PODS: dict[str, dict[str, Any]] = {
 async def service() -> AsyncIterator[ExtenderService]:
     async with serve_extender() as service:
         yield service
+
+
+def make_victims(**uids_by_node: list[str]) -> dict[str, Any]:
+    """Nodes with the UIDs of their victims, as kube-scheduler writes them."""
+    return {
+        node: {"Pods": [{"UID": uid} for uid in uids], "NumPDBViolations": 1} for node, uids in uids_by_node.items()
+    }
+
+
+async def preempt(service: ExtenderService, candidates: dict[str, Any], pod: dict[str, Any]) -> dict[str, Any]:
+    """The candidates that remain, with their victims."""
+    status, answer = await service.post("preempt", {"Pod": pod, "NodeNameToMetaVictims": candidates})
+    assert status == 200, answer
+    return dict(answer["NodeNameToMetaVictims"])
 
 
 @pytest.mark.parametrize("pod", FOREIGN_PODS.values(), ids=FOREIGN_PODS)
@@ -154,3 +168,41 @@ async def test_allocatable_adds_its_weighted_score_for_our_pods_only() -> None:
         assert await service.read_scores(pod_without_group) == {"n1": 200, "n2": 132, "n3": 66, "n4": 0}
         assert await service.read_scores(POD, ["n1", "n2"]) == {"n1": 200 + 100, "n2": 0}
         assert await service.read_scores(FOREIGN_PODS["another scheduler"]) == dict.fromkeys(ALL_NODES, 0)
+
+
+async def test_preempt_keeps_the_nodes_that_filter_passes_without_the_victims(service: ExtenderService) -> None:
+    """The cost from z2 to P2 in z1 is above the limit, so filter would refuse nodes of z2 after the evictions."""
+    candidates = make_victims(n1=[], n2=["other"], n3=["other"], n4=[])
+    assert await preempt(service, candidates, POD) == {name: candidates[name] for name in ("n1", "n2")}
+
+
+@pytest.mark.parametrize(
+    ("target", "violations", "nodes"), [("n2", 0, {"n2"}), ("n2", 1, {"n1", "n2"}), ("n3", 0, {"n1", "n2"})]
+)
+async def test_preempt_keeps_only_the_planned_node_unless_another_violates_fewer_budgets(
+    target: str, violations: int, nodes: set[str], service: ExtenderService
+) -> None:
+    candidates = make_victims(n1=["x"], n2=["y"], n3=["z"])
+    candidates["n2"]["NumPDBViolations"] += violations
+    assert set(await preempt(service, candidates, make_planned_pod_body(target, ""))) == nodes
+
+
+async def test_victims_that_the_pod_depends_on_do_not_count(service: ExtenderService) -> None:
+    """Two pods of P2 in z2 and one in z1: P1 may run in z2, unless they would be evicted for it.
+
+    Each has replaced a pod of the same name and node while the watch was interrupted, as a StatefulSet's pods do.
+    """
+    for uid in ("a", "b"):
+        old, new = (make_pod("P2", "n3", name=uid, metadata={"uid": value}) for value in (f"old-{uid}", uid))
+        service.state.on_pod_change(f"default/{uid}", None, old)
+        service.state.on_pod_change(f"default/{uid}", old, new)
+    assert set(await preempt(service, make_victims(n1=[], n3=[], n4=[]), POD)) == {"n3", "n4"}
+    assert set(await preempt(service, make_victims(n3=["a"], n4=["a", "b"]), POD)) == {"n3"}
+
+
+@pytest.mark.parametrize("name", ["another scheduler", "no workload", "no group"])
+async def test_preempt_keeps_all_nodes_of_foreign_pods(name: str, service: ExtenderService) -> None:
+    candidates = make_victims(n3=["x"])
+    remaining = await preempt(service, {**candidates, "n4": None}, FOREIGN_PODS[name])
+    assert remaining.keys() == {"n3", "n4"}
+    assert remaining["n3"] == candidates["n3"]

@@ -47,6 +47,16 @@ from tests.unit.controller.situations import SITUATIONS
 
 LARGE_ANSWERS = ("status", "diagnose", "graph")
 """Commands whose answers would take ten seconds each as YAML."""
+COMMANDS = [
+    ("status", "-A"),
+    ("diagnose",),
+    ("diagnose", "pod", hostile_text("odd4", 4)),
+    ("graph", "-A"),
+    ("explain", "pod", hostile_text("odd0", 1)),
+    ("propose", "-n", hostile_text("ns", 3)),
+    ("propose", "-n", hostile_text("ns", 4), "--manifests"),
+    ("money",),
+]
 T = TypeVar("T")
 
 
@@ -69,7 +79,8 @@ def list_fixes(facts: Facts) -> Iterator[str]:
 
 def assert_pasting_is_safe(lines: Iterable[str], folder: Path) -> None:
     """Run all commands of these lines in a shell where kubectl does nothing, and assert that nothing else runs."""
-    assert not [line for line in lines if "$(touch" in line and "kubectl" not in line.partition("$(touch")[0]]
+    for line in lines:
+        assert "$(touch" not in line.partition("kubectl")[0], "a text stands before the command"
     commands = sorted(line[line.index("kubectl") :] for line in lines if "kubectl" in line)
     assert len(commands) > 10
     for name in ("kubectl", "grep", "sort", "tail"):
@@ -84,43 +95,11 @@ def assert_pasting_is_safe(lines: Iterable[str], folder: Path) -> None:
     assert not (folder / "pwned").exists()
 
 
-def test_commands_to_paste_never_run_text_of_objects(tmp_path: Path) -> None:
-    assert_pasting_is_safe(
-        {
-            line
-            for situation in SITUATIONS
-            for facts in make_hostile_copies(situation.facts)
-            for line in list_fixes(facts)
-        },
-        tmp_path,
-    )
-
-
-@pytest.mark.parametrize("name", [PAYLOAD, "-A", "--kubeconfig=x", "a b", "a,b", "", "a\nb", "x" * 300])
-def test_invalid_names_become_a_placeholder(name: str) -> None:
-    assert format_command("kubectl -n {} get pods {n}", name, n=[name, "web-1"]) == (
-        f"kubectl -n {NAME_PLACEHOLDER} get pods {NAME_PLACEHOLDER} web-1"
-    )
-    assert format_command("-p {}", {"a": "it's"}) == """-p '{"a":"it'"'"'s"}'"""
-
-
 def assert_harmless(output: str, output_format: str = "table") -> None:
     """Assert that output has no control characters, and no line that is a text's; YAML quotes texts of several lines."""
     assert {c for c in set(output) if not c.isprintable()} <= {"\n"}
     forged_lines = [line for line in output.split("\n") if line.strip().startswith((FORGED, "✓ nothing"))]
     assert output_format == "yaml" or forged_lines == []
-
-
-COMMANDS = [
-    ("status", "-A"),
-    ("diagnose",),
-    ("diagnose", "pod", hostile_text("odd4", 4)),
-    ("graph", "-A"),
-    ("explain", "pod", hostile_text("odd0", 1)),
-    ("propose", "-n", hostile_text("ns", 3)),
-    ("propose", "-n", hostile_text("ns", 4), "--manifests"),
-    ("money",),
-]
 
 
 async def print_harmless_answer(
@@ -160,6 +139,44 @@ def list_notes_and_messages(snapshot: ClusterSnapshot) -> Iterator[str]:
         yield from (condition.message for condition in status.conditions or ())
 
 
+class RefusingApiServer(BaseHTTPRequestHandler):
+    """Refuses each request with a Status that has all payloads."""
+
+    def do_GET(self) -> None:
+        body = json.dumps({"kind": "Status", "code": 403, "reason": "Forbidden", "message": "".join(PAYLOADS)})
+        self.send_response(403)
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *_: object) -> None: ...
+
+
+class QuietServer(ThreadingHTTPServer):
+    """A server that prints no errors, which would be in the command's output."""
+
+    def handle_error(self, *_: object) -> None: ...
+
+
+def test_commands_to_paste_never_run_text_of_objects(tmp_path: Path) -> None:
+    assert_pasting_is_safe(
+        {
+            line
+            for situation in SITUATIONS
+            for facts in make_hostile_copies(situation.facts)
+            for line in list_fixes(facts)
+        },
+        tmp_path,
+    )
+
+
+@pytest.mark.parametrize("name", [PAYLOAD, "-A", "--kubeconfig=x", "a b", "a,b", "", "a\nb", "x" * 300])
+def test_invalid_names_become_a_placeholder(name: str) -> None:
+    assert format_command("kubectl -n {} get pods {n}", name, n=[name, "web-1"]) == (
+        f"kubectl -n {NAME_PLACEHOLDER} get pods {NAME_PLACEHOLDER} web-1"
+    )
+    assert format_command("-p {}", {"a": "it's"}) == """-p '{"a":"it'"'"'s"}'"""
+
+
 async def test_ten_thousand_hostile_objects_reach_no_command_line_terminal_or_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,24 +194,6 @@ async def test_ten_thousand_hostile_objects_reach_no_command_line_terminal_or_pa
         assert_harmless(note)
         assert "\n" not in note
     assert_pasting_is_safe(fixes | {note[note.rindex("kubectl") :] for note in notes if "kubectl" in note}, tmp_path)
-
-
-class RefusingApiServer(BaseHTTPRequestHandler):
-    """Refuses each request with a Status that has all payloads."""
-
-    def do_GET(self) -> None:
-        body = json.dumps({"kind": "Status", "code": 403, "reason": "Forbidden", "message": "".join(PAYLOADS)})
-        self.send_response(403)
-        self.end_headers()
-        self.wfile.write(body.encode())
-
-    def log_message(self, *_: object) -> None: ...
-
-
-class QuietServer(ThreadingHTTPServer):
-    """A server that prints no errors, which would be in the command's output."""
-
-    def handle_error(self, *_: object) -> None: ...
 
 
 def test_an_error_of_the_api_server_is_one_printable_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
