@@ -99,8 +99,7 @@ class KeepAliveConnection:
         while header := self._stream.readline().strip().lower():
             if header.startswith(b"content-length:"):
                 length = int(header.split(b":")[1])
-        response: bytes = self._stream.read(length)
-        return response
+        return bytes(self._stream.read(length))
 
     def close(self) -> None:
         self._socket.close()

@@ -82,8 +82,7 @@ class Cluster:
 
     def get(self, *args: str) -> dict[str, Any]:
         """Return the JSON output of `kubectl get`."""
-        result: dict[str, Any] = json.loads(self.run("get", *args, "-o", "json"))
-        return result
+        return dict(json.loads(self.run("get", *args, "-o", "json")))
 
     def list_pods(self, *args: str) -> list[dict[str, Any]]:
         """Return pods, with the options of `kubectl get`, but those that terminate."""

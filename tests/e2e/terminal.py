@@ -50,8 +50,7 @@ class Terminal:
             timeout=DIAGNOSE_TIMEOUT_S,
         )
         assert result.stdout.startswith("{"), f"{command}: {result.returncode} {result.stderr}"
-        findings: list[dict[str, Any]] = json.loads(result.stdout)["findings"]
-        return findings
+        return list(json.loads(result.stdout)["findings"])
 
     def wait_for_findings(
         self, check: Callable[[list[dict[str, Any]]], bool], timeout_s: float

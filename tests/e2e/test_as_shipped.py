@@ -166,8 +166,8 @@ def uninstall_while_a_pod_is_gated(cluster: Cluster) -> None:
     """The commands of docs/install.md uninstall, and open the gate of a pod whose group is incomplete."""
     cluster.create("waiting", APP_GROUP, make_workload("web"))
     wait_until(lambda: list_gates(cluster) == ["netaware.io/topological-order"], "a gated pod")
-    release, delete = read_shell_blocks("install", "Uninstall")
-    paste(cluster, release)
+    *release_blocks, delete = read_shell_blocks("install", "Uninstall")
+    paste(cluster, "".join(release_blocks))
     columns = "custom-columns=OWNER:.metadata.annotations.netaware\\.io/bandwidth-owner"
     assert set(cluster.run("get", "nodes", "-o", columns).split()) == {"OWNER", "<none>"}
     wait_until(lambda: list_gates(cluster) == [], "the gate to be open")

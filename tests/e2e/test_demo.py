@@ -21,8 +21,7 @@ def demo() -> dict[str, Any]:
     command = [sys.executable, "-m", "lab", "demo", "--json", "--name", "demo-test"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
     assert result.returncode == 0, result.stderr[-4000:]
-    report: dict[str, Any] = json.loads(result.stdout)
-    return report
+    return dict(json.loads(result.stdout))
 
 
 def test_no_latency_and_no_cost_is_below_the_configured_delay(demo: dict[str, Any]) -> None:

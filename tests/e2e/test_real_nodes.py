@@ -42,8 +42,7 @@ pytestmark = pytest.mark.timeout(360, func_only=True)
 def mixed(tmp_path: Path, lab_command: LabCommand, node_binaries: NodeBinaries) -> dict[str, Any]:
     file = tmp_path / "mixed.yaml"
     file.write_text(MIXED)
-    up: dict[str, Any] = lab_command.json("up", "--name", "e2e-real", "--topology", str(file))
-    return up
+    return lab_command.json("up", "--name", "e2e-real", "--topology", str(file))
 
 
 def is_ready(pod: dict[str, Any]) -> bool:
