@@ -56,12 +56,8 @@ def inline_files(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
 
 def read_administrator(plane: ControlPlane) -> tuple[dict[str, Any], dict[str, Any]]:
     """Cluster and user of the lab's kubeconfig."""
-    document = yaml.safe_load(plane.kubeconfig.read_text())
-    folder = plane.kubeconfig.parent
-    return (
-        inline_files(folder, document["clusters"][0]["cluster"]),
-        inline_files(folder, document["users"][0]["user"]),
-    )
+    folder, document = plane.kubeconfig.parent, yaml.safe_load(plane.kubeconfig.read_text())
+    return inline_files(folder, document["clusters"][0]["cluster"]), inline_files(folder, document["users"][0]["user"])
 
 
 def write_kubeconfig(folder: Path, cluster: dict[str, Any], user: dict[str, Any], context: str = "c") -> str:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from agent.traffic.collector import TrafficCollector
 from agent.traffic.conntrack import Connection
@@ -31,38 +35,38 @@ WINDOW_S = 180
 pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(120)]
 
 
-def scrape_agent(folder: Path, started_at_s: int, round_s: float) -> Iterator[str]:
-    """OpenMetrics lines of an agent's scraped samples, until ten minutes from now, because the test takes time."""
-    now_s = [float(started_at_s)]
-    collector = TrafficCollector(lambda: "z1", folder, lambda: now_s[0])
+def scrape_agent(folder: Path, started_at_s: int, round_s: float) -> Iterator[tuple[Sample, float]]:
+    """An agent's scraped samples with their times, until ten minutes from now, because the test takes time."""
+    now_s = float(started_at_s)
+    collector = TrafficCollector(lambda: "z1", folder, lambda: now_s)
     collector.round_cpu_s = round_s * MAX_TRAFFIC_CPU_SHARE
     collector.edges.set_workloads({CLIENT: WEB, SERVER: CART}, 0)
     registry = CollectorRegistry()
     registry.register(collector)
-    samples_by_name: dict[str, dict[tuple[tuple[str, str], ...], dict[float, float]]] = {}
-    rounds_done = 0
-    for scrape in range((PAST_S + FUTURE_S) // SCRAPE_S):
-        at_s = scrape * SCRAPE_S + 7.0
-        while rounds_done * round_s <= at_s:
-            read_s = rounds_done * round_s
+    read_s = 0.0
+    for scrape_s in range(7, PAST_S + FUTURE_S, SCRAPE_S):
+        while read_s <= scrape_s:
+            sent_bytes, received_bytes = round(REQUEST_RATE * read_s), round(RESPONSE_RATE * read_s)
             collector.edges.begin_round(read_s, started_at_s + read_s)
-            collector.edges.add_live(
-                Connection(CLIENT, SERVER, 80, round(REQUEST_RATE * read_s), round(RESPONSE_RATE * read_s))
-            )
+            collector.edges.add_live(Connection(CLIENT, SERVER, 80, sent_bytes, received_bytes))
             collector.edges.end_round()
-            rounds_done += 1
-        now_s[0] = started_at_s + at_s
+            read_s += round_s
+        now_s = started_at_s + scrape_s
         for family in text_string_to_metric_families(generate_latest(registry).decode()):
-            for sample in family.samples:
-                series = samples_by_name.setdefault(sample.name, {}).setdefault(
-                    tuple(sorted(sample.labels.items())), {}
-                )
-                series[float(sample.timestamp or now_s[0])] = sample.value
-    for name, by_labels in samples_by_name.items():
+            yield from ((sample, float(sample.timestamp or now_s)) for sample in family.samples)
+
+
+def format_samples(samples: Iterable[tuple[Sample, float]]) -> Iterator[str]:
+    """OpenMetrics lines of samples; one that was scraped twice is there once."""
+    value_by_time: dict[tuple[str, str], dict[float, float]] = defaultdict(dict)
+    for sample, at_s in samples:
+        label_text = ",".join(f"{label}={json.dumps(value)}" for label, value in sorted(sample.labels.items()))
+        value_by_time[sample.name, label_text][at_s] = sample.value
+    for name, all_series in groupby(sorted(value_by_time), itemgetter(0)):
         yield f"# TYPE {name} unknown\n"
-        for labels, values in by_labels.items():
-            text = ",".join(f"{label}={json.dumps(value)}" for label, value in labels)
-            yield from (f"{name}{{{text}}} {value!r} {at_s:.3f}\n" for at_s, value in sorted(values.items()))
+        for series in all_series:
+            for at_s, value in sorted(value_by_time[series].items()):
+                yield f"{name}{{{series[1]}}} {value!r} {at_s:.3f}\n"
     yield "# EOF\n"
 
 
@@ -70,7 +74,7 @@ def scrape_agent(folder: Path, started_at_s: int, round_s: float) -> Iterator[st
 async def test_rates_over_three_minutes_are_right_for_every_interval_of_rounds(
     prometheus_programs: Mapping[str, Path], tmp_path: Path, round_s: float
 ) -> None:
-    lines = scrape_agent(tmp_path, int(time.time()) - PAST_S, round_s)
+    lines = format_samples(scrape_agent(tmp_path, int(time.time()) - PAST_S, round_s))
     async with run_prometheus(prometheus_programs, tmp_path, lines) as client:
         _, window_s, (flow,), _ = await read_flows(client, "", WINDOW_S)
         assert window_s == (WINDOW_S if round_s < 60 else 280), "a window has at least two rounds: 2 x 120 s + 40 s"

@@ -15,14 +15,8 @@ from lab.polling import poll_until
 from tests.support.tasks import running_tasks
 
 
-@pytest.mark.parametrize(
-    ("reading_takes_s", "yield_count"),
-    [
-        # A call that yields reads the clock again, so every second of 100 calls yields.
-        pytest.param(0.003, 50, id="3 ms a call"),
-        pytest.param(0.0, 0, id="no time"),
-    ],
-)
+# A call that yields reads the clock again, so with 3 ms a reading every second of 100 calls yields.
+@pytest.mark.parametrize(("reading_takes_s", "yield_count"), [(0.003, 50), (0.0, 0)])
 async def test_long_work_yields_after_each_time_slice_and_short_work_never(
     reading_takes_s: float, yield_count: int
 ) -> None:

@@ -22,11 +22,8 @@ PANELS = [
 ]
 QUERIES = [(f"{title}, query {query['refId']}", query) for title, panel in PANELS for query in panel["targets"]]
 EXPRESSIONS = [(title, query["expr"]) for title, query in QUERIES]
-RULE_EXPRESSIONS = [
-    (rule.get("record") or rule["alert"], rule["expr"])
-    for kind in ("recording", "alerts")
-    for rule in read_rules(f"{kind}.rules.yaml")
-]
+RULES = [*read_rules("recording.rules.yaml"), *read_rules("alerts.rules.yaml")]
+RULE_EXPRESSIONS = [(rule.get("record") or rule["alert"], rule["expr"]) for rule in RULES]
 LABELS_BY_SERIES = read_labels_by_series()
 METRICS = LABELS_BY_SERIES.keys() | list_recorded_series()
 # Metrics of Prometheus and its client.

@@ -39,7 +39,7 @@ def make_failure(failures_in_a_row: int, *, has_answered: bool) -> Failure:
 @given(st.floats(min_value=-1e6, max_value=1e6))
 def test_age_is_by_the_readers_clock(skew_s: float) -> None:
     written_at_s = WALL_S + skew_s
-    older, newer = (make_zone_sample("ab", 5000, n, taken_at=written_at_s + 60 * n) for n in (1, 2))
+    older, newer = (make_zone_sample("ab", 5000, minute, taken_at=written_at_s + 60 * minute) for minute in (1, 2))
     sighting = update_sighting(None, older, now_s=100.0, wall_s=WALL_S)
     sighting = update_sighting(sighting, newer, now_s=160.0, wall_s=WALL_S + 60)
     assert sighting.first_seen_at_s == 160.0

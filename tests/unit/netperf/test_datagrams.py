@@ -20,19 +20,19 @@ KEY = derive_key(b"0123456789abcdef")
 
 @given(st.binary(min_size=8, max_size=8), st.integers(0, 2**64 - 1))
 def test_a_datagram_is_decoded_only_for_the_side_that_encoded_it(session: bytes, number: int) -> None:
-    data = encode_datagram(KEY, b"client", Datagram(session, number))
-    assert len(data) == DATAGRAM_BYTES
-    assert decode_datagram(KEY, b"client", data) == Datagram(session, number)
-    assert decode_datagram(KEY, b"server", data) is None
-    assert decode_datagram(derive_key(b"another passphrase"), b"client", data) is None
+    packet = encode_datagram(KEY, b"client", Datagram(session, number))
+    assert len(packet) == DATAGRAM_BYTES
+    assert decode_datagram(KEY, b"client", packet) == Datagram(session, number)
+    assert decode_datagram(KEY, b"server", packet) is None
+    assert decode_datagram(derive_key(b"another passphrase"), b"client", packet) is None
 
 
 @given(st.integers(0, DATAGRAM_BYTES * 8 - 1))
 def test_a_datagram_that_is_cut_or_has_any_bit_changed_is_ignored(bit: int) -> None:
-    data = bytearray(encode_datagram(KEY, b"client", Datagram(b"12345678", 7)))
-    assert decode_datagram(KEY, b"client", bytes(data[: bit // 8])) is None
-    data[bit // 8] ^= 1 << bit % 8
-    assert decode_datagram(KEY, b"client", bytes(data)) is None
+    packet = bytearray(encode_datagram(KEY, b"client", Datagram(b"12345678", 7)))
+    assert decode_datagram(KEY, b"client", bytes(packet[: bit // 8])) is None
+    packet[bit // 8] ^= 1 << bit % 8
+    assert decode_datagram(KEY, b"client", bytes(packet)) is None
 
 
 def test_a_p99_uses_several_rounds_if_one_has_too_few_datagrams() -> None:

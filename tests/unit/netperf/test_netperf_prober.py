@@ -129,7 +129,8 @@ async def test_an_agents_memory_does_not_grow_with_the_output_of_a_child() -> No
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (run.returncode, len(run.stdout), len(run.stderr)) == (3, child.MAX_OUTPUT_BYTES, child.MAX_OUTPUT_BYTES)
+    assert run.returncode == 3
+    assert len(run.stdout) == len(run.stderr) == child.MAX_OUTPUT_BYTES
     assert peak_bytes < 20 * child.MAX_OUTPUT_BYTES
 
 
