@@ -24,6 +24,14 @@ SCHEDULER = "network-aware-scheduler"
 PROGRAMS: tuple[Program, ...] = ("controller", "extender", "scheduler")
 READY = tuple(ProgramPod(program, f"{program}-0", "n1", "Running", is_ready=True) for program in PROGRAMS)
 HEALTHY = ControlPlaneStatus(pods=READY, lease=LeaseStatus("a", NOW_S - 2))
+DOWN = {"state": "down", "reason": "no agent has announced itself on this node", "newest_at": None}
+SILENT = {"newest_at": NOW_S - 900}
+OWNER = ("Deployment", "front")
+OTHER_GATE = "kueue.x-k8s.io/admission"
+CORDONED = {f"n{i}": NodeFact({}, (UNSCHEDULABLE_TAINT,), f"z{i % 2}") for i in range(4)}
+TAINTED = {f"n{i}": NodeFact({}, (Taint("gpu", "NoSchedule", "only"),), f"z{i % 2}") for i in range(4)}
+GATED = Condition("PodScheduled", "False", "SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates")
+TOLERANT = PodSpec(tolerations=[Toleration(key="gpu", operator="Exists")])
 
 
 def make_group(conditions: list[dict[str, str]] | None = None, **fields: Any) -> AppGroup:
@@ -136,14 +144,3 @@ def make_topology_facts(
     """Facts with a condition of the NetworkTopology."""
     failed = msgspec.convert(make_condition(type_, status, reason, message, ago_s=ago_s), Condition)
     return make_facts(topology_conditions={"netaware-system/nt-default": (failed,)}, **fields)
-
-
-DOWN = {"state": "down", "reason": "no agent has announced itself on this node", "newest_at": None}
-SILENT = {"newest_at": NOW_S - 900}
-OWNER = ("Deployment", "front")
-OTHER_GATE = "kueue.x-k8s.io/admission"
-TAINT = Taint("gpu", "NoSchedule", "only")
-CORDONED = {f"n{i}": NodeFact({}, (UNSCHEDULABLE_TAINT,), f"z{i % 2}") for i in range(4)}
-TAINTED = {f"n{i}": NodeFact({}, (TAINT,), f"z{i % 2}") for i in range(4)}
-GATED = Condition("PodScheduled", "False", "SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates")
-TOLERANT = PodSpec(tolerations=[Toleration(key="gpu", operator="Exists")])

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import io
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -19,10 +18,7 @@ from controller.cli.session import Session
 from controller.diagnosis.control_plane import ControlPlaneStatus
 from controller.diagnosis.snapshot import ClusterSnapshot
 from kubekit.client import Client
-from kubekit.config import ClusterConfig
-from kubekit.errors import ApiError
-from kubekit.responses import RawPage
-from tests.unit.controller.healthy_cluster import HOME
+from tests.unit.controller.components import HOME, FakeClient
 
 APPGROUPS = "appgroup.diktyo.x-k8s.io/v1alpha1"
 
@@ -34,24 +30,16 @@ class Terminal(io.StringIO):
         return True
 
 
-class EmptyClient(Client):
-    """A client of a cluster without objects."""
-
-    async def get(self, *_: object, **__: object) -> Any:
-        raise ApiError(404, "NotFound", "simulated")
-
-    async def list_pages(self, *_: object, **__: object) -> AsyncIterator[RawPage]:
-        yield RawPage()
-
-
 class SnapshotSession(Session):
-    """A session with a given snapshot."""
+    """A session with this snapshot, of a cluster whose other objects cannot be found."""
 
-    snapshot: ClusterSnapshot
+    def __init__(self, snapshot: ClusterSnapshot, namespace: str | None = None, **options: Any) -> None:
+        super().__init__(cast("Client", FakeClient((), None)), None, namespace, HOME, **options)
+        self._snapshot = snapshot
 
     async def read_snapshot(self, *, everything: bool = False, **_: bool) -> ClusterSnapshot:
         unknown = ControlPlaneStatus(is_lease_conclusive=False)
-        return msgspec.structs.replace(self.snapshot, control_plane=unknown if everything else None)
+        return msgspec.structs.replace(self._snapshot, control_plane=unknown if everything else None)
 
 
 def parse_command(*argv: str) -> tuple[Command, argparse.Namespace]:
@@ -71,10 +59,7 @@ async def print_command(snapshot: ClusterSnapshot, *argv: str, stream: io.String
     """The output of a command about this cluster, on a terminal or this stream."""
     command, options = parse_command(*argv)
     out = Terminal() if stream is None else stream
-    async with EmptyClient(ClusterConfig("http://offline.invalid")) as client:
-        session = SnapshotSession(client, None, options.namespace or None, HOME)
-        session.snapshot = snapshot
-        answer = await command.run(session, options)
+    answer = await command.run(SnapshotSession(snapshot, options.namespace or None), options)
     Screen(out).print_answer(command, answer, options)
     return out.getvalue()
 

@@ -280,7 +280,7 @@ def make_group_body(
     return {"kind": "AppGroup", "metadata": {"name": "g", "namespace": namespace, "uid": namespace}, "spec": spec}
 
 
-def make_topology_body(
+def make_cost_topology(
     cost_by_weight: Mapping[str, int | None] = {}, *, namespace: str = "default", name: str = "nt-default"
 ) -> dict[str, Any]:
     """A NetworkTopology with the cost from z1 to z2 of each weight; None is a weight without costs."""

@@ -20,12 +20,12 @@ from tests.unit.controller.components import (
     NODES,
     PODS,
     make_body,
+    make_cost_topology,
     make_group_body,
     make_node_body,
     make_pod_body,
     make_pod_spec,
     make_session,
-    make_topology_body,
     make_workload_body,
 )
 
@@ -126,7 +126,7 @@ async def test_simulate_uses_the_spread_annotation_and_the_services_traffic_dist
     path = write_group_file(tmp_path, app_group, *(make_deployment(name, replicas=2) for name in "ab"))
     service_spec = {"selector": {"app": "b"}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferClose"}
     service = make_body("Service", "b", service_spec, namespace="default")
-    session = make_session(CONFIG_HEAD, *NODES_WITH_4_CPUS, service, make_topology_body({"UserDefined": 7}))
+    session = make_session(CONFIG_HEAD, *NODES_WITH_4_CPUS, service, make_cost_topology({"UserDefined": 7}))
 
     plan = (await run_command(session, "simulate", "-f", path)).network_aware
 

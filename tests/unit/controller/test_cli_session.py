@@ -21,9 +21,9 @@ from tests.unit.controller.components import (
     HOME,
     NODES,
     PODS,
+    make_cost_topology,
     make_group_body,
     make_session,
-    make_topology_body,
 )
 from tests.unit.kubekit.simulated_api import run_server_with_client
 
@@ -38,8 +38,8 @@ scheduler:
 """
 )
 PARITY_CONFIG = CONFIG_HEAD + "scheduler: {parity: upstream}\n"
-CONFIGURED_TOPOLOGY = make_topology_body({"Mine": 7, "UserDefined": 2}, name="ours", namespace=HOME)
-DEFAULT_TOPOLOGY = make_topology_body({"UserDefined": 3})
+CONFIGURED_TOPOLOGY = make_cost_topology({"Mine": 7, "UserDefined": 2}, name="ours", namespace=HOME)
+DEFAULT_TOPOLOGY = make_cost_topology({"UserDefined": 3})
 CONTROLLER_PODS = "/api/v1/namespaces/netaware-system/pods"
 UNAVAILABLE = {"kind": "Status", "code": 503, "reason": "ServiceUnavailable", "message": "no connection to the pod"}
 
@@ -124,16 +124,16 @@ async def test_all_commands_use_the_networktopology_and_weights_of_the_scheduler
 @pytest.mark.parametrize(
     ("config", "topologies"),
     [
-        pytest.param(CONFIG_HEAD, (make_topology_body({"Mine": 7}),), id="another weight"),
+        pytest.param(CONFIG_HEAD, (make_cost_topology({"Mine": 7}),), id="another weight"),
         pytest.param(
             CONFIG_HEAD,
             (
-                make_topology_body({"UserDefined": 7}, name="other", namespace="a"),
-                make_topology_body(name="another", namespace="b"),
+                make_cost_topology({"UserDefined": 7}, name="other", namespace="a"),
+                make_cost_topology(name="another", namespace="b"),
             ),
             id="other names",
         ),
-        pytest.param(PARITY_CONFIG, (make_topology_body({"NetperfCosts": 7}, namespace=HOME),), id="parity"),
+        pytest.param(PARITY_CONFIG, (make_cost_topology({"NetperfCosts": 7}, namespace=HOME),), id="parity"),
     ],
 )
 async def test_plans_use_only_the_schedulers_costs_and_views_mark_unused_ones(

@@ -15,10 +15,9 @@ from controller.cli.commands import HELP_BY_COMMAND, load_command
 from controller.cli.parser import EPILOG, parse
 from controller.cli.run import run
 from controller.cli.session import FORBIDDEN, MissingInputError
-from kubekit.config import ClusterConfig
 from kubekit.errors import ConfigError
-from tests.unit.controller.commands import EmptyClient, SnapshotSession, print_command, run_command, write_kubeconfig
-from tests.unit.controller.healthy_cluster import HOME, make_healthy_snapshot
+from tests.unit.controller.commands import SnapshotSession, print_command, run_command, write_kubeconfig
+from tests.unit.controller.healthy_cluster import make_healthy_snapshot
 
 
 @pytest.mark.parametrize("argv", [["costs", "--percentile", "p42"], ["money", "--window", "30s"]])
@@ -93,9 +92,7 @@ async def test_a_missing_zone_group_or_pod_name_is_an_error_that_names_it(
 
 
 async def test_graph_fails_without_appgroups_but_costs_does_not() -> None:
-    async with EmptyClient(ClusterConfig("http://offline.invalid")) as client:
-        session = SnapshotSession(client, None, None, HOME, read_errors={"appgroups": FORBIDDEN})
-        session.snapshot = make_healthy_snapshot()
-        await run_command(session, "costs")
-        with pytest.raises(MissingInputError, match="appgroups: not allowed"):
-            await run_command(session, "graph")
+    session = SnapshotSession(make_healthy_snapshot(), read_errors={"appgroups": FORBIDDEN})
+    await run_command(session, "costs")
+    with pytest.raises(MissingInputError, match="appgroups: not allowed"):
+        await run_command(session, "graph")

@@ -38,16 +38,16 @@ from tests.unit.controller.components import (
     Components,
     StatusRecorder,
     fill_store,
+    make_cost_topology,
     make_group_body,
     make_node_body,
     make_pod_body,
-    make_topology_body,
 )
 
 GROUP_OF_ANOTHER_NAMESPACE = make_group_body("evil", workload_namespace="x")
 PARITY = SchedulerConfig(parity="upstream")
-MEASURED_COSTS, USER_COSTS = make_topology_body({"NetperfCosts": 5}), make_topology_body({"UserDefined": 5})
-TWO_COSTS_OF_A_PAIR = make_topology_body({"NetperfCosts": 5})
+MEASURED_COSTS, USER_COSTS = make_cost_topology({"NetperfCosts": 5}), make_cost_topology({"UserDefined": 5})
+TWO_COSTS_OF_A_PAIR = make_cost_topology({"NetperfCosts": 5})
 TWO_COSTS_OF_A_PAIR["spec"]["weights"][0]["topologyList"][1]["originList"][0]["costList"].append(
     {"destination": "z2", "networkCost": 900}
 )
@@ -76,7 +76,7 @@ def make_gated_pod(workload: str, **where: str) -> dict[str, Any]:
 
 
 def make_topology_with_latency(latency_us: int, **user_costs: int) -> dict[str, Any]:
-    body = make_topology_body({"NetperfCosts": 5, **user_costs})
+    body = make_cost_topology({"NetperfCosts": 5, **user_costs})
     body["metadata"]["annotations"] = {LATENCY_ANNOTATION: encode_latencies(Latencies({("z1", "z2"): latency_us}))}
     return body
 
@@ -120,8 +120,8 @@ async def assert_all_find_dependency(components: Components, key: str, *, is_met
 @pytest.mark.parametrize(
     ("topologies", "cost"),
     [
-        ((make_topology_body({"UserDefined": None, "NetperfCosts": 5}),), 5),
-        ((MEASURED_COSTS, make_topology_body({"NetperfCosts": 9}, namespace="x")), 9),
+        ((make_cost_topology({"UserDefined": None, "NetperfCosts": 5}),), 5),
+        ((MEASURED_COSTS, make_cost_topology({"NetperfCosts": 9}, namespace="x")), 9),
         ((TWO_COSTS_OF_A_PAIR,), 5),
     ],
     ids=["an empty weight is skipped", "the topology of the group's namespace", "the first of two entries"],

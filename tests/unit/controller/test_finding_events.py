@@ -39,8 +39,8 @@ def test_each_of_many_findings_about_one_object_gets_an_event() -> None:
     """Unreachable zones are events of the NetworkTopology."""
 
     def make_findings(path_count: int) -> list[Finding]:
-        pairs = [("z0", f"z{i:02}") for i in range(path_count)]
-        paths = [ZoneFinding("zones-unreachable", "warning", f"{a} and {b} are cut", affects=(a, b)) for a, b in pairs]
+        zones = [f"z{i:02}" for i in range(path_count)]
+        paths = [ZoneFinding("zones-unreachable", "warning", f"{zone} is cut", affects=("z0", zone)) for zone in zones]
         return [*paths, PodFinding("unknown-workload", "warning", "a pod is lost", affects=("web/front-1",))]
 
     cluster, event_filter = make_facts(topology_conditions={"netaware-system/nt-default": ()}), FindingEventFilter()

@@ -22,23 +22,23 @@ def make_manifest(version: str, kind: str, decoded: Any, **metadata: Any) -> dic
     return {"apiVersion": version, "kind": kind, **body, "metadata": {**body["metadata"], **metadata}}
 
 
-def node(name: str, zone: str = "z0", cpu: str = "8", **more: Any) -> dict[str, Any]:
-    return make_manifest("v1", "Node", groups.make_zone_node(name, zone, cpu, **more))
+def make_node(name: str, zone: str = "z0", cpu: str = "8", **spec: Any) -> dict[str, Any]:
+    return make_manifest("v1", "Node", groups.make_zone_node(name, zone, cpu, **spec))
 
 
-def pod(name: str, workload: str = "", *, cpu: str = "1", metadata: Any = None, **spec: Any) -> dict[str, Any]:
+def make_pod(name: str, workload: str = "", *, cpu: str = "1", metadata: Any = None, **spec: Any) -> dict[str, Any]:
     """A pod that waits without a gate, of the group when it has a workload."""
     body = make_manifest("v1", "Pod", groups.make_waiting_pod(name, workload, cpu, **{"schedulingGates": None, **spec}))
     labels = body["metadata"]["labels"] if workload else {}
     return {**body, "metadata": {**body["metadata"], "labels": labels, **(metadata or {})}}
 
 
-def app_group(*edges: tuple[int, int, int], workloads: int = 2, name: str = "g", **annotations: str) -> dict[str, Any]:
+def make_group(*edges: tuple[int, int, int], workloads: int = 2, name: str = "g", **annotations: str) -> dict[str, Any]:
     case = groups.GroupCase((1,) * workloads, edges, (), ())
     return make_manifest(f"{GROUP}/v1alpha1", "AppGroup", groups.make_group(case, name=name, **annotations))
 
 
-def topology(*cost: tuple[int, ...]) -> dict[str, Any]:
+def make_topology(*cost: tuple[int, ...]) -> dict[str, Any]:
     """Costs between the zones z0, z1, ..."""
     metadata = {"name": "nt-default", "namespace": "default"}
     spec = {"configmapName": "c", "weights": [groups.make_weight(groups.GroupCase((), (), cost, ()), "UserDefined")]}
@@ -64,12 +64,12 @@ def simulate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     return run
 
 
-TWO_ZONES = (node("a0"), node("a1"), node("b0", "z1"), node("b1", "z1"))
-FAR = topology((0, 5), (5, 0))
+TWO_ZONES = (make_node("a0"), make_node("a1"), make_node("b0", "z1"), make_node("b1", "z1"))
+EXPENSIVE = make_topology((0, 5), (5, 0))
 
 
 def test_answer_has_the_stable_fields(simulate: Any) -> None:
-    answer = simulate(*TWO_ZONES, FAR, app_group((0, 1, 2)), pod("p", "w0"), pod("q", "w1"))
+    answer = simulate(*TWO_ZONES, EXPENSIVE, make_group((0, 1, 2)), make_pod("p", "w0"), make_pod("q", "w1"))
     assert set(answer) - {"notes"} == {"placements", "unplaced", "cost", "violations", "latency_us", "seconds"}
     assert set(answer["placements"]) == {"default/p", "default/q"}
     assert answer["unplaced"] == {}
@@ -78,24 +78,24 @@ def test_answer_has_the_stable_fields(simulate: Any) -> None:
 
 
 def test_yaml_and_lists_of_one_kind_are_read(simulate: Any) -> None:
-    nodes = {"kind": "NodeList", "items": [{**n, "kind": None} for n in TWO_ZONES]}
-    pending_pod = pod("p", "w0", metadata={"creationTimestamp": None})
-    text = yaml.safe_dump_all([nodes, {"kind": "List", "items": [app_group(workloads=1)]}, pending_pod])
-    text += "---\nkind: ConfigMap\nmetadata: {name: other, creationTimestamp: 2026-01-01T00:00:00Z}\n"
-    assert set(simulate(text=text)["placements"]) == {"default/p"}
+    nodes = {"kind": "NodeList", "items": [{**node, "kind": None} for node in TWO_ZONES]}
+    pending_pod = make_pod("p", "w0", metadata={"creationTimestamp": None})
+    documents = yaml.safe_dump_all([nodes, {"kind": "List", "items": [make_group(workloads=1)]}, pending_pod])
+    documents += "---\nkind: ConfigMap\nmetadata: {name: other, creationTimestamp: 2026-01-01T00:00:00Z}\n"
+    assert set(simulate(text=documents)["placements"]) == {"default/p"}
 
 
 def test_unplaced_pods_have_reasons_and_pods_without_a_group_are_left_out(simulate: Any) -> None:
-    pod_of_absent_group = pod("lost", "w0", metadata={"labels": {GROUP: "absent", f"{GROUP}.workload": "w0"}})
+    pod_of_absent_group = make_pod("lost", "w0", metadata={"labels": {GROUP: "absent", f"{GROUP}.workload": "w0"}})
     answer = simulate(
-        node("n", taints=[{"key": "k", "effect": "NoSchedule"}]),
-        node("m", cpu="2"),
-        app_group(),
-        pod("big", "w0", cpu="64"),
-        pod("picky", "w1", nodeSelector={"pool": "db"}),
-        pod("held", "w0", schedulingGates=[{"name": "kueue.x-k8s.io/admission"}]),
-        pod("ours", "w1", schedulingGates=[{"name": "netaware.io/topological-order"}]),
-        pod("alone"),
+        make_node("n", taints=[{"key": "k", "effect": "NoSchedule"}]),
+        make_node("m", cpu="2"),
+        make_group(),
+        make_pod("big", "w0", cpu="64"),
+        make_pod("picky", "w1", nodeSelector={"pool": "db"}),
+        make_pod("held", "w0", schedulingGates=[{"name": "kueue.x-k8s.io/admission"}]),
+        make_pod("ours", "w1", schedulingGates=[{"name": "netaware.io/topological-order"}]),
+        make_pod("alone"),
         pod_of_absent_group,
     )
     assert answer["placements"] == {"default/ours": "m"}
@@ -109,36 +109,39 @@ def test_unplaced_pods_have_reasons_and_pods_without_a_group_are_left_out(simula
 def test_a_resource_of_one_node_leaves_no_pod_unplaced(simulate: Any) -> None:
     gpu: dict[str, Any] = {"containers": [{"name": "c", "resources": {"requests": {"nvidia.com/gpu": "1"}}}]}
     allocatable = {"cpu": "8", "memory": "1Gi", "pods": 9, "nvidia.com/gpu": 1}
-    nodes = [*(node(f"n{i}", cpu="64") for i in range(3)), {**node("gpu"), "status": {"allocatable": allocatable}}]
-    answer = simulate(*nodes, app_group(), *(pod(f"p{i}", "w0") for i in range(9)), pod("q", "w1", **gpu))
+    nodes = [
+        *(make_node(f"n{i}", cpu="64") for i in range(3)),
+        {**make_node("gpu"), "status": {"allocatable": allocatable}},
+    ]
+    answer = simulate(*nodes, make_group(), *(make_pod(f"p{i}", "w0") for i in range(9)), make_pod("q", "w1", **gpu))
     assert answer["unplaced"] == {}
     assert answer["placements"]["default/q"] == "gpu"
 
 
 def test_a_plan_counts_the_placements_of_earlier_plans(simulate: Any) -> None:
-    hosts = (node("n0", cpu="4"), node("n1", cpu="4"))
-    group, other = app_group(workloads=1), app_group(name="h", workloads=1, objective="parity")
+    hosts = (make_node("n0", cpu="4"), make_node("n1", cpu="4"))
+    group, other = make_group(workloads=1), make_group(name="h", workloads=1, objective="parity")
     pods = (
-        pod("p", "w0", cpu="3"),
-        pod("q", "w0", cpu="3", metadata={"labels": {GROUP: "h", f"{GROUP}.workload": "w0"}}),
+        make_pod("p", "w0", cpu="3"),
+        make_pod("q", "w0", cpu="3", metadata={"labels": {GROUP: "h", f"{GROUP}.workload": "w0"}}),
     )
     assert set(simulate(*hosts, group, other, *pods)["placements"].values()) == {"n0", "n1"}
 
 
 def test_malformed_objects_are_left_out_with_a_note(simulate: Any) -> None:
-    odd = node("Node.With-Capitals", "Zone.A", cpu="4")
-    odd["status"]["addresses"] = [{"type": "InternalIP", "address": "fd00::1"}]
-    nameless: dict[str, Any] = {"kind": "Pod", "metadata": {}, "spec": {}}
-    broken = {"kind": "Pod", "metadata": {"name": "broken", "namespace": "default"}, "spec": {"containers": "none"}}
-    bare: dict[str, Any] = {"kind": "Node", "metadata": {"name": "bare"}}
-    no_requests = pod("No.Requests", metadata={"labels": {GROUP: "My.Group", f"{GROUP}.workload": "Svc.One"}})
+    odd_node = make_node("Node.With-Capitals", "Zone.A", cpu="4")
+    odd_node["status"]["addresses"] = [{"type": "InternalIP", "address": "fd00::1"}]
+    nameless_pod: dict[str, Any] = {"kind": "Pod", "metadata": {}, "spec": {}}
+    broken_pod = {"kind": "Pod", "metadata": {"name": "broken", "namespace": "default"}, "spec": {"containers": "none"}}
+    bare_node: dict[str, Any] = {"kind": "Node", "metadata": {"name": "bare"}}
+    no_requests = make_pod("No.Requests", metadata={"labels": {GROUP: "My.Group", f"{GROUP}.workload": "Svc.One"}})
     no_requests["spec"] = {"containers": [{"name": "c", "resources": None}], "nodeName": None}
-    group = app_group(name="My.Group", workloads=0)
+    group = make_group(name="My.Group", workloads=0)
     group["spec"] = {"workloads": [{"workload": {"name": "x", "selector": "Svc.One"}, "dependencies": None}]}
     group["metadata"]["annotations"] = {"netaware.io/weights": "{", "netaware.io/spread": "everywhere"}
-    version = {**app_group(name="version"), "apiVersion": []}
+    odd_version = {**make_group(name="version"), "apiVersion": []}
     service = {"kind": "Service", "metadata": {"name": "s"}}
-    answer = simulate(odd, bare, nameless, broken, no_requests, group, version, service)
+    answer = simulate(odd_node, bare_node, nameless_pod, broken_pod, no_requests, group, odd_version, service)
     assert answer["placements"] == {"default/No.Requests": "Node.With-Capitals"}
     assert "Pod default/broken" in answer["notes"] or "Pod broken" in answer["notes"]
     assert "netaware.io/spread" in answer["notes"]
@@ -160,6 +163,8 @@ def test_wrong_usage_names_the_flag_or_file(tmp_path: Path, capsys: pytest.Captu
 
 def test_the_table_counts_unplaced_pods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "cluster.json"
-    path.write_text(json.dumps([node("n"), app_group(workloads=1), pod("p", "w0"), pod("q", "w0", cpu="99")]))
+    path.write_text(
+        json.dumps([make_node("n"), make_group(workloads=1), make_pod("p", "w0"), make_pod("q", "w0", cpu="99")])
+    )
     assert main(["simulate", "--offline", str(path)]) == 0
     assert "1 pod unplaced" in capsys.readouterr().out

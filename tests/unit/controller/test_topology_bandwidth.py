@@ -69,7 +69,7 @@ def test_sums_by_regions_cover_their_zone_pairs() -> None:
 
 
 async def test_allocations_are_of_the_current_zones_if_a_node_moves_while_zones_are_read() -> None:
-    objects = (*components.NODES, *components.PODS, components.make_group_body(), components.make_topology_body())
+    objects = (*components.NODES, *components.PODS, components.make_group_body(), components.make_cost_topology())
     controller = components.Components(*objects).topology_controller()
     (topology,) = controller._cache.topologies
     reading = asyncio.create_task(controller._read_snapshot(topology))

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from controller.cluster.cluster_cache import ClusterCache
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.crds import AppGroup, AppGroupStatus, WeightInfo
@@ -27,7 +26,6 @@ from controller.traffic.prices import PriceTable
 from controller.traffic.proposals import Proposal, propose
 from controller.traffic.reconciler import AS_DESCRIBED, TrafficController, describe_drifts, must_write_weights
 from controller.traffic.workloads import Workloads
-from kubekit.client import Client
 from kubekit.conditions import make_condition
 from kubekit.errors import ConfigError
 from kubekit.wire import Object, ObjectMeta
@@ -370,8 +368,8 @@ async def test_in_each_leadership_a_condition_becomes_unknown_if_traffic_cannot_
     condition = make_condition(AS_DESCRIBED, holds=True, reason=AS_DESCRIBED, message="", generation=1)
     group = scheduler_objects.make_app_group({}, "shop", name="g", status=AppGroupStatus(conditions=[condition]))
     controller = TrafficController(
-        cast("Client", None),
-        cast("ClusterCache", SimpleNamespace(app_groups={"shop/g": group})),
+        cast("Any", None),
+        cast("Any", SimpleNamespace(app_groups={"shop/g": group})),
         TrafficConfig(prometheus_url="http://prometheus:9090", interval_s=10),
         CollectorRegistry(),
         membership=Membership(NetworkOverheadArgs()),

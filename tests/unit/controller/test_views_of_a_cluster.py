@@ -26,8 +26,11 @@ from tests.unit.controller.healthy_cluster import (
     replace_samples,
 )
 
+SNAPSHOT = make_cluster_snapshot(4)
+"""A healthy cluster of four zones."""
 
-def findings_by_code(snapshot: ClusterSnapshot) -> dict[str, Finding]:
+
+def read_findings(snapshot: ClusterSnapshot) -> dict[str, Finding]:
     """The findings of a snapshot, by code; the state of netaware's programs is unknown."""
     status = ControlPlaneStatus(is_lease_conclusive=False)
     overview = build_overview(msgspec.structs.replace(snapshot, control_plane=status))
@@ -35,7 +38,7 @@ def findings_by_code(snapshot: ClusterSnapshot) -> dict[str, Finding]:
 
 
 def test_a_healthy_cluster_has_a_measured_cost_for_every_pair_and_its_latencies() -> None:
-    network = build_overview(make_cluster_snapshot(4)).network
+    network = build_overview(SNAPSHOT).network
     assert len(network.pairs) == 12
     assert {pair.basis for pair in network.pairs} == {"measured", "mirrored"}
     for pair in network.pairs:
@@ -46,38 +49,42 @@ def test_a_healthy_cluster_has_a_measured_cost_for_every_pair_and_its_latencies(
 
 
 def test_the_basis_of_a_cost_follows_from_the_newest_sample_and_the_topology() -> None:
-    snapshot = make_cluster_snapshot(4)
-    first, *others = read_samples(snapshot)
-    old = msgspec.structs.replace(first, taken_at=NOW_S - 900)
-    network = build_overview(replace_samples(snapshot, [old, *others])).network
-    assert {(p.origin, p.destination) for p in network.pairs if p.basis == "stale"} == {old.zones, old.zones[::-1]}
-    assert build_overview(replace_samples(snapshot, others)).network.pairs_by_zones[first.zones].basis == "inferred"
-    flagged = msgspec.structs.replace(first, quality_flags=("throttled",))
-    pairs_by_zones = build_overview(replace_samples(snapshot, [flagged, *others])).network.pairs_by_zones
-    assert pairs_by_zones[flagged.zones].quality_flags == ("throttled",)
-    without_topology = msgspec.structs.replace(snapshot, topologies=())
+    sample, *others = read_samples(SNAPSHOT)
+    zones = sample.zones
+
+    old_sample = msgspec.structs.replace(sample, taken_at=NOW_S - 900)
+    network = build_overview(replace_samples(SNAPSHOT, [old_sample, *others])).network
+    assert {ends for ends, pair in network.pairs_by_zones.items() if pair.basis == "stale"} == {zones, zones[::-1]}
+
+    assert build_overview(replace_samples(SNAPSHOT, others)).network.pairs_by_zones[zones].basis == "inferred"
+
+    flagged_sample = msgspec.structs.replace(sample, quality_flags=("throttled",))
+    network = build_overview(replace_samples(SNAPSHOT, [flagged_sample, *others])).network
+    assert network.pairs_by_zones[zones].quality_flags == ("throttled",)
+
+
+def test_without_a_topology_pairs_have_latencies_but_no_costs() -> None:
+    without_topology = msgspec.structs.replace(SNAPSHOT, topologies=())
     pairs = build_overview(without_topology).network.pairs
     assert all(pair.cost is None and pair.p50_us is not None for pair in pairs)
-    assert findings_by_code(without_topology)["no-topology"].severity == "critical"
+    assert read_findings(without_topology)["no-topology"].severity == "critical"
 
 
 def test_a_pair_shows_the_round_trips_of_the_measurement_that_gives_its_cost() -> None:
-    snapshot = make_cluster_snapshot(4)
-    first, *others = read_samples(snapshot)
+    sample, *others = read_samples(SNAPSHOT)
     # Too few datagrams for a p99, so the cost would use netperf's.
     datagrams = msgspec.structs.replace(
-        first.measurement, prober="datagrams", p50_us=1500.0, p90_us=1700.0, transactions=60
+        sample.measurement, prober="datagrams", p50_us=1500.0, p90_us=1700.0, transactions=60
     )
-    sample = msgspec.structs.replace(first, datagrams=datagrams, cost_source="datagrams")
-    pair = build_overview(replace_samples(snapshot, [sample, *others])).network.pairs_by_zones[first.zones]
+    sample = msgspec.structs.replace(sample, datagrams=datagrams, cost_source="datagrams")
+    pair = build_overview(replace_samples(SNAPSHOT, [sample, *others])).network.pairs_by_zones[sample.zones]
     assert (pair.prober, pair.p50_us, pair.p90_us) == ("datagrams", 1500.0, 1700.0)
-    assert pair.p99_us == first.measurement.p99_us
+    assert pair.p99_us == sample.measurement.p99_us
 
 
-@pytest.mark.parametrize("elsewhere", [f"{HOME}/other", "shop/netperf-metrics", f"{HOME}/netperf-metrics-1"])
-def test_results_that_the_topology_does_not_use_are_not_shown(elsewhere: str) -> None:
-    snapshot = make_cluster_snapshot(3)
-    network = build_overview(msgspec.structs.replace(snapshot, results={elsewhere: snapshot.results[RESULTS]})).network
+@pytest.mark.parametrize("unused_key", [f"{HOME}/other", "shop/netperf-metrics", f"{HOME}/netperf-metrics-1"])
+def test_results_that_the_topology_does_not_use_are_not_shown(unused_key: str) -> None:
+    network = build_overview(msgspec.structs.replace(SNAPSHOT, results={unused_key: SNAPSHOT.results[RESULTS]})).network
     assert {pair.basis for pair in network.pairs} == {"stale"}
 
 
@@ -91,22 +98,28 @@ def test_agents_are_up_down_or_excluded_with_a_reason() -> None:
         cordoned,
     )
     agents = build_overview(ClusterSnapshot(now_s=NOW_S, nodes=nodes)).agents
-    assert {a.node: a.state for a in agents} == {"n1": "up", "n2": "excluded", "n3": "down", "n4": "excluded"}
-    assert all(a.reason for a in agents if a.node != "n1")
+    assert {agent.node: agent.state for agent in agents} == {
+        "n1": "up",
+        "n2": "excluded",
+        "n3": "down",
+        "n4": "excluded",
+    }
+    assert all(agent.reason for agent in agents if agent.node != "n1")
+
+
+def test_an_agent_is_down_for_the_reason_that_it_announces_while_its_pod_is_not_ready() -> None:
     pod = make_pod("agent-x", node="n1", namespace=HOME)
     not_ready = msgspec.structs.replace(pod.status, conditions=[Condition("Ready", "False")])
     agent_pod = read_pod_info(msgspec.structs.replace(pod, status=not_ready))
-    (first, *_) = build_overview(ClusterSnapshot(now_s=NOW_S, nodes=nodes, agent_pods=(agent_pod,))).agents
-    assert (first.node, first.state) == ("n1", "down")
-    nodes = (make_node("n1", "z1", "r1", problem="results are refused"), *nodes[1:])
-    (first, *_) = build_overview(ClusterSnapshot(now_s=NOW_S, nodes=nodes, agent_pods=(agent_pod,))).agents
-    assert "results are refused" in first.reason
+    node = make_node("n1", "z1", "r1", problem="results are refused")
+    (agent,) = build_overview(ClusterSnapshot(now_s=NOW_S, nodes=(node,), agent_pods=(agent_pod,))).agents
+    assert agent.state == "down"
+    assert "results are refused" in agent.reason
 
 
 def test_an_agent_that_only_answers_probes_has_no_result() -> None:
-    snapshot = make_cluster_snapshot(2)
-    sample = read_samples(snapshot)[0]
-    newest_at = {agent.node: agent.newest_at for agent in build_overview(replace_samples(snapshot, [sample])).agents}
+    sample = read_samples(SNAPSHOT)[0]
+    newest_at = {agent.node: agent.newest_at for agent in build_overview(replace_samples(SNAPSHOT, [sample])).agents}
     assert (newest_at[sample.origin.node], newest_at[sample.destination.node]) == (sample.taken_at, None)
 
 
@@ -118,17 +131,17 @@ def test_agents_that_are_up_are_those_that_the_probe_plan_uses() -> None:
         make_node("n4", "z1", "r1", agent=False),
     )
     usable, _ = select_probe_nodes(to_probe_node(node, {}) for node in nodes)
-    up = {a.node for a in build_overview(ClusterSnapshot(now_s=NOW_S, nodes=nodes)).agents if a.state == "up"}
+    agents = build_overview(ClusterSnapshot(now_s=NOW_S, nodes=nodes)).agents
+    up = {agent.node for agent in agents if agent.state == "up"}
     assert up == {name for peers in usable.values() for name in peers} == {"n1"}
 
 
 def test_a_group_has_its_order_the_zones_of_its_pods_and_the_cost_of_every_dependency() -> None:
-    snapshot = make_cluster_snapshot(4)
-    (group,) = build_overview(snapshot).groups
+    (group,) = build_overview(SNAPSHOT).groups
     assert group.order == ("P11", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "P10", "P1")
-    assert {w.selector: w.index for w in group.workloads}["P11"] == 1
+    assert {workload.selector: workload.index for workload in group.workloads}["P11"] == 1
     assert len(group.dependencies) == 15
-    zones = {w.selector: w.pods[0].zone for w in group.workloads}
+    zones = {workload.selector: workload.pods[0].zone for workload in group.workloads}
     for edge in group.dependencies:
         assert (edge.origin, edge.destination) == (zones[edge.caller], zones[edge.callee])
         assert edge.cost is not None
@@ -136,9 +149,14 @@ def test_a_group_has_its_order_the_zones_of_its_pods_and_the_cost_of_every_depen
         assert edge.verdict == ("met" if within else "violated")
     assert group.violated_dependencies == sum(edge.verdict == "violated" for edge in group.dependencies)
     assert group.running_pods == 11
-    first, elsewhere = snapshot.pods[0], next(n for n in snapshot.nodes if n.metadata.label(ZONE_LABEL) != zones["P1"])
-    second = make_pod("second", node=elsewhere.metadata.name, labels=first.metadata.labels)
-    (group,) = build_overview(msgspec.structs.replace(snapshot, pods=(*snapshot.pods, second))).groups
+
+
+def test_the_loss_of_a_zone_stops_workloads_that_are_in_no_other() -> None:
+    (group,) = build_overview(SNAPSHOT).groups
+    zones = {workload.selector: workload.pods[0].zone for workload in group.workloads}
+    other_node = next(node for node in SNAPSHOT.nodes if node.metadata.label(ZONE_LABEL) != zones["P1"])
+    second_pod = make_pod("second", node=other_node.metadata.name, labels=SNAPSHOT.pods[0].metadata.labels)
+    (group,) = build_overview(msgspec.structs.replace(SNAPSHOT, pods=(*SNAPSHOT.pods, second_pod))).groups
     stopped = {workload: loss.zone for loss in group.zone_losses for workload in loss.stopped_workloads}
     assert stopped == {workload: zone for workload, zone in zones.items() if workload != "P1"}, "P1 has two zones"
 
@@ -155,10 +173,10 @@ def test_bandwidth_shows_limits_requests_and_their_problems() -> None:
         make_pod("h", node="n1", annotations={"kubernetes.io/egress-bandwidth": "999500m"}),
     ]
     snapshot = ClusterSnapshot(
-        now_s=NOW_S, nodes=(make_node("n1", "z1", "r1"),), bandwidth_pods=tuple(read_pod_info(p) for p in pods)
+        now_s=NOW_S, nodes=(make_node("n1", "z1", "r1"),), bandwidth_pods=tuple(map(read_pod_info, pods))
     )
     view = build_overview(snapshot).bandwidth
-    assert {p.name: p.problem for p in view.pods} == {
+    assert {pod.name: pod.problem for pod in view.pods} == {
         "a": "",
         "b": "ingress 'ten' is not a quantity",
         "c": "egress 998500m is unreasonably small",
@@ -174,22 +192,21 @@ def test_bandwidth_shows_limits_requests_and_their_problems() -> None:
 def test_a_missing_capacity_is_none_and_an_overcommitted_node_is_a_finding() -> None:
     node = make_node("n1", "z1", "r1", capacity="")
     assert build_overview(ClusterSnapshot(now_s=NOW_S, nodes=(node,))).bandwidth.nodes[0].capacity_bps is None
-    small = msgspec.structs.replace(
+    small_node = msgspec.structs.replace(
         node, status=NodeStatus(allocatable={BANDWIDTH: "1G"}, conditions=[Condition("Ready", "True")])
     )
     pod = read_pod_info(make_pod("a", node="n1", request="2G"))
-    snapshot = msgspec.structs.replace(make_cluster_snapshot(2), nodes=(small,), bandwidth_pods=(pod,))
-    assert findings_by_code(snapshot)["bandwidth-overcommitted"].affects == ("n1",)
+    snapshot = msgspec.structs.replace(SNAPSHOT, nodes=(small_node,), bandwidth_pods=(pod,))
+    assert read_findings(snapshot)["bandwidth-overcommitted"].affects == ("n1",)
     node_view = msgspec.structs.replace(build_overview(snapshot).bandwidth.nodes[0], allocatable_bps=0)
     assert node_view.is_overcommitted, "allocatable 0 with requests"
 
 
 @pytest.mark.parametrize(("age_s", "code"), [(0, ""), (900, "pairs-stale"), (20_000, "pairs-unmeasured")])
 def test_an_old_sample_is_one_finding(age_s: float, code: str) -> None:
-    snapshot = make_cluster_snapshot(4)
-    first, *others = read_samples(snapshot)
-    old = msgspec.structs.replace(first, taken_at=first.taken_at - age_s)
-    findings = findings_by_code(replace_samples(snapshot, [old, *others])).values()
+    sample, *others = read_samples(SNAPSHOT)
+    old_sample = msgspec.structs.replace(sample, taken_at=sample.taken_at - age_s)
+    findings = read_findings(replace_samples(SNAPSHOT, [old_sample, *others])).values()
     assert [finding.code for finding in findings if finding.severity != "info"] == ([code] if code else [])
 
 
@@ -197,5 +214,5 @@ def test_an_unenforced_limit_is_a_finding() -> None:
     verdicts = {"default/a": {"egress": "no-limit"}, "default/b": {"egress": "enforced"}}
     annotations = {"kubernetes.io/egress-bandwidth": "1G"}
     pods = tuple(read_pod_info(make_pod(name, node="n1", annotations=annotations)) for name in "ab")
-    snapshot = msgspec.structs.replace(make_cluster_snapshot(2), verdicts_by_pod=verdicts, bandwidth_pods=pods)
-    assert findings_by_code(snapshot)["limits-not-enforced"].affects == ("default/a",)
+    snapshot = msgspec.structs.replace(SNAPSHOT, verdicts_by_pod=verdicts, bandwidth_pods=pods)
+    assert read_findings(snapshot)["limits-not-enforced"].affects == ("default/a",)
