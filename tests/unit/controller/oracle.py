@@ -193,8 +193,8 @@ class _Formulation:
             )
             self.solver_model.add(total <= least + constraint["maxSkew"]).only_enforce_if(used)
 
-    def _have_same_eligible_nodes(self, first: Json, second: Json) -> bool:
-        return all(matches_node(first["spec"], n) == matches_node(second["spec"], n) for n in self.cluster.nodes)
+    def _have_same_eligible_nodes(self, pod: Json, other: Json) -> bool:
+        return all(matches_node(pod["spec"], n) == matches_node(other["spec"], n) for n in self.cluster.nodes)
 
     def _add_affinity(self, term: Json, owner: int, *, is_anti: bool) -> None:
         selector = term["labelSelector"]
@@ -214,22 +214,11 @@ class _Formulation:
         """The fields of `PlacementValue`."""
         cluster, model = self.cluster, self.solver_model
         hosts, zones = range(len(cluster.nodes)), range(len(cluster.zones))
-        bound_replicas = cluster.bound_replicas()
-        on_host = [
-            [
-                bound_replicas[w][h]
-                + sum(self.pod_count[k][h] for k, p in enumerate(cluster.classes) if cluster.workload(p) == w)
-                for h in hosts
-            ]
-            for w in range(len(cluster.workloads))
-        ]
+        on_host = [[self._count_on_host(w, h) for h in hosts] for w in range(len(cluster.workloads))]
         totals = [cluster.replicas(w) for w in range(len(on_host))]
         in_zone = [
-            [
-                self._var(sum(on_host[w][h] for h in hosts if cluster.zone_index_by_host[h] == z), totals[w])
-                for z in zones
-            ]
-            for w in range(len(on_host))
+            [self._var(sum(row[h] for h in hosts if cluster.zone_index_by_host[h] == z), total) for z in zones]
+            for row, total in zip(on_host, totals, strict=True)
         ]
         in_one_zone = []
         for w, total in enumerate(totals):
@@ -257,34 +246,43 @@ class _Formulation:
                 violations.append(violations_from_zone)
             if cluster.spread == "none":
                 # Each pair of caller and replica has the mean cost of its calls; pairs on one host cost less.
-                unit = 1 if cluster.parity else round(SCALE * cluster.weight(edge, totals[a]) / (totals[a] * totals[b]))
+                unit = (
+                    1
+                    if cluster.has_parity
+                    else round(SCALE * cluster.weight(edge, totals[a]) / (totals[a] * totals[b]))
+                )
                 cost += [unit * cluster.call_cost(z, y) * pairs[z][y] for z in zones for y in zones]
-                cost += [
-                    -unit
-                    * (
-                        cluster.call_cost(cluster.zone_index_by_host[h], cluster.zone_index_by_host[h])
-                        - cluster.host_cost
-                    )
-                    * self._product(on_host[a][h], on_host[b][h], totals[a] * totals[b])
-                    for h in hosts
-                ]
+                for h in hosts:
+                    zone = cluster.zone_index_by_host[h]
+                    gain = unit * (cluster.call_cost(zone, zone) - cluster.host_cost)
+                    cost.append(-gain * self._product(on_host[a][h], on_host[b][h], totals[a] * totals[b]))
         return [self.unplaced, sum(in_one_zone), sum(violations), sum(cost)]
+
+    def _count_on_host(self, workload: int, host: int) -> Any:
+        """Number of a workload's replicas on a host."""
+        cluster = self.cluster
+        rows = [
+            row for row, pod in zip(self.pod_count, cluster.classes, strict=True) if cluster.workload(pod) == workload
+        ]
+        return cluster.bound_replicas()[workload][host] + sum(row[host] for row in rows)
 
     def _var(self, value: Any, maximum: int) -> Any:
         var = self.solver_model.new_int_var(0, maximum, "")
         self.solver_model.add(var == value)
         return var
 
-    def _product(self, one: Any, other: Any, maximum: int) -> Any:
+    def _product(self, factor: Any, other: Any, maximum: int) -> Any:
         var = self.solver_model.new_int_var(0, maximum, "")
-        self.solver_model.add_multiplication_equality(var, [one, other])
+        self.solver_model.add_multiplication_equality(var, [factor, other])
         return var
 
     def _counts(self, placements: Mapping[str, str]) -> Iterable[tuple[Any, int]]:
         for row, keys in zip(self.pod_count, self.cluster.pod_keys_by_class, strict=True):
-            at = Counter(self.cluster.host_index_by_name[placements[key]] for key in keys if key in placements)
+            count_by_host = Counter(
+                self.cluster.host_index_by_name[placements[key]] for key in keys if key in placements
+            )
             for h, var in enumerate(row):
-                yield var, at[h]
+                yield var, count_by_host[h]
 
     def fix(self, placements: Mapping[str, str]) -> None:
         for var, value in self._counts(placements):

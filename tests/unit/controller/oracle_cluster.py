@@ -142,7 +142,8 @@ class OracleCluster:
             self._add_pod(pod)
         self._classify()
         annotations = self.group["metadata"]["annotations"]
-        self.parity, self.spread = annotations["netaware.io/objective"] == "parity", annotations["netaware.io/spread"]
+        self.has_parity = annotations["netaware.io/objective"] == "parity"
+        self.spread = annotations["netaware.io/spread"]
         self.weights = json.loads(annotations.get("netaware.io/weights", "{}"))
         self.edges = [
             (
@@ -221,20 +222,20 @@ class OracleCluster:
 
     def network_cost(self, a: int, b: int) -> int | None:
         """networkCost between two zones; None if unknown."""
-        one, other = self.zones[a], self.zones[b]
-        key = ZONE if self.region_by_zone[one] == self.region_by_zone[other] else REGION
-        pair = (one, other) if key == ZONE else (self.region_by_zone[one], self.region_by_zone[other])
+        zones = self.zones[a], self.zones[b]
+        regions = self.region_by_zone[zones[0]], self.region_by_zone[zones[1]]
+        key, (origin, destination) = (ZONE, zones) if regions[0] == regions[1] else (REGION, regions)
         for level in self.topology["spec"]["weights"][0]["topologyList"]:
             for row in level["originList"] if level["topologyKey"] == key else ():
-                for entry in row["costList"] if row["origin"] == pair[0] else ():
-                    if entry["destination"] == pair[1]:
+                for entry in row["costList"] if row["origin"] == origin else ():
+                    if entry["destination"] == destination:
                         return int(entry["networkCost"])
         return None
 
     def call_cost(self, a: int, b: int) -> int:
         """Cost of a call between two hosts of these zones."""
         cost = self.network_cost(a, b)
-        if self.parity:
+        if self.has_parity:
             return 1 if a == b else UNKNOWN_COST if cost is None else cost
         if a == b:
             return IN_ZONE_US
@@ -247,13 +248,13 @@ class OracleCluster:
     @property
     def host_cost(self) -> int:
         """Cost of a call within a host."""
-        return 0 if self.parity else ON_HOST_US
+        return 0 if self.has_parity else ON_HOST_US
 
     def routing(self, workload: int) -> str:
         """Routing of calls to a workload: ``zone``, ``node``, or empty if any replica answers."""
         labels = {"app": self.workloads[workload]}
         for service in self.services:
-            if not self.parity and selects({"matchLabels": service["spec"]["selector"]}, labels):
+            if not self.has_parity and selects({"matchLabels": service["spec"]["selector"]}, labels):
                 distribution = service["spec"].get("trafficDistribution", "")
                 return {"": "", "PreferSameNode": "node"}.get(distribution, "zone")
         return ""
@@ -265,11 +266,11 @@ class OracleCluster:
 
     def bound_replicas(self) -> list[list[int]]:
         """[workload][host] number of bound replicas."""
-        on = [[0] * len(self.nodes) for _ in self.workloads]
+        counts = [[0] * len(self.nodes) for _ in self.workloads]
         for host, pod in self.bound_pods:
-            if (w := self.workload(pod)) >= 0:
-                on[w][host] += 1
-        return on
+            if (workload := self.workload(pod)) >= 0:
+                counts[workload][host] += 1
+        return counts
 
     def must_span_zones(self, workload: int) -> bool:
         """Whether a workload has spread ``zone``, and its pods may run in several zones."""
@@ -279,12 +280,10 @@ class OracleCluster:
 
     def replicas(self, workload: int) -> int:
         """Number of replicas of a workload, bound ones included."""
-        return sum(self.workload(p) == workload for _, p in self.bound_pods) + sum(
-            len(keys)
-            for pod, keys in zip(self.classes, self.pod_keys_by_class, strict=True)
-            if self.workload(pod) == workload
-        )
+        pods = [*(pod for _, pod in self.bound_pods), *self.waiting_pods]
+        return sum(self.workload(pod) == workload for pod in pods)
 
     def exceeds_limit(self, edge: tuple[int, int, int], a: int, b: int) -> bool:
+        """Whether the cost between two different zones is known and above the edge's maxNetworkCost."""
         cost = self.network_cost(a, b) if a != b else None
         return cost is not None and cost > edge[2]
