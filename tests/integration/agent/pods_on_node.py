@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -15,16 +16,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+from pyroute2 import IPRoute
+
 from agent.bandwidth.annotations import PodBandwidthSpec, read_annotation
 from agent.bandwidth.cni import Network, ResultCache
 from agent.bandwidth.rules import RepairPolicy, plan_limits, plugin_ifb_name
 from agent.bandwidth.snapshot import take_snapshot as take_snapshot_of
-from agent.bandwidth.state import Action, BandwidthPlan, BandwidthSnapshot, LimitStatus
+from agent.bandwidth.state import (
+    PLUGIN_HANDLE,
+    Action,
+    BandwidthPlan,
+    BandwidthSnapshot,
+    LimitStatus,
+    SetEgressLimit,
+)
 from agent.bandwidth.tc_writer import execute as execute_action
+from tests.support.plugin_bucket import compute_plugin_params
 
 PROC = Path("/proc")
 NETWORK = "test-net"
 ENFORCE = RepairPolicy(enforce=True)
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
 
 
 def run_command(command: str) -> str:
@@ -129,6 +142,16 @@ def enforce(limits: PodBandwidthSpec, *, policy: RepairPolicy = ENFORCE) -> dict
     for action in plan_on_machine(limits, policy=policy).actions:
         execute(action)
     return read_statuses(limits, policy=policy)
+
+
+def set_limits_as_plugin(pod: NodePod, rate_bps: int, burst_bytes: int) -> None:
+    """Set limits with this burst in both directions, as the CNI bandwidth plugin does."""
+    device_index = socket.if_nametoindex(pod.host_device)
+    params = compute_plugin_params(rate_bps, burst_bytes)
+    execute(SetEgressLimit(device_index, pod.host_device, pod.ifb_name, 1500, params, alias="", add_ingress_qdisc=True))
+    with IPRoute() as netlink:  # with our exact parameters, see `agent.bandwidth.tc_writer`
+        for index in (device_index, socket.if_nametoindex(pod.ifb_name)):
+            netlink.tc("replace", "tbf", index=index, handle=PLUGIN_HANDLE, params=params)
 
 
 def wait_until_in_namespace(pid: int, namespace: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -19,12 +18,13 @@ from tests.integration.agent.pods_on_node import (
     NodePod,
     enforce,
     execute,
+    needs_root,
     node_pod,
     run_command,
 )
 from tests.support.plugin_bucket import compute_plugin_params
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
+pytestmark = needs_root
 REPAIR = RepairPolicy(enforce=True, repair_burst=True)
 
 

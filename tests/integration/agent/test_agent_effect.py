@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -18,22 +17,24 @@ from agent.bandwidth.counters import take_readings
 from agent.bandwidth.manager import DEVICE_COUNTERS_INTERVAL_S
 from agent.bandwidth.meters import TrafficMeters
 from agent.bandwidth.rules import RepairPolicy
-from agent.bandwidth.state import INGRESS_HOOK, PLUGIN_HANDLE, LimitStatus, SetEgressLimit, SetIngressLimit
+from agent.bandwidth.state import INGRESS_HOOK, LimitStatus, SetEgressLimit, SetIngressLimit
 from tests.integration.agent.bpf_programs import attach_tcx, loaded_program, program_redirecting_to_peer
 from tests.integration.agent.limit_measurements import start_traffic
 from tests.integration.agent.pods_on_node import (
     PROC,
     NodePod,
     execute,
+    needs_root,
     node_pod,
     plan_on_machine,
     read_statuses,
     run_command,
+    set_limits_as_plugin,
 )
-from tests.support.plugin_bucket import compute_plugin_params
+from tests.support.plugin_bucket import CONTAINERD_BURST_BYTES, compute_plugin_params
 
 pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
+    needs_root,
     pytest.mark.alone,  # traffic is measured
 ]
 RATE_BPS = 5_000_000
@@ -54,13 +55,6 @@ def meter_traffic(statuses: Sequence[LimitStatus], reading_count: int) -> Traffi
         time.sleep(DEVICE_COUNTERS_INTERVAL_S if number > 0 else 0)
         asyncio.run(take_readings(meters, PROC, statuses, time.monotonic()))
     return meters
-
-
-def set_overflowing_bucket(pod: NodePod) -> None:
-    """Set the plugin's bucket for ingress, whose burst overflows 32 bits."""
-    index, params = if_nametoindex(pod.host_device), compute_plugin_params(RATE_BPS)
-    with IPRoute() as netlink:
-        netlink.tc("replace", "tbf", index=index, handle=PLUGIN_HANDLE, params=params)
 
 
 def redirect_packets_to_peer(source: NodePod, target: NodePod) -> None:
@@ -98,7 +92,7 @@ def test_a_limit_that_packets_bypass_is_exceeded_within_two_readings(monkeypatch
         overflowed, peer, misplaced, deleted, limited_ingress, limited_egress, source = (
             stack.enter_context(node_pod(number)) for number in range(50, 57)
         )
-        set_overflowing_bucket(overflowed)
+        set_limits_as_plugin(overflowed, RATE_BPS, CONTAINERD_BURST_BYTES)
         set_limit(peer, "ingress")
         redirect_packets_to_peer(source, peer)
         # The bucket of this pod is on another pod's device.

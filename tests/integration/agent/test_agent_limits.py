@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 from typing import Any
 
 import pytest
-from pyroute2 import IPRoute
 
 from agent.bandwidth import tbf
 from agent.bandwidth.annotations import Direction, PodBandwidthSpec
 from agent.bandwidth.rules import RepairPolicy
-from agent.bandwidth.state import LAST_PRIORITY, PLUGIN_HANDLE, SetEgressLimit
+from agent.bandwidth.state import LAST_PRIORITY
 from tests.integration.agent.limit_measurements import measure_delay_s, measure_shares, running_generators
 from tests.integration.agent.pods_on_node import (
     NodePod,
     enforce,
-    execute,
+    needs_root,
     node_pod,
     plan_on_machine,
     read_statuses,
     run_command,
+    set_limits_as_plugin,
     take_snapshot,
 )
-from tests.support.plugin_bucket import CONTAINERD_BURST_BYTES, CRIO_BURST_BYTES, compute_plugin_params
+from tests.support.plugin_bucket import CONTAINERD_BURST_BYTES, CRIO_BURST_BYTES
 
 pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
+    needs_root,
     # Rates are measured; and an enforcing agent of another test would take limits of pods it does not know for leftovers.
     pytest.mark.alone,
 ]
@@ -54,16 +53,6 @@ def read_root_qdisc(device: str) -> dict[str, Any]:
     """The root qdisc of a device as tc shows it."""
     qdisc: dict[str, Any] = json.loads(run_command(f"tc -j qdisc show dev {device} root"))[0]
     return qdisc
-
-
-def set_limits_as_plugin(pod: NodePod, rate_bps: int, burst_bytes: int) -> None:
-    """Set limits with this burst in both directions, as the CNI bandwidth plugin does."""
-    device_index = socket.if_nametoindex(pod.host_device)
-    params = compute_plugin_params(rate_bps, burst_bytes)
-    execute(SetEgressLimit(device_index, pod.host_device, pod.ifb_name, 1500, params, alias="", add_ingress_qdisc=True))
-    with IPRoute() as netlink:  # with our exact parameters, see `agent.bandwidth.tc_writer`
-        for index in (device_index, socket.if_nametoindex(pod.ifb_name)):
-            netlink.tc("replace", "tbf", index=index, handle=PLUGIN_HANDLE, params=params)
 
 
 @pytest.mark.parametrize("direction", ["ingress", "egress"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import uuid
 from collections.abc import AsyncIterator
@@ -22,11 +21,10 @@ from lab.controlplane import ControlPlane, find_free_ports
 from lab.credentials import save_credentials
 from lab.polling import poll_until
 from tests.integration.agent.agents import Agent, call_agent, create_pod, report_pod_address, running_agent
-from tests.integration.agent.pods_on_node import NETWORK, NodePod, node_pod, run_command
+from tests.integration.agent.pods_on_node import NETWORK, NodePod, needs_root, node_pod, run_command
 from tests.integration.conftest import CreateNode
 
 BANDWIDTH = "network.aware.com/bandwidth"
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
 
 
 class EventNote(Wire, frozen=True):
@@ -65,6 +63,9 @@ class AnnotatedPod(NamedTuple):
 
     def read_root_qdisc(self) -> str:
         return run_command(f"tc qdisc show dev {self.kernel_pod.host_device} root")
+
+    async def has_no_series(self, agent: Agent) -> bool:
+        return not any(self.kernel_pod.name in labels for labels in await agent.read_metrics("netaware_pod_bandwidth_"))
 
     async def has_verdict(self, agent: Agent, verdict: str) -> bool:
         """Whether the agent's metrics show this verdict for each limit of the pod."""
@@ -204,21 +205,27 @@ async def test_a_pod_is_limited_once_it_has_an_address_with_net_admin_alone_and_
 
 
 @needs_root
-async def test_a_limit_follows_its_annotation_and_is_restored_after_its_removal(
+async def test_a_limit_follows_its_annotation_is_restored_after_its_removal_and_ends_with_its_pod(
     enforcing_agent: Agent, annotated_pod: AnnotatedPod, flags: list[str]
 ) -> None:
+    kernel_pod = annotated_pod.kernel_pod
     await annotated_pod.report_address()
     await poll_until(lambda: annotated_pod.has_verdict(enforcing_agent, "enforced"))
     await annotated_pod.annotate("ingress", "30M")
     await poll_until(lambda: "rate 30Mbit" in annotated_pod.read_root_qdisc())
 
-    run_command(f"tc qdisc del dev {annotated_pod.kernel_pod.host_device} root")
+    run_command(f"tc qdisc del dev {kernel_pod.host_device} root")
     await poll_until(lambda: "rate 30Mbit" in annotated_pod.read_root_qdisc())
 
     code, _, stderr = await call_agent("run", *flags, "--bandwidth=enforce", "--cleanup=once")
     assert code == 0, stderr
     assert "limits removed count=" in stderr
     await poll_until(lambda: "rate 30Mbit" in annotated_pod.read_root_qdisc())
+
+    await annotated_pod.delete()
+    run_command(f"ip link del {kernel_pod.host_device}")
+    await poll_until(lambda: kernel_pod.ifb_name not in run_command("ip -br link"))
+    await poll_until(lambda: annotated_pod.has_no_series(enforcing_agent))
 
 
 @needs_root
@@ -236,26 +243,6 @@ async def test_an_invalid_annotation_and_one_that_differs_from_the_request_are_e
         )
 
     await poll_until(are_events_sent)
-
-
-@needs_root
-async def test_the_ifb_and_the_series_of_a_deleted_pod_are_removed(
-    enforcing_agent: Agent, annotated_pod: AnnotatedPod
-) -> None:
-    kernel_pod = annotated_pod.kernel_pod
-    ifb = kernel_pod.ifb_name
-    await annotated_pod.report_address()
-    await poll_until(lambda: annotated_pod.has_verdict(enforcing_agent, "enforced"))
-    assert ifb in run_command("ip -br link")
-
-    await annotated_pod.delete()
-    run_command(f"ip link del {kernel_pod.host_device}")
-
-    async def is_removed() -> bool:
-        series = await enforcing_agent.read_metrics("netaware_pod_bandwidth_")
-        return ifb not in run_command("ip -br link") and not any(kernel_pod.name in labels for labels in series)
-
-    await poll_until(is_removed)
 
 
 @needs_root

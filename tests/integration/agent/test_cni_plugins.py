@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from tests.integration.agent.cni_plugins import MAIN_VERSION, pod_with_plugins
-from tests.integration.agent.pods_on_node import enforce, read_statuses, run_command
+from tests.integration.agent.pods_on_node import enforce, needs_root, read_statuses, run_command
 
-pytestmark = [pytest.mark.real_nodes, pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")]
+pytestmark = [pytest.mark.real_nodes, needs_root]
 RATE_BPS = 20_000_000
 
 

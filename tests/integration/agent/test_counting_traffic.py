@@ -18,7 +18,7 @@ import pytest
 
 from lab.debian import find_or_unpack_packages
 from tests.integration.agent.limit_measurements import PORT, finish_traffic, running_generators, start_traffic
-from tests.integration.agent.pods_on_node import NodePod, node_pod, run_command
+from tests.integration.agent.pods_on_node import NodePod, needs_root, node_pod, run_command
 from tests.support.unsupported import skip_if_unsupported
 
 COUNTING = Path(__file__).with_name("counting_in_namespace.py")
@@ -39,7 +39,7 @@ table ip proxy {{
 """A rule that names a connection's state turns tracking on, whether or not anything is translated."""
 
 pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces"),
+    needs_root,
     pytest.mark.timeout(240),
 ]
 

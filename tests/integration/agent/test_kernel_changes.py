@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import subprocess
 import uuid
@@ -16,10 +15,10 @@ import pytest
 from agent.kernel_events import KernelEvents
 from agent.netlink import open_socket
 from lab.polling import poll_until
-from tests.integration.agent.pods_on_node import run_command
+from tests.integration.agent.pods_on_node import needs_root, run_command
 from tests.support.tasks import running_tasks
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change devices")
+pytestmark = needs_root
 
 
 @pytest.fixture
