@@ -150,13 +150,10 @@ async def test_series_of_a_pair_end_when_it_leaves_the_plan_and_the_announcement
     ):
         await probing_node.wait_for_announcement("netperf", plan.settings.control_port)
 
-        async def has_series() -> bool:
-            return bool(await read_series(agent, "netaware_probe_latency_seconds"))
-
         async def has_no_series() -> bool:
-            return not await has_series()
+            return not await read_series(agent, "netaware_probe_latency_seconds")
 
-        await poll_until(has_series)
+        await poll_until(lambda: read_series(agent, "netaware_probe_latency_seconds"))
         probing_node.epoch += 1
         await probing_node.write_plan(probing_node.make_plan({}, idle_slots=1))
         await poll_until(has_no_series)

@@ -1,4 +1,4 @@
-"""Processes of pods in the cgroup layouts of kubelets and runtimes."""
+"""A pod's processes, and counters and index of its eth0, are found in procfs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.bandwidth.counters import parse_device_counters, read_device_counters
+from agent.bandwidth.meters import DeviceCounters
 from agent.bandwidth.processes import find_sandboxes, is_in_host_network, parse_cgroup, read_pod_interface_index
 
 UID = "0f3a1b2c-4d5e-4f60-8a7b-9c0d1e2f3a4b"
@@ -33,6 +35,11 @@ OTHER_CGROUPS = (
     "0::/podman/libpod-0123",
     "",
 )
+DEVICE_TABLE = b"""Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
+    lo:  100       1    0    0    0     0          0         0      100       1    0    0    0     0       0          0
+  eth0: 5000      50    0    0    0     0          0         0    90000     900    0    0    0     0       0          0
+"""
 
 
 def write_process(proc: Path, pid: int, cgroup: str, started: int, name: str = "app") -> None:
@@ -86,3 +93,17 @@ def test_the_index_of_eth0_is_read_from_outside_the_namespace(tmp_path: Path) ->
 def test_a_process_in_our_network_namespace_is_recognized() -> None:
     assert is_in_host_network(Path("/proc"), os.getpid())
     assert not is_in_host_network(Path("/proc"), 2**22 + 1)
+
+
+def test_eth0_is_found_among_many_devices(tmp_path: Path) -> None:
+    file = tmp_path / "42" / "net" / "dev"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(
+        DEVICE_TABLE.replace(b"    lo:", b"".join(b"  v%d: 7\n" % number for number in range(9000)) + b"    lo:")
+    )
+    assert read_device_counters(tmp_path, [42]) == {42: DeviceCounters(5000, 90000, 900)}
+
+
+def test_a_table_without_eth0_has_no_counters() -> None:
+    assert parse_device_counters(DEVICE_TABLE.replace(b" eth0:", b"eth01:")) is None
+    assert parse_device_counters(DEVICE_TABLE[:230]) is None, "cut before eth0"
