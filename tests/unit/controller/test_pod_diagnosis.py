@@ -67,17 +67,19 @@ def test_the_diagnosis_of_a_pod_says_why_it_is_placed_or_waits(fields: dict[str,
     cluster_fields = {name: fields[name] for name in ("nodes", "scheduler_names") if name in fields}
     pod_fields = {name: fields[name] for name in fields.keys() - cluster_fields}
     diagnosis = diagnose_pod(make_pod_fact(**pod_fields), make_facts(**cluster_fields))
-    assert (diagnosis.kind, words in diagnosis.summary) == (kind, True), diagnosis.summary
+    assert diagnosis.kind == kind
+    assert words in diagnosis.summary
 
 
-def test_a_gated_pod_waits_until_the_configured_time_but_without_a_leader_forever() -> None:
-    gated_pod, without_leader = (
-        make_pod_fact(gates=(GATE,)),
-        make_facts(control_plane=make_control_plane(lease=LeaseStatus("a", NOW_S - 60))),
-    )
-    diagnosis = diagnose_pod(gated_pod, make_facts(max_gate_wait_s=300.0))
-    assert (diagnosis.since, diagnosis.until) == (NOW_S - 60, NOW_S + 240)
-    assert diagnose_pod(gated_pod, without_leader, has_leader=has_leader(diagnose(without_leader))).until is None
+def test_a_gated_pod_waits_until_the_configured_time() -> None:
+    diagnosis = diagnose_pod(make_pod_fact(gates=(GATE,)), make_facts(max_gate_wait_s=300.0))
+    assert diagnosis.since == NOW_S - 60
+    assert diagnosis.until == NOW_S - 60 + 300
+
+
+def test_without_a_leader_the_end_of_a_wait_is_unknown() -> None:
+    facts = make_facts(control_plane=make_control_plane(lease=LeaseStatus("a", NOW_S - 60)))
+    assert diagnose_pod(make_pod_fact(gates=(GATE,)), facts, has_leader=has_leader(diagnose(facts))).until is None
 
 
 def test_a_pod_whose_gate_opened_with_a_target_needs_no_extender() -> None:
