@@ -1,14 +1,13 @@
-"""A probe runs in its slot of each round, and the mean bandwidth of streams is limited."""
+"""A probe runs in its slot of each round, and extra tests and streams are spread over the rounds."""
 
 from __future__ import annotations
 
 import itertools
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netperf.pacing import StreamRun, choose_test, find_next_run, may_stream, probe_start_s
+from netperf.pacing import choose_test, find_next_run, probe_start_s
 from netperf.plans import ProbeSettings
 from tests.unit.netperf.probe_plans import make_plan
 
@@ -56,21 +55,6 @@ def test_jitter_differs_from_round_to_round() -> None:
     offsets_s = {probe_start_s(BUSIEST, probe, number) - number * BUSIEST.interval_s for number in range(20)}
     assert len(offsets_s) > 15, "nearly all of 20 differ"
     assert max(offsets_s) - min(offsets_s) <= BUSIEST.interval_s / BUSIEST.slot_count
-
-
-@pytest.mark.parametrize(
-    ("started_at_s", "sent_bytes", "is_allowed"),
-    [
-        # 10 Mbit/s over the last 600 s are 7.5e8 bytes.
-        pytest.param(990, 7.4e8, True, id="below the limit"),
-        pytest.param(990, 7.6e8, False, id="above the limit"),
-        pytest.param(300, 7.6e8, True, id="long ago"),
-    ],
-)
-def test_streams_stop_at_their_mean_bandwidth(started_at_s: float, sent_bytes: float, is_allowed: bool) -> None:
-    past_runs = [StreamRun(started_at_s, sent_bytes)]
-    assert may_stream(past_runs, now_s=1000.0, max_mean_bps=10e6) is is_allowed
-    assert may_stream([], now_s=1000.0, max_mean_bps=10e6)
 
 
 @given(st.integers(0, 10**8), st.integers(2, 50))
