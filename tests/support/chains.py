@@ -19,22 +19,22 @@ CHAINS = {
         "test_kernel_changes",
     ),
 }
-_CHAIN_OF = {file: chain for chain, files in CHAINS.items() for file in files}
+_CHAIN_BY_FILE = {file: chain for chain, files in CHAINS.items() for file in files}
 
 
-def chain_of(nodeid: str) -> str:
+def find_chain(nodeid: str) -> str:
     """The chain of a test; its file if it is in no chain."""
     file = nodeid.partition("::")[0]
-    return _CHAIN_OF.get(PurePath(file).stem, file)
+    return _CHAIN_BY_FILE.get(PurePath(file).stem, file)
 
 
 def is_chained(nodeid: str) -> bool:
     """Whether the test is in a chain; these begin first, because they take longest."""
-    return chain_of(nodeid) in CHAINS
+    return find_chain(nodeid) in CHAINS
 
 
 class ChainScheduling(LoadScopeScheduling):  # type: ignore[misc]
     """Assigns each chain to one worker."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return chain_of(nodeid)
+        return find_chain(nodeid)

@@ -16,6 +16,8 @@ _SCHED_CLS = 3
 _TCX_INGRESS = 46
 _REDIRECT_PEER = 155
 _SYSCALLS = {"x86_64": 321, "aarch64": 280}
+_SET, _COPY, _LOAD_BYTE, _JUMP_UNLESS_EQUAL, _CALL, _EXIT = 0xB7, 0xBF, 0x30, 0x55, 0x85, 0x95
+"""Operations on registers (linux/bpf.h); register 0 has the verdict or result, 1 the packet's context, 6 is kept."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -43,28 +45,28 @@ def loaded_program(instructions: bytes, name: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def program_returning(verdict: int) -> bytes:
+def make_program_returning(verdict: int) -> bytes:
     """A program with this verdict for every packet."""
-    return _instruction(0xB7, 0, verdict) + _instruction(0x95)
+    return _instruction(_SET, 0, verdict) + _instruction(_EXIT)
 
 
-def program_dropping_udp() -> bytes:
+def make_program_dropping_udp() -> bytes:
     """A program that drops UDP over IPv4 only; the protocol is at byte 23 of a frame."""
-    keep_context, read_byte = struct.pack("=BBhi", 0xBF, 0x16, 0, 0), _instruction(0x30, 0, 23)
-    unless_udp = struct.pack("=BBhi", 0x55, 0, 2, socket.IPPROTO_UDP)
-    return keep_context + read_byte + unless_udp + program_returning(DROP) + program_returning(NEXT)
+    keep_context, read_protocol = _instruction(_COPY, 0x16), _instruction(_LOAD_BYTE, 0, 23)
+    unless_udp = struct.pack("=BBhi", _JUMP_UNLESS_EQUAL, 0, 2, socket.IPPROTO_UDP)
+    return keep_context + read_protocol + unless_udp + make_program_returning(DROP) + make_program_returning(NEXT)
 
 
-def program_redirecting_to_peer(device: int) -> bytes:
+def make_program_redirecting_to_peer(device_index: int) -> bytes:
     """A program that redirects every packet into the namespace of a device's peer, as Cilium and Calico do."""
     return (
-        _instruction(0xB7, 1, device)
-        + _instruction(0xB7, 2)
-        + _instruction(0x85, 0, _REDIRECT_PEER)
-        + _instruction(0x95)
+        _instruction(_SET, 1, device_index)
+        + _instruction(_SET, 2)
+        + _instruction(_CALL, 0, _REDIRECT_PEER)
+        + _instruction(_EXIT)
     )
 
 
-def attach_tcx(descriptor: int, device: int) -> None:
+def attach_tcx(descriptor: int, device_index: int) -> None:
     """Attach a program to a device's ingress, before all filters, until the device is deleted."""
-    _call(_PROG_ATTACH, struct.pack("=IIIIIIQ", device, descriptor, _TCX_INGRESS, 0, 0, 0, 0))
+    _call(_PROG_ATTACH, struct.pack("=IIIIIIQ", device_index, descriptor, _TCX_INGRESS, 0, 0, 0, 0))

@@ -13,7 +13,7 @@ from pyroute2 import IPRoute
 from agent.bandwidth.rules import RepairPolicy
 from agent.bandwidth.state import INGRESS_HOOK, SetEgressLimit
 from agent.netlink import KernelError
-from tests.integration.agent.bpf_programs import loaded_program, program_dropping_udp
+from tests.integration.agent.bpf_programs import loaded_program, make_program_dropping_udp
 from tests.integration.agent.pods_on_node import (
     NodePod,
     enforce,
@@ -77,7 +77,7 @@ def test_qdiscs_and_filters_of_others_stay_unchanged_over_ten_rounds(has_filter:
     with node_pod(40) as pod:
         run_command(f"tc qdisc add dev {pod.host_device} clsact")
         if has_filter:
-            attach_bpf_filter(pod.host_device, program_dropping_udp())
+            attach_bpf_filter(pod.host_device, make_program_dropping_udp())
         tc_before = read_tc(pod.host_device)
         for _ in range(10):
             status = enforce(pod.make_spec(egress="10M"), policy=REPAIR)["egress"]
@@ -94,7 +94,7 @@ def test_a_drop_filter_that_is_added_later_still_drops() -> None:
         limits = pod.make_spec(egress="10M")
         assert enforce(limits, policy=REPAIR)["egress"].verdict == "enforced"
         assert has_datagram_arrived(pod)
-        attach_bpf_filter(pod.host_device, program_dropping_udp())
+        attach_bpf_filter(pod.host_device, make_program_dropping_udp())
         assert not has_datagram_arrived(pod)
         status = enforce(limits, policy=REPAIR)["egress"]
         assert status.verdict == "enforced"
@@ -116,5 +116,5 @@ def test_a_failed_repair_leaves_no_qdisc_and_no_filter() -> None:
 
         # Another program adds its qdisc and filter after the repair was planned.
         run_command(f"tc qdisc add dev {pod.host_device} clsact")
-        attach_bpf_filter(pod.host_device, program_dropping_udp())
+        attach_bpf_filter(pod.host_device, make_program_dropping_udp())
         assert_fails_without_change(repair, pod)

@@ -18,7 +18,7 @@ from agent.bandwidth.manager import DEVICE_COUNTERS_INTERVAL_S
 from agent.bandwidth.meters import TrafficMeters
 from agent.bandwidth.rules import RepairPolicy
 from agent.bandwidth.state import INGRESS_HOOK, LimitStatus, SetEgressLimit, SetIngressLimit
-from tests.integration.agent.bpf_programs import attach_tcx, loaded_program, program_redirecting_to_peer
+from tests.integration.agent.bpf_programs import attach_tcx, loaded_program, make_program_redirecting_to_peer
 from tests.integration.agent.limit_measurements import start_traffic
 from tests.integration.agent.pods_on_node import (
     PROC,
@@ -59,7 +59,7 @@ def meter_traffic(statuses: Sequence[LimitStatus], reading_count: int) -> Traffi
 
 def redirect_packets_to_peer(source: NodePod, target: NodePod) -> None:
     """Put all packets of one pod straight into another one, around its qdisc, as Cilium does with bpf_redirect_peer."""
-    with loaded_program(program_redirecting_to_peer(if_nametoindex(target.host_device)), "around") as program:
+    with loaded_program(make_program_redirecting_to_peer(if_nametoindex(target.host_device)), "around") as program:
         attach_tcx(program, if_nametoindex(source.host_device))
     # Packets to the host are redirected too, so no ARP reply comes: the neighbour is set by hand.
     run_command(f"ip -n {source.namespace} neigh replace {source.host_address} lladdr 02:00:00:00:00:01 dev eth0")
