@@ -220,14 +220,8 @@ def make_config(policy: Mapping[str, Any] | None = None, **sections: Any) -> Res
         "anomalyCondition": IMMEDIATE_ANOMALY,
         **(policy or {}),
     }
-    generous = {
-        "perNode": 100,
-        "perNamespace": 1000,
-        "perRound": 1000,
-        "perWorkload": 1000,
-        "unavailablePerWorkload": 1000,
-    }
-    limits = {**generous, **sections.pop("limits", {})}
+    limit_names = ("perNode", "perNamespace", "perRound", "perWorkload", "unavailablePerWorkload")
+    limits = {**dict.fromkeys(limit_names, 1000), **sections.pop("limits", {})}
     # Most made-up workloads have one young pod.
     protection = {"minReplicas": 1, "minPodAgeS": 0, **sections.pop("protection", {})}
     document = {"policy": args, "limits": limits, "protection": protection, **sections}

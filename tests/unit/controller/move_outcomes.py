@@ -23,6 +23,8 @@ from tests.support.descheduler_builders import (
 
 WORKLOAD = "default/Deployment/web"
 LIMITS = LimitsConfig()
+FIRST_BACKOFF_S = LIMITS.failure_backoff_s
+HALF_A_DAY_S = 12 * 3600.0
 FIRST_EVALUATION_S = 5.0
 """It finds the replacement, which counts as bound then."""
 OUTCOME_S = FIRST_EVALUATION_S + LIMITS.evaluate_after_s + 1

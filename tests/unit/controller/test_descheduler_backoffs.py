@@ -28,6 +28,8 @@ from tests.support.descheduler_builders import (
     to_usage,
 )
 from tests.unit.controller.move_outcomes import (
+    FIRST_BACKOFF_S,
+    HALF_A_DAY_S,
     LIMITS,
     NODES,
     OUTCOME_S,
@@ -38,8 +40,6 @@ from tests.unit.controller.move_outcomes import (
     make_web_pod,
 )
 
-HALF_A_DAY_S = 12 * 3600.0
-FIRST_BACKOFF_S = 2 * 3600
 ONE_POD = make_loaded_snapshot({"hot": 3, "idle": 0.1}, {"p": 1})
 
 

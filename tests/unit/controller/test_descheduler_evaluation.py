@@ -19,6 +19,8 @@ from tests.support.descheduler_builders import (
     to_usage,
 )
 from tests.unit.controller.move_outcomes import (
+    FIRST_BACKOFF_S,
+    HALF_A_DAY_S,
     LIMITS,
     NODES,
     OUTCOME_S,
@@ -30,8 +32,6 @@ from tests.unit.controller.move_outcomes import (
     read_replica_backoffs,
 )
 
-HALF_A_DAY_S = 12 * 3600.0
-FIRST_BACKOFF_S = 2 * 3600
 UNCOUNTED_OUTCOMES = {"", "not-replaced", "unknown"}
 NEW, TERMINATING = make_web_pod("new", "idle"), make_web_pod("web-old", "hot", uid="old", deleting=True)
 PENDING = make_web_pod("new", "", phase="Pending")

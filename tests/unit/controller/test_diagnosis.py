@@ -321,13 +321,13 @@ def test_a_scheduler_that_works_through_a_queue_is_not_missing(ago_s: float, sch
     assert "no-scheduler" in find_codes(700)
 
 
-@pytest.mark.parametrize(("cluster", "codes"), CASES)
-def test_only_these_findings_follow_from_the_facts(cluster: Facts, codes: list[str]) -> None:
-    assert [finding.code for finding in diagnose(cluster)] == codes
+@pytest.mark.parametrize(("facts", "codes"), CASES)
+def test_only_these_findings_follow_from_the_facts(facts: Facts, codes: list[str]) -> None:
+    assert [finding.code for finding in diagnose(facts)] == codes
 
 
 @pytest.mark.parametrize(
-    ("cluster", "line"),
+    ("facts", "last_line"),
     [
         (
             make_facts(pods=make_gated_pods(created_s=NOW_S - 700)),
@@ -364,5 +364,5 @@ def test_only_these_findings_follow_from_the_facts(cluster: Facts, codes: list[s
         ),
     ],
 )
-def test_the_last_line_of_a_fix_names_the_object_or_field_to_change(cluster: Facts, line: str) -> None:
-    assert diagnose(cluster)[0].fix[-1].endswith(line)
+def test_the_last_line_of_a_fix_names_the_object_or_field_to_change(facts: Facts, last_line: str) -> None:
+    assert diagnose(facts)[0].fix[-1].endswith(last_line)

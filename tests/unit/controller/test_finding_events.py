@@ -20,10 +20,10 @@ HEALTHY = make_facts()
 STUCK = make_stuck_facts("0/4 nodes are available: 4 Insufficient cpu.")
 
 
-def select_events(*clusters: Facts) -> list[list[FindingEvent]]:
-    """The events after a diagnosis of each of ``clusters``, one after the other."""
+def select_events(*facts_by_time: Facts) -> list[list[FindingEvent]]:
+    """The events after a diagnosis of each of these facts, one after the other."""
     event_filter = FindingEventFilter()
-    return [event_filter.select_events(diagnose(cluster), cluster) for cluster in clusters]
+    return [event_filter.select_events(diagnose(facts), facts) for facts in facts_by_time]
 
 
 def test_a_finding_of_two_diagnoses_has_one_event_with_its_fix_until_it_returns() -> None:
@@ -43,8 +43,8 @@ def test_each_of_many_findings_about_one_object_gets_an_event() -> None:
         paths = [ZoneFinding("zones-unreachable", "warning", f"{zone} is cut", affects=("z0", zone)) for zone in zones]
         return [*paths, PodFinding("unknown-workload", "warning", "a pod is lost", affects=("web/front-1",))]
 
-    cluster, event_filter = make_facts(topology_conditions={"netaware-system/nt-default": ()}), FindingEventFilter()
-    batches = [event_filter.select_events(make_findings(count), cluster) for count in (30, 30, 30, 30, 31, 31)]
+    facts, event_filter = make_facts(topology_conditions={"netaware-system/nt-default": ()}), FindingEventFilter()
+    batches = [event_filter.select_events(make_findings(count), facts) for count in (30, 30, 30, 30, 31, 31)]
     assert [len(batch) for batch in batches] == [0, MAX_EVENTS_AT_ONCE, 11, 0, 0, 1]
     assert batches[2][-1].reason == "UnknownWorkload"
 
@@ -65,13 +65,13 @@ def test_a_command_in_an_event_is_never_cut() -> None:
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.code)
 def test_each_event_is_about_an_existing_object_and_no_event_repeats_a_condition(situation: Situation) -> None:
     """A change of a condition has an event already."""
-    cluster = situation.facts
-    first_events, events = select_events(cluster, cluster)
+    facts = situation.facts
+    first_events, events = select_events(facts, facts)
     assert first_events == []
-    existing_objects = {(PODS, pod.metadata.key) for pod in cluster.pods}
-    existing_objects |= {(APPGROUPS, group.metadata.key) for group in cluster.groups}
-    existing_objects |= {(NODES, agent.node) for agent in cluster.agents}
-    existing_objects |= {(NETWORK_TOPOLOGIES, key) for key in cluster.topology_conditions}
+    existing_objects = {(PODS, pod.metadata.key) for pod in facts.pods}
+    existing_objects |= {(APPGROUPS, group.metadata.key) for group in facts.groups}
+    existing_objects |= {(NODES, agent.node) for agent in facts.agents}
+    existing_objects |= {(NETWORK_TOPOLOGIES, key) for key in facts.topology_conditions}
     assert {event.object_key for event in events} <= existing_objects
     assert [event.reason for event in events if not re.fullmatch(r"([A-Z][a-z]*)+", event.reason)] == []
     if situation.code.startswith(("dependency-cycle", "spec-", "topology-")):
