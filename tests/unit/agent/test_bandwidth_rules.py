@@ -194,7 +194,7 @@ def test_limits_of_felix_are_never_changed() -> None:
     assert [status.rate_bytes_per_s for status in plan.statuses] == [RATE // 8, RATE // 8]
 
 
-def test_limits_of_the_plugins_old_versions_are_never_changed() -> None:
+def test_limits_of_the_plugins_versions_1_5_which_set_htb_are_never_changed() -> None:
     roots = [make_root_qdisc("htb", device_index, state.PLUGIN_HANDLE) for device_index in (VETH, IFB_INDEX)]
     plan = plan_for(make_pod(RATE, RATE), policy=REPAIR_BURST, **make_redirect_state(*roots))
     assert_unchanged(plan, "other-enforcer", "other-enforcer", detail="set htb on ")
@@ -227,7 +227,8 @@ def test_container_and_network_come_from_the_runtimes_cache() -> None:
     ],
 )
 def test_policing_filters_and_redirects_to_other_devices_are_foreign(foreign_filter: state.Filter) -> None:
-    assert_unchanged(plan_for(make_pod(egress_bps=RATE), filters=(foreign_filter,)), "other-enforcer")
+    plan = plan_for(make_pod(egress_bps=RATE), qdiscs=(INGRESS_QDISC,), filters=(foreign_filter,))
+    assert_unchanged(plan, "other-enforcer")
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,6 @@ async def test_a_passphrase_that_cannot_be_used_never_turns_authentication_off(t
         passphrase_file.write_bytes(current)
         assert await reading == current
         assert source.problem == ""
-
     passphrase_file.unlink()
     reading = asyncio.ensure_future(anext(passphrases))
     await asyncio.sleep(600)
