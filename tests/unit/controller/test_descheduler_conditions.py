@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
@@ -34,23 +34,9 @@ CONDITIONS_OF_NODES = {"usage-lag", "breaker", "round-limit", "node-limit", "fre
 TESTED_ELSEWHERE = {"reason-duration", "group-readiness", "planner"}
 
 
-class Case(NamedTuple):
-    """A pod of an overutilized node that fails one condition.
-
-    Attributes:
-        reason: the reported reason, or a part of it.
-        pod_fields: arguments of `make_pod_info`.
-        arguments: those of `decide_on_hot_node`, for example its history.
-    """
-
-    condition: str
-    reason: str
-    pod_fields: dict[str, Any]
-    arguments: dict[str, Any]
-
-
-def make_case(condition: str, reason: str = "", pod: dict[str, Any] | None = None, **arguments: Any) -> Case:
-    return Case(condition, reason, pod or {}, arguments)
+def make_case(condition: str, reason: str = "", pod: dict[str, Any] | None = None, **arguments: Any) -> Any:
+    """A pod with fields of `make_pod_info` that fails a condition, and other arguments of `decide_on_hot_node`."""
+    return pytest.param(condition, reason, pod or {}, arguments, id=condition)
 
 
 def make_volume_fields(**source: Any) -> dict[str, Any]:
@@ -159,25 +145,27 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.condition)
-def test_a_pod_that_fails_a_condition_is_not_moved_and_the_plan_says_why(case: Case) -> None:
-    pod = make_pod_info("p", "hot", **case.pod_fields)
+@pytest.mark.parametrize(("condition", "reason", "pod_fields", "arguments"), CASES)
+def test_a_pod_that_fails_a_condition_is_not_moved_and_the_plan_says_why(
+    condition: str, reason: str, pod_fields: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    pod = make_pod_info("p", "hot", **pod_fields)
 
-    decision = decide_on_hot_node(pod, **{"cpu_of_pods": 2.5, **case.arguments})
+    decision = decide_on_hot_node(pod, **{"cpu_of_pods": 2.5, **arguments})
 
     assert not decision.plan.moves
-    if case.condition in CONDITIONS_OF_NODES:
+    if condition in CONDITIONS_OF_NODES:
         assert not decision.plan.skips
-        assert case.reason in find_node_state(decision).reason
+        assert reason in find_node_state(decision).reason
     else:
         (skip,) = decision.plan.skips
-        assert skip.condition == case.condition
-        assert case.reason in skip.reason
+        assert skip.condition == condition
+        assert reason in skip.reason
 
 
 def test_every_condition_has_a_case_in_the_order_in_which_they_are_checked() -> None:
     tested_here = [condition.name for condition in CONDITIONS if condition.name not in TESTED_ELSEWHERE]
-    assert list(dict.fromkeys(case.condition for case in CASES)) == tested_here
+    assert list(dict.fromkeys(case.id for case in CASES)) == tested_here
 
 
 @pytest.mark.parametrize(
