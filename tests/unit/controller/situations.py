@@ -8,7 +8,7 @@ import msgspec
 
 from controller.cluster.pods import PodSpec
 from controller.diagnosis.control_plane import ControlPlaneStatus, LeaseStatus
-from controller.diagnosis.facts import Facts, NodeFact
+from controller.diagnosis.facts import Facts, NodeFact, PodFact
 from tests.unit.controller.cluster_facts import (
     CORDONED,
     DOWN,
@@ -59,9 +59,9 @@ NOT_ADMITTED = make_condition(
 )
 
 
-def make_situation(name: str, code: str, fix: str, **fields: Any) -> Situation:
-    """A healthy cluster, except for these fields of its facts."""
-    return Situation(name, code, fix, make_facts(**fields))
+def make_situation(name: str, code: str, fix: str, *pods: PodFact, **fields: Any) -> Situation:
+    """A healthy cluster with these pods, except for these fields of its facts."""
+    return Situation(name, code, fix, make_facts(pods=pods, **fields))
 
 
 def make_invalid_spec(name: str, code: str, **fields: Any) -> Situation:
@@ -90,15 +90,15 @@ SITUATIONS: tuple[Situation, ...] = (
         "the controller hangs",
         "no-leader",
         "rollout restart deployment/netaware-controller",
+        *make_gated_pods(),
         control_plane=make_control_plane(lease=LeaseStatus("a", NOW_S - 32)),
-        pods=make_gated_pods(),
     ),
     make_situation(
         "the controller has no pod",
         "controller-down",
         "scale deployment/netaware-controller",
+        *make_gated_pods(),
         control_plane=remove_pods("controller"),
-        pods=make_gated_pods(),
     ),
     make_situation(
         "the controller's image cannot be pulled",
@@ -116,8 +116,8 @@ SITUATIONS: tuple[Situation, ...] = (
         "the scheduler crashes",
         "scheduler-down",
         "rollout undo deployment/netaware-scheduler",
+        make_pod_fact(),
         control_plane=make_unready("scheduler", reason="CrashLoopBackOff", template_hash="abc"),
-        pods=(make_pod_fact(),),
     ),
     make_situation(
         "the extender does not answer",
@@ -228,8 +228,8 @@ SITUATIONS: tuple[Situation, ...] = (
         "a quota prevents the creation of pods",
         "members-missing",
         "reason=FailedCreate",
+        make_pod_fact(node="n1"),
         groups=(make_group([make_condition("Complete", "False", "PodsMissing", "1 of 20 pods run")]),),
-        pods=(make_pod_fact(node="n1"),),
     ),
     make_situation(
         "a namespace without consent",
@@ -257,44 +257,45 @@ SITUATIONS: tuple[Situation, ...] = (
         "a wrong workload label",
         "unknown-workload",
         "appgroup.diktyo.x-k8s.io.workload",
-        pods=make_gated_pods(workload="wrong"),
+        *make_gated_pods(workload="wrong"),
     ),
     make_situation(
         "an AppGroup that does not exist",
         "unknown-workload",
         "kubectl get appgroups -A",
-        pods=(make_pod_fact(group="nope", gates=(GATE,)),),
+        make_pod_fact(group="nope", gates=(GATE,)),
     ),
     make_situation(
         "running pods with a wrong workload label",
         "unknown-workload",
         "edit deployment front",
-        pods=tuple(make_pod_fact(f"front-{i}", workload="wrong", node="n1", owner=OWNER) for i in range(3)),
+        *(make_pod_fact(f"front-{i}", workload="wrong", node="n1", owner=OWNER) for i in range(3)),
     ),
     make_situation(
         "running pods of a deleted AppGroup",
         "unknown-workload",
         "edit deployment front",
+        make_pod_fact(node="n1", owner=OWNER, group_key=""),
         groups=(),
-        pods=(make_pod_fact(node="n1", owner=OWNER, group_key=""),),
     ),
     make_situation(
         "some pods of a group name another scheduler",
         "other-scheduler",
         "schedulerName: network-aware-scheduler",
-        pods=(make_pod_fact(node="n1"), make_pod_fact("front-2", scheduler="default-scheduler", node="n2")),
+        make_pod_fact(node="n1"),
+        make_pod_fact("front-2", scheduler="default-scheduler", node="n2"),
     ),
     make_situation(
         "a schedulerName of no scheduler",
         "no-scheduler",
         "schedulerName: network-aware-scheduler",
-        pods=(make_pod_fact(scheduler="network-aware-schedular", created_s=NOW_S - 300),),
+        make_pod_fact(scheduler="network-aware-schedular", created_s=NOW_S - 300),
     ),
     make_situation(
         "pods gated for ten minutes",
         "gated-too-long",
         "describe appgroup shop",
-        pods=make_gated_pods(created_s=NOW_S - 700),
+        *make_gated_pods(created_s=NOW_S - 700),
     ),
     make_without_node(
         "all nodes are full",
@@ -306,13 +307,11 @@ SITUATIONS: tuple[Situation, ...] = (
         "every node has a taint",
         "no-node-taint",
         '"op":"add","path":"/spec/template/spec/tolerations"',
-        nodes=TAINTED,
-        pods=(
-            make_pod_fact(
-                owner=OWNER,
-                scheduled=make_unschedulable("0/4 nodes are available: 4 node(s) had untolerated taint {gpu: only}."),
-            ),
+        make_pod_fact(
+            owner=OWNER,
+            scheduled=make_unschedulable("0/4 nodes are available: 4 node(s) had untolerated taint {gpu: only}."),
         ),
+        nodes=TAINTED,
     ),
     make_without_node(
         "every node is cordoned",

@@ -14,7 +14,7 @@ from controller.cluster.pods import PodSpec, Toleration
 from controller.diagnosis.cluster_views import AgentView
 from controller.diagnosis.control_plane import LeaseStatus, ProgramPod, ProgramPodObject, build_program_pods
 from controller.diagnosis.diagnose import diagnose
-from controller.diagnosis.facts import Facts, NodeFact
+from controller.diagnosis.facts import Facts, NodeFact, PodFact
 from controller.diagnosis.findings import MAX_AFFECTED
 from kubekit.wire import Condition, Taint, format_time
 from netperf.contract import AGENT_POD_SELECTOR, NAME_LABEL
@@ -73,20 +73,17 @@ def make_unmeasured_facts(ago_s: float) -> Facts:
     return make_topology_facts("Measured", "False", "PairsAbsent", "none", ago_s=ago_s, network=absent)
 
 
-def make_case(case_id: str, codes: list[str], **fields: Any) -> Any:
-    """A parameter: a healthy cluster, except for these fields of its facts, and the codes of its findings."""
-    return pytest.param(make_facts(**fields), codes, id=case_id)
-
-
-def make_unschedulable_facts(message: str) -> Facts:
-    return make_facts(pods=(make_pod_fact(scheduled=make_unschedulable(message)),))
+def make_case(case_id: str, codes: list[str], *pods: PodFact, **fields: Any) -> Any:
+    """A healthy cluster with these pods, except for these fields of its facts, and the codes of its findings."""
+    return pytest.param(make_facts(pods=pods, **fields), codes, id=case_id)
 
 
 CASES = [
     make_case(
         "a running pod and a new one",
         [],
-        pods=(make_pod_fact(node="n1", phase="Running"), make_pod_fact("new", created_s=NOW_S - 2)),
+        make_pod_fact(node="n1", phase="Running"),
+        make_pod_fact("new", created_s=NOW_S - 2),
     ),
     make_case(
         "objects that cannot be read are not absent",
@@ -94,13 +91,13 @@ CASES = [
         control_plane=make_control_plane(pods=None, lease=None, is_lease_conclusive=False),
     ),
     make_case("an excluded node", [], agents=make_agents(n3={"state": "excluded", "newest_at": None})),
-    make_case("a pod placed by affinity with another scheduler", [], pods=(make_pod_fact(node="n1"), BY_AFFINITY)),
+    make_case("a pod placed by affinity with another scheduler", [], make_pod_fact(node="n1"), BY_AFFINITY),
     make_case("an overlay without a scheduler", [], control_plane=remove_pods("scheduler", "extender")),
     make_case(
         "a pod that names the missing scheduler",
         ["scheduler-down"],
+        make_pod_fact(created_s=NOW_S - 300),
         control_plane=remove_pods("scheduler"),
-        pods=(make_pod_fact(created_s=NOW_S - 300),),
     ),
     make_case(
         "an unreachable pair by its results", ["zones-unreachable"], network=make_network(unreachable=(("z0", "z1"),))
@@ -120,31 +117,29 @@ CASES = [
     make_case(
         "gated pods behind more unschedulable pods than a finding lists",
         ["no-node-capacity"],
-        pods=(*MANY_UNSCHEDULABLE, *make_gated_pods(workload="cart")),
+        *MANY_UNSCHEDULABLE,
+        *make_gated_pods(workload="cart"),
     ),
-    make_case(
-        "pods gated for less than maxWaitS", [], pods=make_gated_pods(created_s=NOW_S - 700), max_gate_wait_s=1200.0
-    ),
+    make_case("pods gated for less than maxWaitS", [], *make_gated_pods(created_s=NOW_S - 700), max_gate_wait_s=1200.0),
     make_case(
         "untried pods if all schedulers call the extender",
         ["no-scheduler"],
-        pods=(*QUEUED, make_pod_fact("other", node="n1", scheduler="another")),
+        *QUEUED,
+        make_pod_fact("other", node="n1", scheduler="another"),
         scheduler_names=(),
     ),
-    pytest.param(
-        make_unschedulable_facts(f"0/4 nodes are available: {'9' * 5000} Insufficient cpu."),
-        ["no-node-capacity"],
-        id="a number of any length in a message",
-    ),
-    make_case("an untried pod within the time of an attempt", [], pods=(make_pod_fact(created_s=NOW_S - 19),)),
     make_case(
-        "an untried pod after the time of an attempt", ["no-scheduler"], pods=(make_pod_fact(created_s=NOW_S - 21),)
+        "a number of any length in a message",
+        ["no-node-capacity"],
+        make_pod_fact(scheduled=make_unschedulable(f"0/4 nodes are available: {'9' * 5000} Insufficient cpu.")),
     ),
-    make_case("a pod whose gate has opened", [], pods=(make_pod_fact(scheduled=GATED, created_s=NOW_S - 2),)),
+    make_case("an untried pod within the time of an attempt", [], make_pod_fact(created_s=NOW_S - 19)),
+    make_case("an untried pod after the time of an attempt", ["no-scheduler"], make_pod_fact(created_s=NOW_S - 21)),
+    make_case("a pod whose gate has opened", [], make_pod_fact(scheduled=GATED, created_s=NOW_S - 2)),
     make_case(
         "a pod that is not tried after its gate has opened",
         ["no-scheduler"],
-        pods=(make_pod_fact(scheduled=GATED, created_s=NOW_S - 300),),
+        make_pod_fact(scheduled=GATED, created_s=NOW_S - 300),
     ),
     make_case(
         "violated costs between zones without agents",
@@ -158,18 +153,24 @@ CASES = [
         groups=(make_group([FAR_COSTS_NOT_MET]),),
         agents=make_agents(n1=SILENT, n3=SILENT),
     ),
-    pytest.param(
-        make_unschedulable_facts("0/4 nodes are available: 3 node(s) didn't match PersistentVolume's node affinity."),
+    make_case(
+        "the words of Kubernetes 1.36 for a volume in another zone",
         ["no-node-volume"],
-        id="the words of Kubernetes 1.36 for a volume in another zone",
-    ),
-    pytest.param(
-        make_unschedulable_facts(
-            "0/8 nodes are available: 2 Node n0 does not meet several network requirements, "
-            "6 node(s) didn't match Pod's node affinity/selector."
+        make_pod_fact(
+            scheduled=make_unschedulable(
+                "0/4 nodes are available: 3 node(s) didn't match PersistentVolume's node affinity."
+            )
         ),
+    ),
+    make_case(
+        "the pod's own selector counts last",
         ["no-node-max-cost"],
-        id="the pod's own selector counts last",
+        make_pod_fact(
+            scheduled=make_unschedulable(
+                "0/8 nodes are available: 2 Node n0 does not meet several network requirements, "
+                "6 node(s) didn't match Pod's node affinity/selector."
+            )
+        ),
     ),
 ]
 
