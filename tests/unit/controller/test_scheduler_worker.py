@@ -7,48 +7,34 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import cast
 
 import msgspec
 import pytest
 
+from controller.cluster.cluster_cache import ClusterCache
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pod_info import PodReader
 from controller.scheduler.placement.planner import Plan, PlanningError, plan_group
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.placement.worker import PlanningProcess
+from kubekit.client import Client
+from tests.unit.controller.components import fill_store
 from tests.unit.controller.groups import make_bound_pod, make_lone_workload, make_snapshot, make_zone_node
-
-
-class FakeStore:
-    """A store that calls its subscribers after each change."""
-
-    def __init__(self) -> None:
-        self.items: dict[str, Any] = {}
-        self.handlers: list[Any] = []
-
-    def subscribe(self, handler: Any) -> None:
-        self.handlers.append(handler)
-
-    def put(self, key: str, item: Any) -> None:
-        old = self.items.pop(key, None)
-        if item is not None:
-            self.items[key] = item
-        for handler in self.handlers:
-            handler(key, old, item)
 
 
 class ObservedCluster:
     """Stores of nodes and pods, and a node cache that follows them."""
 
     def __init__(self, node_count: int) -> None:
-        self.node_cache, self.nodes, self.pods = NodeCache(), FakeStore(), FakeStore()
-        self.node_cache.subscribe_to(self.nodes, self.pods)  # type: ignore[arg-type]
-        for i in range(node_count):
-            self.nodes.put(f"n{i}", make_zone_node(f"n{i}", f"z{i % 3}", "4"))
+        cache = ClusterCache(cast("Client", None), "netaware-system")
+        self.nodes, self.pods = cache.nodes, cache.pods
+        self.node_cache = NodeCache()
+        self.node_cache.subscribe_to(self.nodes, self.pods)
+        fill_store(self.nodes, [make_zone_node(f"n{i}", f"z{i % 3}", "4") for i in range(node_count)])
 
     def bind(self, name: str, node: str, cpu: str) -> None:
-        self.pods.put(name, PodReader().read(make_bound_pod(name, "other", node, cpu)))
+        fill_store(self.pods, [PodReader().read(make_bound_pod(name, "other", node, cpu))])
 
     def make_snapshot(self, pod_count: int) -> GroupSnapshot:
         """A group of pods that request a core each, without dependencies."""
@@ -59,7 +45,7 @@ class ObservedCluster:
 @asynccontextmanager
 async def run_process(cluster: ObservedCluster) -> AsyncIterator[PlanningProcess]:
     planner = PlanningProcess(cluster.node_cache, time_limit_s=60.0)
-    planner.subscribe_to(cluster.nodes, cluster.pods)  # type: ignore[arg-type]
+    planner.subscribe_to(cluster.nodes, cluster.pods)
     try:
         yield planner
     finally:
@@ -84,12 +70,12 @@ async def test_the_process_plans_like_the_planner_and_follows_the_cluster() -> N
 
         for i in range(599):
             cluster.bind(f"b{i}", f"n{i}", "4")
-        cluster.nodes.put("n1", None)
+        cluster.nodes._set("n1", None)
         plan = await planner.plan(cluster.make_snapshot(6))  # 4 fit on the only free node.
         assert {target.node for target in plan.targets.values()} == {"n599"}
         assert len(plan.unplaced) == 2
 
-        cluster.pods.put("b7", None)
+        cluster.pods._set("default/b7", None)
         assert (await planner.plan(cluster.make_snapshot(6))).unplaced == ()
         snapshot = cluster.make_snapshot(3)
         assert_same_targets(await planner.plan(snapshot), plan_group(snapshot))
