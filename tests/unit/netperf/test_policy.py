@@ -39,12 +39,6 @@ def test_latency_is_rounded_up_to_units(latency_us: float, unit_us: float, cost:
     assert latency_to_cost(latency_us, CostPolicy(unit_us=unit_us)) == cost
 
 
-def test_fields_of_a_policy_override_the_defaults() -> None:
-    defaults = CostPolicy(unit_us=100)
-    assert parse_policy({"percentile": "p50"}, defaults) == CostPolicy(percentile="p50", unit_us=100)
-    assert parse_policy(None) == CostPolicy()
-
-
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
