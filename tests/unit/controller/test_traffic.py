@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 
-from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable, Location
-from controller.cluster.crds import AppGroup, AppGroupStatus, WeightInfo
+from controller.cluster.crds import AppGroup, WeightInfo
 from controller.cluster.dependency_graph import build_graph
-from controller.cluster.membership import Membership
 from controller.diagnosis.snapshot import ClusterSnapshot
-from controller.prometheus import PrometheusError
 from controller.traffic.config import TrafficConfig
 from controller.traffic.drift import Comparison, compare_groups
 from controller.traffic.graph import Flow, WorkloadId, build_traffic_graph
 from controller.traffic.prices import PriceTable
 from controller.traffic.proposals import Proposal, propose
-from controller.traffic.reconciler import AS_DESCRIBED, TrafficController, describe_drifts, must_write_weights
+from controller.traffic.reconciler import describe_drifts, must_write_weights
 from controller.traffic.workloads import Workloads
-from kubekit.conditions import make_condition
-from kubekit.errors import ConfigError
 from kubekit.wire import Object, ObjectMeta
 from tests.support.bodies import make_weight_body
 from tests.support.descheduler_builders import make_pod_info
-from tests.unit.controller import scheduler_objects
 
 ZONE1, ZONE2, OTHER_REGION = Location("r1", "z1"), Location("r1", "z2"), Location("r2", "z9")
 COSTS = CostTable(msgspec.convert(make_weight_body({("z1", "z2"): 7}), WeightInfo))
@@ -64,10 +55,7 @@ def propose_for(flows: Iterable[Flow], *groups: AppGroup) -> list[Proposal]:
 
 
 def compare(
-    flows: Sequence[Flow],
-    *groups: AppGroup,
-    prices: PriceTable | None = None,
-    consents: dict[str, str] | None = None,
+    flows: Sequence[Flow], *groups: AppGroup, prices: PriceTable | None = None, consents: dict[str, str] | None = None
 ) -> Comparison:
     """Flows between workloads with a replica in each zone; ``consents`` is namespace -> namespaces whose groups may have its pods."""
     workloads = make_workloads(flows, ZONE1, ZONE2)
@@ -214,10 +202,8 @@ def test_groups_split_at_negligible_traffic_and_a_hub_joins_no_groups() -> None:
 def test_cycles_external_ends_and_daemonsets_are_no_errors() -> None:
     to_daemonset = Flow(make_id("a"), make_id("proxy", kind="DaemonSet"), 100)
     (proposal,) = propose_for([make_flow("a", "b", 100), make_flow("b", "a", 100), to_daemonset])
-    assert {(edge.client, edge.server) for edge in proposal.dependencies} == {
-        ("shop/a", "shop/b"),
-        ("shop/b", "shop/a"),
-    }
+    edges = {(edge.client, edge.server) for edge in proposal.dependencies}
+    assert edges == {("shop/a", "shop/b"), ("shop/b", "shop/a")}
     assert proposal.external == ("shop/proxy",)
 
 
@@ -357,48 +343,9 @@ def test_drift_messages_have_no_rates_and_a_limited_length() -> None:
     assert describe_drifts([]).reason == "AsDescribed"
 
 
-@pytest.mark.looptime
-async def test_in_each_leadership_a_condition_becomes_unknown_if_traffic_cannot_be_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def fail(*_: object) -> None:
-        raise PrometheusError("no answer")
-
-    monkeypatch.setattr("controller.traffic.reconciler.read_flows", fail)
-    condition = make_condition(AS_DESCRIBED, holds=True, reason=AS_DESCRIBED, message="", generation=1)
-    group = scheduler_objects.make_app_group({}, "shop", name="g", status=AppGroupStatus(conditions=[condition]))
-    controller = TrafficController(
-        cast("Any", None),
-        cast("Any", SimpleNamespace(app_groups={"shop/g": group})),
-        TrafficConfig(prometheus_url="http://prometheus:9090", interval_s=10),
-        CollectorRegistry(),
-        membership=Membership(NetworkOverheadArgs()),
-        notify=lambda _: None,
-    )
-    for _ in range(2):
-        leading = asyncio.create_task(controller.run())
-        await asyncio.sleep(5)
-        assert controller.conditions("shop/g") == []
-        await asyncio.sleep(20)
-        assert [condition.status for condition in controller.conditions("shop/g")] == ["Unknown"]
-        leading.cancel()
-        await asyncio.gather(leading, return_exceptions=True)
-
-
 def test_preset_prices_have_a_source() -> None:
     assert TrafficConfig().prices.resolve() is None
     for preset in ("aws", "gcp", "azure"):
         table = PriceTable(preset=preset).resolve()
         assert table is not None
         assert "2026" in table.source
-
-
-def test_errors_name_the_traffic_setting_but_no_password() -> None:
-    TrafficConfig().validate()
-    for url in ("prometheus:9090", "http:///path", "http://[", "http://user@", "user:secret@prometheus:9090"):
-        with pytest.raises(ConfigError, match="prometheusUrl") as refused:
-            TrafficConfig(prometheus_url=url).validate()
-        assert "secret" not in str(refused.value)
-    for prices in (PriceTable(between_zones=-1.0), PriceTable(between_zones=999.5)):
-        with pytest.raises(ConfigError, match=r"prices\.betweenZones"):
-            TrafficConfig(prices=prices).validate()

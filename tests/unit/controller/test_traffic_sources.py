@@ -1,15 +1,27 @@
-"""Flows are read from the series that Istio and netaware's agents export, as their projects document them."""
+"""Flows are read from the series that Istio and netaware's agents export; the controller says if they cannot be read."""
 
 from __future__ import annotations
 
+import asyncio
 import re
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from controller.cluster.config import NetworkOverheadArgs
+from controller.cluster.crds import AppGroupStatus
+from controller.cluster.membership import Membership
 from controller.prometheus import PrometheusClient, PrometheusError, VectorSample
+from controller.traffic.config import TrafficConfig
 from controller.traffic.graph import Flow, WorkloadId, build_traffic_graph
+from controller.traffic.prices import PriceTable
+from controller.traffic.reconciler import AS_DESCRIBED, TrafficController
 from controller.traffic.sources import read_flows
+from kubekit.conditions import make_condition
 from kubekit.errors import ConfigError
+from tests.unit.controller import scheduler_objects
 
 
 class FakePrometheus(PrometheusClient):
@@ -125,15 +137,53 @@ async def test_the_window_is_limited_to_the_age_of_the_source() -> None:
 @pytest.mark.parametrize(("round_s", "min_range_s"), [(0.0, 100), (0.15, 100), (0.6, 280), (1e9, 1240)])
 async def test_ranges_contain_two_readings_of_the_slowest_agent(round_s: float, min_range_s: int) -> None:
     """An agent reads every 120 s if a reading takes 0.6 s: a range of 100 s would show no traffic of its node."""
-    prometheus = FakePrometheus(
-        {
-            "netaware_traffic_bytes_total": [(make_agent_labels("10.1.0.1"), 100.0)],
-            "netaware_traffic_round_seconds": [({}, round_s)],
-        }
-    )
+    series: dict[str, Any] = {
+        "netaware_traffic_bytes_total": [(make_agent_labels("10.1.0.1"), 100.0)],
+        "netaware_traffic_round_seconds": [({}, round_s)],
+    }
+    prometheus = FakePrometheus(series)
     assert (await read_flows(prometheus, "", 60)).window_s == min_range_s
     prometheus.expressions.clear()
     await read_flows(prometheus, "conntrack", 3600)
     peaks = [expression for expression in prometheus.expressions if expression.startswith("quantile_over_time")]
     assert peaks
     assert all(f"[{max(min_range_s, 120)}s]" in expression for expression in peaks)
+
+
+@pytest.mark.looptime
+async def test_in_each_leadership_a_condition_becomes_unknown_if_traffic_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fail(*_: object) -> None:
+        raise PrometheusError("no answer")
+
+    monkeypatch.setattr("controller.traffic.reconciler.read_flows", fail)
+    condition = make_condition(AS_DESCRIBED, holds=True, reason=AS_DESCRIBED, message="", generation=1)
+    group = scheduler_objects.make_app_group({}, "shop", name="g", status=AppGroupStatus(conditions=[condition]))
+    controller = TrafficController(
+        cast("Any", None),
+        cast("Any", SimpleNamespace(app_groups={"shop/g": group})),
+        TrafficConfig(prometheus_url="http://prometheus:9090", interval_s=10),
+        CollectorRegistry(),
+        membership=Membership(NetworkOverheadArgs()),
+        notify=lambda _: None,
+    )
+    for _ in range(2):
+        leading = asyncio.create_task(controller.run())
+        await asyncio.sleep(5)
+        assert controller.conditions("shop/g") == []
+        await asyncio.sleep(20)
+        assert [condition.status for condition in controller.conditions("shop/g")] == ["Unknown"]
+        leading.cancel()
+        await asyncio.gather(leading, return_exceptions=True)
+
+
+def test_errors_name_the_traffic_setting_but_no_password() -> None:
+    TrafficConfig().validate()
+    for url in ("prometheus:9090", "http:///path", "http://[", "http://user@", "user:secret@prometheus:9090"):
+        with pytest.raises(ConfigError, match="prometheusUrl") as refused:
+            TrafficConfig(prometheus_url=url).validate()
+        assert "secret" not in str(refused.value)
+    for prices in (PriceTable(between_zones=-1.0), PriceTable(between_zones=999.5)):
+        with pytest.raises(ConfigError, match=r"prices\.betweenZones"):
+            TrafficConfig(prices=prices).validate()
