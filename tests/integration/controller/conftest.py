@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 
 from kubekit.client import Client
 from lab.controlplane import ControlPlane
 from tests.integration.conftest import CreateNode
+from tests.integration.controller.appgroups import AppGroupNamespace
 from tests.integration.controller.harness import Replica, StartManager, announce_agent
 from tests.integration.controller.measured_topology import REGION_BY_ZONE, MeasuredTopology
 
@@ -31,6 +33,11 @@ async def start_manager(control_plane: ControlPlane, namespace: str, tmp_path: P
     for replica in replicas:
         print(replica.log.read_text()[-4000:])
         assert "Traceback" not in replica.log.read_text()
+
+
+@pytest.fixture
+def groups(client: Client, namespace: str, crds: list[str]) -> AppGroupNamespace:
+    return AppGroupNamespace(client, namespace)
 
 
 @pytest_asyncio.fixture

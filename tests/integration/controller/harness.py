@@ -14,7 +14,7 @@ import time
 import urllib.request
 import uuid
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Node, Object
 from lab.controlplane import find_free_ports
 from lab.credentials import credentials_dir
+from lab.polling import poll_until
 from netperf.contract import PLAN_SELECTOR
 from netperf.latencies import ZonePair
 from netperf.measurement import Measurement
@@ -177,3 +178,12 @@ class SimulatedAgents:
                 raise
             body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, **patch}
             await self._client.create(CONFIGMAPS, body, Object, namespace=self._namespace)
+
+
+async def wait_until_equal(read: Callable[[], Awaitable[object]], expected: object) -> None:
+    """Wait until ``read`` returns the expected value."""
+
+    async def is_equal() -> bool:
+        return await read() == expected
+
+    await poll_until(is_equal, f"{expected}")

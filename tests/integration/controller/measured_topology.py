@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from controller.cluster.crds import NETPERF_COSTS, NETWORK_TOPOLOGIES, NetworkTopology
@@ -12,7 +13,8 @@ from kubekit.conditions import find_condition
 from kubekit.wire import CONFIGMAPS, EVENTS, NODES, ConfigMap, Node, Object
 from lab.polling import poll_until
 from netperf.latencies import ZonePair
-from tests.integration.controller.harness import SimulatedAgents, read_plans
+from tests.integration.controller.appgroups import AppGroupNamespace
+from tests.integration.controller.harness import SimulatedAgents, read_plans, wait_until_equal
 from tests.support.bodies import make_symmetric_costs, make_topology_body, make_weight_body
 
 REGION_BY_ZONE = {"z1": "west", "z2": "west", "z3": "east"}
@@ -26,11 +28,11 @@ USER_WEIGHT = make_weight_body(
 )
 
 
-class MeasuredTopology:
+class MeasuredTopology(AppGroupNamespace):
     """The NetworkTopology nt-default of three zones with two nodes each, named after zone and a letter, and simulated agents."""
 
     def __init__(self, client: Client, namespace: str) -> None:
-        self.client, self.namespace = client, namespace
+        super().__init__(client, namespace)
         self.agents = SimulatedAgents(client, namespace)
         self.agents.set_latency("z1", "z2", 4.6)
         self.agents.set_latency("z1", "z3", 20)
@@ -80,6 +82,9 @@ class MeasuredTopology:
         config_maps = await self.client.list(CONFIGMAPS, ConfigMap, namespace=self.namespace)
         return next((item.data or {} for item in config_maps if item.metadata.name == "netperf-metrics"), {})
 
+    async def read_planned_zones(self) -> set[str]:
+        return {plan.zone for plan in await read_plans(self.client, self.namespace)}
+
     async def read_planned_nodes(self) -> set[str]:
         plans = await read_plans(self.client, self.namespace)
         return {end.node for plan in plans for probe in plan.probes for end in (probe.origin, probe.destination)}
@@ -87,23 +92,11 @@ class MeasuredTopology:
     async def list_events(self) -> list[dict[str, Any]]:
         return await self.client.list(EVENTS, dict, namespace=self.namespace)
 
-    async def wait_for_planned_zones(self, *zones: str) -> None:
-        async def are_planned() -> bool:
-            return {plan.zone for plan in await read_plans(self.client, self.namespace)} == set(zones)
-
-        await poll_until(are_planned)
-
     async def wait_for_costs(self, costs: Mapping[ZonePair, int]) -> None:
-        async def are_equal() -> bool:
-            return await self.read_costs() == costs
-
-        await poll_until(are_equal)
+        await wait_until_equal(self.read_costs, costs)
 
     async def wait_for_condition(self, type_: str, status: str, reason: str) -> None:
-        async def has_condition() -> bool:
-            return await self.read_condition(type_) == (status, reason)
-
-        await poll_until(has_condition)
+        await wait_until_equal(partial(self.read_condition, type_), (status, reason))
 
     async def measure_until_priced(self) -> None:
         """Write results until costs of all pairs are measured; the first may be computed from a part of the results."""

@@ -10,13 +10,13 @@ import pytest
 from controller.cli.session import Session
 from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES, WORKLOAD_LABEL
 from controller.diagnosis.events import EventReporter
-from kubekit.client import MERGE_PATCH, Client
+from kubekit.client import MERGE_PATCH
 from kubekit.events import EventRecorder
-from kubekit.wire import EVENTS, PODS, SERVICES, Object
+from kubekit.wire import EVENTS, SERVICES, Object
 from lab.polling import poll_until
 from lab.programs import Program
 from tests.integration.conftest import CreateNode
-from tests.integration.controller.appgroups import create_group, create_pod, make_group, read_group, wait_for_condition
+from tests.integration.controller.appgroups import AppGroupNamespace, make_group
 from tests.integration.controller.harness import Replica, StartManager
 from tests.support.bodies import make_topology_body, make_weight_body
 from tests.support.online_boutique import BOUTIQUE, BOUTIQUE_CALLS, EXPECTED_ORDERS
@@ -31,14 +31,14 @@ def replica(crds: list[str], start_manager: StartManager) -> Replica:
     return start_manager()
 
 
-async def test_every_algorithm_gives_the_documented_order(replica: Replica, client: Client, namespace: str) -> None:
-    await create_group(client, namespace, make_group(BOUTIQUE_CALLEES, members=len(BOUTIQUE)))
+async def test_every_algorithm_gives_the_documented_order(replica: Replica, groups: AppGroupNamespace) -> None:
+    await groups.create_group(make_group(BOUTIQUE_CALLEES, members=len(BOUTIQUE)))
     for algorithm, selectors_in_order in EXPECTED_ORDERS.items():
         patch = {"spec": {"topologySortingAlgorithm": algorithm}}
-        await client.patch(APPGROUPS, "g", patch, Object, patch_type=MERGE_PATCH, namespace=namespace)
-        await wait_for_condition(client, namespace, "SpecValid", "True", f"by {algorithm}")
+        await groups.patch_group(patch)
+        await groups.wait_for_group_condition("SpecValid", "True", f"by {algorithm}")
 
-        status = (await read_group(client, namespace)).status
+        status = (await groups.read_group()).status
         assert status.topology_order is not None
         by_index = sorted(status.topology_order, key=lambda entry: entry.index)
         assert " ".join(entry.workload.selector for entry in by_index) == selectors_in_order
@@ -48,91 +48,92 @@ async def test_every_algorithm_gives_the_documented_order(replica: Replica, clie
 
 
 async def test_the_manager_never_writes_the_spec_and_not_the_status_of_an_unchanged_spec(
-    replica: Replica, client: Client, namespace: str
+    replica: Replica, groups: AppGroupNamespace
 ) -> None:
     body = make_group(BOUTIQUE_CALLEES)
-    await create_group(client, namespace, body)
-    created: dict[str, Any] = await client.get(APPGROUPS, "g", dict, namespace=namespace)
-    await wait_for_condition(client, namespace, "SpecValid", "True")
+    await groups.create_group(body)
+    created: dict[str, Any] = await groups.client.get(APPGROUPS, "g", dict, namespace=groups.namespace)
+    await groups.wait_for_group_condition("SpecValid", "True")
     write_count = (await replica.read_metrics())["netaware_appgroup_writes_total"]
 
     annotation = {"metadata": {"annotations": {"touched": "yes"}}}
-    await client.patch(APPGROUPS, "g", annotation, Object, patch_type=MERGE_PATCH, namespace=namespace)
+    await groups.patch_group(annotation)
     await asyncio.sleep(DEBOUNCE_S)
 
     assert (await replica.read_metrics())["netaware_appgroup_writes_total"] == write_count
-    group: dict[str, Any] = await client.get(APPGROUPS, "g", dict, namespace=namespace)
+    group: dict[str, Any] = await groups.client.get(APPGROUPS, "g", dict, namespace=groups.namespace)
     assert group["spec"] == created["spec"]
 
 
-async def test_cyclic_and_large_groups_are_ordered(replica: Replica, client: Client, namespace: str) -> None:
-    await create_group(client, namespace, make_group({"a": "b", "b": "c", "c": "a", "d": "a"}, name="cycle"))
+async def test_cyclic_and_large_groups_are_ordered(replica: Replica, groups: AppGroupNamespace) -> None:
+    await groups.create_group(make_group({"a": "b", "b": "c", "c": "a", "d": "a"}, name="cycle"))
     selectors = [f"w{i:03}" for i in range(500)]
     callees = {selector: " ".join(selectors[i + 1 : i + 4]) for i, selector in enumerate(selectors)}
-    await create_group(client, namespace, make_group(callees, name="large"))
+    await groups.create_group(make_group(callees, name="large"))
 
-    await wait_for_condition(client, namespace, "SpecValid", "False", "a -> b -> c -> a", group="cycle")
-    await wait_for_condition(client, namespace, "SpecValid", "True", "500 workloads", group="large")
-    order = (await read_group(client, namespace, "cycle")).status.topology_order
+    await groups.wait_for_group_condition("SpecValid", "False", "a -> b -> c -> a", group="cycle")
+    await groups.wait_for_group_condition("SpecValid", "True", "500 workloads", group="large")
+    order = (await groups.read_group("cycle")).status.topology_order
     assert order is not None
     assert sorted(entry.index for entry in order) == [1, 2, 3, 4]
 
 
 async def test_the_status_has_the_number_of_pods_and_whether_costs_are_met(
-    replica: Replica, client: Client, namespace: str, kwok: Program, create_node: CreateNode
+    replica: Replica, groups: AppGroupNamespace, kwok: Program, create_node: CreateNode
 ) -> None:
-    near, far = f"{namespace}-near", f"{namespace}-far"
+    near, far = f"{groups.namespace}-near", f"{groups.namespace}-far"
     await create_node(near, zone="z1", region="west")
     await create_node(far, zone="z2", region="west")
     topology = make_topology_body(weights=[make_weight_body({("z1", "z2"): 30})])
-    await client.create(NETWORK_TOPOLOGIES, topology, Object, namespace=namespace)
-    await create_group(client, namespace, make_group({"a": "b", "b": ""}, members=2, max_cost=15))
-    await wait_for_condition(client, namespace, "Complete", "False", "0 of 2")
+    await groups.client.create(NETWORK_TOPOLOGIES, topology, Object, namespace=groups.namespace)
+    await groups.create_group(make_group({"a": "b", "b": ""}, members=2, max_cost=15))
+    await groups.wait_for_group_condition("Complete", "False", "0 of 2")
 
-    await create_pod(client, namespace, "a", near)
-    await create_pod(client, namespace, "b", far)
-    await wait_for_condition(client, namespace, "Complete", "True", "2 of 2 pods run")
-    await wait_for_condition(client, namespace, "CostsMet", "False", "a to b costs 30, at most 15 (z1 to z2)")
-    status = (await read_group(client, namespace)).status
+    await groups.create_pod("a", near)
+    await groups.create_pod("b", far)
+    await groups.wait_for_group_condition("Complete", "True", "2 of 2 pods run")
+    await groups.wait_for_group_condition("CostsMet", "False", "a to b costs 30, at most 15 (z1 to z2)")
+    status = (await groups.read_group()).status
     assert status.running_workloads == 2
     assert status.schedule_start_time is not None
 
-    await client.delete(PODS, "b", namespace=namespace, grace_period_s=0)
-    await create_pod(client, namespace, "b", near, "b2")
-    await wait_for_condition(client, namespace, "CostsMet", "True", "1 of 1")
+    await groups.delete_pod("b")
+    await groups.create_pod("b", near, "b2")
+    await groups.wait_for_group_condition("CostsMet", "True", "1 of 1")
 
 
 async def test_a_condition_names_a_service_that_needs_traffic_distribution(
-    replica: Replica, client: Client, namespace: str, kwok: Program, create_node: CreateNode
+    replica: Replica, groups: AppGroupNamespace, kwok: Program, create_node: CreateNode
 ) -> None:
     service = {"metadata": {"name": "b"}, "spec": {"selector": {WORKLOAD_LABEL: "b"}, "ports": [{"port": 80}]}}
-    await client.create(SERVICES, service, Object, namespace=namespace)
-    await create_group(client, namespace, make_group({"a": "b", "b": ""}, members=4, max_cost=10_000))
+    await groups.client.create(SERVICES, service, Object, namespace=groups.namespace)
+    await groups.create_group(make_group({"a": "b", "b": ""}, members=4, max_cost=10_000))
     for zone in ("z1", "z2"):
-        await create_node(f"{namespace}-{zone}", zone=zone, region="west")
+        await create_node(f"{groups.namespace}-{zone}", zone=zone, region="west")
         for workload in ("a", "b"):
-            await create_pod(client, namespace, workload, f"{namespace}-{zone}", f"{workload}-{zone}")
+            await groups.create_pod(workload, f"{groups.namespace}-{zone}", f"{workload}-{zone}")
 
-    no_distribution = f"Service {namespace}/b has no trafficDistribution: with PreferSameZone a call would take"
-    await wait_for_condition(client, namespace, "RoutedNear", "False", no_distribution)
-    await wait_for_condition(client, namespace, "Balanced", "True")
+    no_distribution = f"Service {groups.namespace}/b has no trafficDistribution: with PreferSameZone a call would take"
+    await groups.wait_for_group_condition("RoutedNear", "False", no_distribution)
+    await groups.wait_for_group_condition("Balanced", "True")
 
     same_zone = {"spec": {"trafficDistribution": "PreferSameZone"}}
-    await client.patch(SERVICES, "b", same_zone, Object, patch_type=MERGE_PATCH, namespace=namespace)
-    await wait_for_condition(client, namespace, "RoutedNear", "True")
+    await groups.client.patch(SERVICES, "b", same_zone, Object, patch_type=MERGE_PATCH, namespace=groups.namespace)
+    await groups.wait_for_group_condition("RoutedNear", "True")
 
 
-async def test_a_running_pod_of_an_unknown_workload_gets_one_event(
-    client: Client, namespace: str, crds: list[str]
-) -> None:
-    await create_group(client, namespace, make_group({"web": ""}))
-    pod = await create_pod(client, namespace, "wbe", "nowhere")
-    session, recorder = Session(client, None, None, namespace), EventRecorder(client, component="test", instance="test")
+async def test_a_running_pod_of_an_unknown_workload_gets_one_event(groups: AppGroupNamespace) -> None:
+    await groups.create_group(make_group({"web": ""}))
+    pod = await groups.create_pod("wbe", "nowhere")
+    session, recorder = (
+        Session(groups.client, None, None, groups.namespace),
+        EventRecorder(groups.client, component="test", instance="test"),
+    )
     reporter = EventReporter(lambda: session.read_snapshot(everything=True), recorder)
 
     async def report_and_list_events() -> list[dict[str, Any]]:
         await reporter.report()
-        events: list[dict[str, Any]] = await client.list(EVENTS, dict, namespace=namespace)
+        events: list[dict[str, Any]] = await groups.client.list(EVENTS, dict, namespace=groups.namespace)
         return [event for event in events if event["reason"] == "UnknownWorkload"]
 
     recording = asyncio.ensure_future(recorder.run())

@@ -9,10 +9,9 @@ import yaml
 
 from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES
 from controller.convert.spellings import convert_documents
-from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.wire import Object
-from tests.integration.controller.appgroups import create_group, make_group
+from tests.integration.controller.appgroups import AppGroupNamespace, make_group
 from tests.support.bodies import make_weight_body
 from tests.support.field_spellings import PROPOSAL_GROUP, PROPOSAL_TOPOLOGY, SLIDES_GROUP
 
@@ -34,11 +33,13 @@ def make_group_with(path: str, value: object) -> dict[str, Any]:
     return body
 
 
-async def create_strictly(client: Client, namespace: str, body: dict[str, Any]) -> None:
+async def create_strictly(groups: AppGroupNamespace, body: dict[str, Any]) -> None:
     """Create an object as kubectl does, so that unknown fields are errors."""
     resource = APPGROUPS if body["kind"] == "AppGroup" else NETWORK_TOPOLOGIES
     body["metadata"].pop("namespace", None)
-    await client.request("POST", resource.path(namespace), params={"fieldValidation": "Strict"}, body=body)
+    await groups.client.request(
+        "POST", resource.path(groups.namespace), params={"fieldValidation": "Strict"}, body=body
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,18 +59,16 @@ async def create_strictly(client: Client, namespace: str, body: dict[str, Any]) 
     ],
 )
 async def test_an_invalid_appgroup_is_refused(
-    client: Client, namespace: str, crds: list[str], path: str, value: object, message: str
+    groups: AppGroupNamespace, path: str, value: object, message: str
 ) -> None:
     with pytest.raises(ApiError, match=message) as refusal:
-        await create_group(client, namespace, make_group_with(path, value))
+        await groups.create_group(make_group_with(path, value))
     assert refusal.value.status == 422
 
 
 @pytest.mark.parametrize("rate", ["100Mi", "1e3", 5, "0.5G"])
-async def test_bandwidths_may_be_texts_or_numbers(
-    client: Client, namespace: str, crds: list[str], rate: str | int
-) -> None:
-    await create_group(client, namespace, make_group_with("workloads.0.dependencies.0.minBandwidth", rate))
+async def test_bandwidths_may_be_texts_or_numbers(groups: AppGroupNamespace, rate: str | int) -> None:
+    await groups.create_group(make_group_with("workloads.0.dependencies.0.minBandwidth", rate))
 
 
 @pytest.mark.parametrize(
@@ -85,11 +84,11 @@ async def test_bandwidths_may_be_texts_or_numbers(
     ids=["upper-case-name", "no-name", "duplicate-weight", "negative-cost", "percentile", "expires-before-stale"],
 )
 async def test_an_invalid_network_topology_is_refused(
-    client: Client, namespace: str, crds: list[str], spec: dict[str, Any], message: str
+    groups: AppGroupNamespace, spec: dict[str, Any], message: str
 ) -> None:
     body = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": "n"}, "spec": spec}
     with pytest.raises(ApiError, match=message):
-        await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=namespace)
+        await groups.client.create(NETWORK_TOPOLOGIES, body, Object, namespace=groups.namespace)
 
 
 @pytest.mark.parametrize(
@@ -97,10 +96,8 @@ async def test_an_invalid_network_topology_is_refused(
     [PROPOSAL_GROUP, SLIDES_GROUP, PROPOSAL_TOPOLOGY],
     ids=["proposal-group", "slides-group", "proposal-topology"],
 )
-async def test_field_spellings_are_accepted_only_after_conversion(
-    client: Client, namespace: str, crds: list[str], manifest: str
-) -> None:
+async def test_field_spellings_are_accepted_only_after_conversion(groups: AppGroupNamespace, manifest: str) -> None:
     with pytest.raises(ApiError):
-        await create_strictly(client, namespace, yaml.safe_load(manifest))
+        await create_strictly(groups, yaml.safe_load(manifest))
     (converted,), _ = convert_documents([yaml.safe_load(manifest)])
-    await create_strictly(client, namespace, converted)
+    await create_strictly(groups, converted)

@@ -12,8 +12,8 @@ from lab.polling import poll_until
 from netperf.contract import ZONE_LABEL
 from netperf.plans import plan_object_name
 from tests.integration.conftest import install_crds, remove_crds
-from tests.integration.controller.appgroups import create_group, make_group, wait_for_condition
-from tests.integration.controller.harness import Replica, StartManager, read_plans
+from tests.integration.controller.appgroups import make_group
+from tests.integration.controller.harness import Replica, StartManager, read_plans, wait_until_equal
 from tests.integration.controller.measured_topology import REGION_BY_ZONE, MeasuredTopology
 
 
@@ -23,7 +23,7 @@ async def test_plans_costs_and_results_follow_nodes_and_their_zones(
     await topology.patch_results({"mine": "1"})
     for suffix in ("z3a", "z3b"):
         await topology.patch_node(suffix, {"metadata": {"labels": {ZONE_LABEL: "z9"}}})
-    await topology.wait_for_planned_zones("z1", "z2", "z9")
+    await wait_until_equal(topology.read_planned_zones, {"z1", "z2", "z9"})
     topology.agents.set_latency("z1", "z9", 50)
 
     async def is_measured() -> bool:
@@ -67,7 +67,7 @@ async def test_deleted_and_malformed_plans_are_written_again(topology: MeasuredT
     await topology.client.patch(
         CONFIGMAPS, malformed, patch, Object, patch_type=JSON_PATCH, namespace=topology.namespace
     )
-    await topology.wait_for_planned_zones(*REGION_BY_ZONE)
+    await wait_until_equal(topology.read_planned_zones, set(REGION_BY_ZONE))
 
 
 @pytest.mark.slow
@@ -103,6 +103,6 @@ async def test_probes_are_planned_before_definitions_exist_which_are_used_once_t
 
     await install_crds(topology.client)
     await topology.create()
-    await create_group(topology.client, topology.namespace, make_group({"a": "b", "b": "a"}))
+    await topology.create_group(make_group({"a": "b", "b": "a"}))
     await topology.measure_until_priced()
-    await wait_for_condition(topology.client, topology.namespace, "SpecValid", "False")
+    await topology.wait_for_group_condition("SpecValid", "False")

@@ -8,15 +8,15 @@ import json
 import pytest
 import yaml
 
-from controller.cluster.crds import APPGROUPS, NETPERF_COSTS, NETWORK_TOPOLOGIES
+from controller.cluster.crds import NETPERF_COSTS, NETWORK_TOPOLOGIES
 from kubekit.client import MERGE_PATCH, Client
-from kubekit.wire import CONFIGMAPS, PODS, Object, Resource
+from kubekit.wire import CONFIGMAPS, Object, Resource
 from lab.controlplane import ControlPlane
 from lab.polling import poll_until
 from lab.programs import Program
 from tests.integration.conftest import CRDS, CreateNode
-from tests.integration.controller.appgroups import create_pod, make_group
-from tests.integration.controller.harness import Replica, StartManager, read_plans
+from tests.integration.controller.appgroups import make_group
+from tests.integration.controller.harness import Replica, StartManager, read_plans, wait_until_equal
 from tests.integration.controller.measured_topology import ALL_COSTS, REGION_BY_ZONE, USER_WEIGHT, MeasuredTopology
 
 RUN_INTERVAL_S = 4.0
@@ -202,21 +202,16 @@ async def test_bandwidth_of_placed_pods_is_allocated_and_released(
     topology: MeasuredTopology, manager: Replica, kwok: Program
 ) -> None:
     group = make_group({"a": "b", "b": ""})
-    await topology.client.create(APPGROUPS, group, Object, namespace=topology.namespace)
+    await topology.create_group(group)
     assert await topology.read_allocations() == {}
 
-    async def is_allocated() -> bool:
-        # The dependency's 10M between the zones of its pods, and between their regions.
-        return await topology.read_allocations() == {("z1", "z3"): "10000000", ("west", "east"): "10000000"}
-
-    async def is_released() -> bool:
-        return await topology.read_allocations() == {}
-
-    await create_pod(topology.client, topology.namespace, "a", topology.node_name("z1a"))
-    await create_pod(topology.client, topology.namespace, "b", topology.node_name("z3a"))
-    await poll_until(is_allocated)
-    await topology.client.delete(PODS, "b", namespace=topology.namespace, grace_period_s=0)
-    await poll_until(is_released)
+    await topology.create_pod("a", topology.node_name("z1a"))
+    await topology.create_pod("b", topology.node_name("z3a"))
+    # The dependency's 10M between the zones of its pods, and between their regions.
+    allocations = {("z1", "z3"): "10000000", ("west", "east"): "10000000"}
+    await wait_until_equal(topology.read_allocations, allocations)
+    await topology.delete_pod("b")
+    await wait_until_equal(topology.read_allocations, {})
 
 
 async def test_topologies_of_other_namespaces_get_costs_under_the_shipped_rights(

@@ -16,14 +16,13 @@ import pytest_asyncio
 from controller.cluster.crds import APPGROUP_LABEL, APPGROUPS, AppGroup
 from controller.prometheus import PrometheusClient
 from controller.traffic.prices import HOURS_PER_MONTH
-from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import DEPLOYMENTS, PODS, Object
 from lab.controlplane import ControlPlane
 from lab.polling import poll_until
 from lab.programs import run_command
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 from tests.integration.conftest import CreateNode
-from tests.integration.controller.appgroups import create_group, make_group, read_group, wait_for_condition
+from tests.integration.controller.appgroups import AppGroupNamespace, make_group
 from tests.integration.controller.harness import StartManager
 from tests.support.prometheus_program import Series, format_exposition, run_prometheus
 
@@ -47,13 +46,13 @@ def prometheus_run(prometheus_programs: Mapping[str, Path], namespace: str, tmp_
 
 
 @pytest_asyncio.fixture
-async def deployments(client: Client, namespace: str, crds: list[str], create_node: CreateNode) -> None:
+async def deployments(groups: AppGroupNamespace, create_node: CreateNode) -> None:
     """Deployments of one pod each, bound to the node of its zone by the template."""
     for zone in ("z1", "z2"):
-        await create_node(f"{namespace}-{zone}", zone=zone, region="r1")
+        await create_node(f"{groups.namespace}-{zone}", zone=zone, region="r1")
     for name, zone in ZONE_BY_WORKLOAD.items():
         pod_spec = {
-            "nodeName": f"{namespace}-{zone}",
+            "nodeName": f"{groups.namespace}-{zone}",
             "automountServiceAccountToken": False,
             "containers": [{"name": "c", "image": "none"}],
             "tolerations": [{"operator": "Exists"}],
@@ -61,7 +60,7 @@ async def deployments(client: Client, namespace: str, crds: list[str], create_no
         template = {"metadata": {"labels": {"app": name}}, "spec": pod_spec}
         spec = {"replicas": 1, "selector": {"matchLabels": {"app": name}}, "template": template}
         body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
-        await client.create(DEPLOYMENTS, body, Object, namespace=namespace)
+        await groups.client.create(DEPLOYMENTS, body, Object, namespace=groups.namespace)
 
 
 def make_series(namespace: str) -> list[Series]:
@@ -84,74 +83,74 @@ def make_traffic_section(prometheus: PrometheusClient) -> dict[str, Any]:
     return {"prometheusUrl": prometheus.address, "intervalS": 1, "keepWeights": True, "prices": prices}
 
 
-async def wait_until_described(client: Client, namespace: str, status: str, text: str = "") -> None:
+async def wait_until_described(groups: AppGroupNamespace, status: str, text: str = "") -> None:
     """Wait for this status of the condition AsDescribed."""
-    await wait_for_condition(client, namespace, "AsDescribed", status, text, group="shop")
+    await groups.wait_for_group_condition("AsDescribed", status, text, group="shop")
 
 
 @pytest.mark.usefixtures("deployments")
 async def test_the_condition_compares_the_declared_with_the_measured_calls_while_prometheus_runs(
-    start_manager: StartManager, prometheus_run: PrometheusRun, client: Client, namespace: str, netaware_namespace: str
+    start_manager: StartManager, prometheus_run: PrometheusRun, groups: AppGroupNamespace, netaware_namespace: str
 ) -> None:
-    await create_group(client, namespace, make_shop(OUTDATED_CALLEES))
+    await groups.create_group(make_shop(OUTDATED_CALLEES))
     async with prometheus_run as prometheus:
         start_manager(namespace=netaware_namespace, traffic=make_traffic_section(prometheus))
         for reason in ("ads -> db is declared, and no calls were seen", "web -> ads is not declared"):
-            await wait_until_described(client, namespace, "False", reason)
+            await wait_until_described(groups, "False", reason)
 
         patch = {"spec": make_shop(MEASURED_CALLEES)["spec"]}
-        await client.patch(APPGROUPS, "shop", patch, Object, patch_type=MERGE_PATCH, namespace=namespace)
-        await wait_until_described(client, namespace, "True")
+        await groups.patch_group(patch, "shop")
+        await wait_until_described(groups, "True")
     # After some failed reads.
-    await wait_until_described(client, namespace, "Unknown", "NoTraffic")
+    await wait_until_described(groups, "Unknown", "NoTraffic")
 
 
 @pytest.mark.usefixtures("deployments")
 async def test_measured_weights_are_written_once_and_drift_and_price_are_metrics(
-    start_manager: StartManager, prometheus_run: PrometheusRun, client: Client, namespace: str, netaware_namespace: str
+    start_manager: StartManager, prometheus_run: PrometheusRun, groups: AppGroupNamespace, netaware_namespace: str
 ) -> None:
-    await create_group(client, namespace, make_shop(OUTDATED_CALLEES))
+    await groups.create_group(make_shop(OUTDATED_CALLEES))
     async with prometheus_run as prometheus:
         replica = start_manager(namespace=netaware_namespace, traffic=make_traffic_section(prometheus))
-        await wait_until_described(client, namespace, "False")
+        await wait_until_described(groups, "False")
 
         async def read_weights() -> str:
-            return (await read_group(client, namespace, "shop")).metadata.annotation(MEASURED_WEIGHTS_ANNOTATION)
+            return (await groups.read_group("shop")).metadata.annotation(MEASURED_WEIGHTS_ANNOTATION)
 
         weights = json.loads(await poll_until(read_weights))
-        version = (await read_group(client, namespace, "shop")).metadata.resource_version
+        version = (await groups.read_group("shop")).metadata.resource_version
         metrics = await replica.read_metrics()
         await asyncio.sleep(4)  # four intervals, in which the same traffic is read
-        assert (await read_group(client, namespace, "shop")).metadata.resource_version == version
+        assert (await groups.read_group("shop")).metadata.resource_version == version
 
     weight_by_call = {(caller.lower(), name.lower()): w for caller, row in weights.items() for name, w in row.items()}
     assert weight_by_call == pytest.approx(BYTES_PER_S_BY_CALL, rel=TOLERANCE)
-    labels = f'appgroup="shop",kind="new",namespace="{namespace}"'
+    labels = f'appgroup="shop",kind="new",namespace="{groups.namespace}"'
     assert metrics[f"netaware_appgroup_traffic_drift{{{labels}}}"] == 1, "web -> ads"
-    labels = f'appgroup="shop",currency="EUR",namespace="{namespace}"'
+    labels = f'appgroup="shop",currency="EUR",namespace="{groups.namespace}"'
     price = metrics[f"netaware_appgroup_traffic_price_per_month{{{labels}}}"]
     gb_per_month = BYTES_PER_S_BY_CALL["web", "cart"] * 3600 * HOURS_PER_MONTH / 1e9
     assert price == pytest.approx(gb_per_month * EUR_PER_GB, rel=TOLERANCE)
 
 
 async def test_propose_apply_writes_the_appgroup_and_labels_pod_templates(
-    deployments: None, prometheus_run: PrometheusRun, control_plane: ControlPlane, client: Client, namespace: str
+    deployments: None, prometheus_run: PrometheusRun, control_plane: ControlPlane, groups: AppGroupNamespace
 ) -> None:
     async def have_pods() -> bool:
-        return len(await client.list(PODS, Object, namespace=namespace)) == len(ZONE_BY_WORKLOAD)
+        return len(await groups.client.list(PODS, Object, namespace=groups.namespace)) == len(ZONE_BY_WORKLOAD)
 
     await poll_until(have_pods)
     async with prometheus_run as prometheus:
         flags = f"--prometheus={prometheus.address}", f"--kubeconfig={control_plane.kubeconfig}", "--apply"
         program = Path(sys.executable).parent / "kubectl-netaware"
-        await run_command([program, "propose", "-n", namespace, *flags], "propose", 60)
+        await run_command([program, "propose", "-n", groups.namespace, *flags], "propose", 60)
 
-    (group,) = await client.list(APPGROUPS, AppGroup, namespace=namespace)
+    (group,) = await groups.client.list(APPGROUPS, AppGroup, namespace=groups.namespace)
     calls = {
         (caller.workload.name, callee.workload.name)
         for caller in group.spec.workloads or ()
         for callee in caller.dependencies or ()
     }
     assert calls == set(BYTES_PER_S_BY_CALL)
-    for deployment in await client.list(DEPLOYMENTS, dict[str, Any], namespace=namespace):
+    for deployment in await groups.client.list(DEPLOYMENTS, dict[str, Any], namespace=groups.namespace):
         assert APPGROUP_LABEL in deployment["spec"]["template"]["metadata"]["labels"]

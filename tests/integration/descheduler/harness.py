@@ -37,6 +37,16 @@ QUERIES = {
     "podBandwidth": "",
 }
 """The defaults with a window that suits a scrape every second."""
+SHORT_LIMITS = {
+    "perNode": 2,
+    "perNamespace": 8,
+    "perRound": 8,
+    "perWorkload": 1,
+    "unavailablePerWorkload": 1,
+    "workloadBackoffS": 8,
+    "usageLagS": 8,
+    "startTimeoutS": 30,
+}
 
 
 class FakeKubeletMetrics:
@@ -54,7 +64,7 @@ class FakeKubeletMetrics:
         self._advanced_at_s = time.monotonic()
         self.nodes: set[str] = set()
 
-    def running_pods(self) -> dict[str, list[Pod]]:
+    def list_running_pods(self) -> dict[str, list[Pod]]:
         """Running pods by node."""
         by_node: dict[str, list[Pod]] = {name: [] for name in self.nodes}
         for pod in self.pods:
@@ -64,7 +74,7 @@ class FakeKubeletMetrics:
 
     def _advance(self) -> None:
         now = time.monotonic()
-        for node, pods in self.running_pods().items():
+        for node, pods in self.list_running_pods().items():
             self._seconds[node, ""] += 0.0  # a node without pods has a counter too
             for pod in pods:
                 cpu_s = float(pod.metadata.annotation(CORES_ANNOTATION) or 0) * (now - self._advanced_at_s)
@@ -105,7 +115,7 @@ async def serve_usage(client: Client, namespace: str) -> AsyncIterator[FakeKubel
             await asyncio.gather(store, return_exceptions=True)
 
 
-def pod_template(app: str, cores: float, labels: Mapping[str, str], **spec: Any) -> dict[str, Any]:
+def make_pod_template(app: str, cores: float, labels: Mapping[str, str], **spec: Any) -> dict[str, Any]:
     """A pod template whose request is half of its usage."""
     request = {"cpu": f"{int(cores * 500)}m"}
     return {
@@ -136,7 +146,7 @@ async def create_bound_replica_set(
     manager may see the ReplicaSet first, and create other pods, with a gate. Of too many pods, a ReplicaSet deletes unscheduled
     ones first; of scheduled ones it would delete those that share a node, which are ours.
     """
-    template = pod_template(app, cores, labels or {}, **spec)
+    template = make_pod_template(app, cores, labels or {}, **spec)
     for i, node in enumerate(nodes):
         body = {
             "apiVersion": "v1",
@@ -170,18 +180,6 @@ async def create_bound_replica_set(
     await poll_until(is_observed)
 
 
-SHORT_LIMITS = {
-    "perNode": 2,
-    "perNamespace": 8,
-    "perRound": 8,
-    "perWorkload": 1,
-    "unavailablePerWorkload": 1,
-    "workloadBackoffS": 8,
-    "usageLagS": 8,
-    "startTimeoutS": 30,
-}
-
-
 class Event(Object, frozen=True):
     """An event of events.k8s.io."""
 
@@ -201,6 +199,7 @@ class DeschedulerHarness:
     folder: Path
     usage: FakeKubeletMetrics
     prometheus_url: str
+    create_node: CreateNode
     replicas: list[Replica] = field(default_factory=list)
 
     @property
@@ -236,23 +235,26 @@ class DeschedulerHarness:
         self.replicas.append(replica)
         return replica
 
+    async def create_nodes(self, count: int) -> list[str]:
+        """Create nodes of 8 cpu for this test; returns their names."""
+        names = [f"d{i:02}-{self.namespace}" for i in range(count)]
+        for name in names:
+            await self.create_node(name, capacity={"cpu": "8"}, labels=self.node_labels)
+        self.usage.nodes.update(names)
+        return names
+
+    async def create_bound_pods(self, app: str, cores: float, nodes: list[str], **spec: Any) -> None:
+        """Create a ReplicaSet with a pod of this usage for each entry of ``nodes``, on that node, and wait until all run."""
+        goal = self._count_running_pods() + len(nodes)
+        await create_bound_replica_set(self.client, self.namespace, app, cores, nodes, **spec)
+        await poll_until(lambda: self._count_running_pods() >= goal)
+
     async def list_events(self, reason: str, namespace: str = "") -> list[Event]:
         events = await self.client.list(EVENTS, Event, namespace=namespace or self.namespace)
         return [event for event in events if event.reason == reason]
 
-    async def wait_for_running_pods(self, count: int) -> None:
-        async def all_run() -> bool:
-            return sum(len(pods) for pods in self.usage.running_pods().values()) >= count
-
-        await poll_until(all_run)
-
-
-async def create_nodes(harness: DeschedulerHarness, create_node: CreateNode, count: int) -> list[str]:
-    names = [f"d{i:02}-{harness.namespace}" for i in range(count)]
-    for name in names:
-        await create_node(name, capacity={"cpu": "8"}, labels=harness.node_labels)
-    harness.usage.nodes.update(names)
-    return names
+    def _count_running_pods(self) -> int:
+        return sum(map(len, self.usage.list_running_pods().values()))
 
 
 async def count_eviction_attempts(replica: Replica) -> float:

@@ -19,8 +19,13 @@ from kubekit.wire import NAMESPACES, SECRETS, ConfigMap, Object
 from lab.polling import poll_until
 from tests.integration.conftest import remove_crds
 from tests.integration.manifests.kubectl import Kubectl
+from tests.support.bodies import make_topology_body
+from tests.support.tasks import running_tasks
 
 NAMESPACE = "bootstrap"
+CONFIG = BootstrapConfig(network_topology="nt-default", probe_secret=True)
+SETTLING_S = 0.5
+"""Within which the leader would create objects."""
 
 
 @pytest_asyncio.fixture
@@ -33,19 +38,14 @@ async def definitions_and_namespace(kubectl: Kubectl, admin: Client, crds: list[
 
 
 @asynccontextmanager
-async def running_bootstrap(admin: Client, config: BootstrapConfig) -> AsyncIterator[Reflector[NetworkTopology]]:
-    """Run the leader's bootstrap."""
+async def run_bootstrap(admin: Client, config: BootstrapConfig) -> AsyncIterator[Reflector[NetworkTopology]]:
+    """Run the leader's bootstrap during the block; yields the store of NetworkTopologies."""
     store: Reflector[NetworkTopology] = Reflector(admin, NETWORK_TOPOLOGIES, NetworkTopology)
-    reflector_task = asyncio.create_task(store.run())
-    await store.synced.wait()
-    bootstrap_task = asyncio.create_task(Bootstrap(admin, store, config, namespace=NAMESPACE).run())
-    try:
-        yield store
-        assert not bootstrap_task.done()
-    finally:
-        for task in (bootstrap_task, reflector_task):
-            task.cancel()
-        await asyncio.gather(bootstrap_task, reflector_task, return_exceptions=True)
+    async with running_tasks(store.run()):
+        await store.synced.wait()
+        async with running_tasks(Bootstrap(admin, store, config, namespace=NAMESPACE).run()) as (bootstrap_task,):
+            yield store
+            assert not bootstrap_task.done()
 
 
 async def read_passphrase(admin: Client) -> str:
@@ -59,13 +59,13 @@ async def read_passphrase(admin: Client) -> str:
 
 
 @pytest.mark.usefixtures("definitions_and_namespace")
-async def test_leader_creates_missing_objects_if_configured(admin: Client) -> None:
-    async with running_bootstrap(admin, BootstrapConfig()) as store:
-        await asyncio.sleep(0.5)
+async def test_the_leader_creates_missing_objects_if_configured_and_leaves_existing_ones(admin: Client) -> None:
+    async with run_bootstrap(admin, BootstrapConfig()) as store:
+        await asyncio.sleep(SETTLING_S)
         assert not store.items
         assert await read_passphrase(admin) == ""
-    config = BootstrapConfig(network_topology="nt-default", probe_secret=True)
-    async with running_bootstrap(admin, config) as store:
+
+    async with run_bootstrap(admin, CONFIG) as store:
 
         async def is_created() -> bool:
             passphrase_bytes = bytes.fromhex(await read_passphrase(admin))
@@ -73,14 +73,13 @@ async def test_leader_creates_missing_objects_if_configured(admin: Client) -> No
 
         await poll_until(is_created)
         assert store.items[f"{NAMESPACE}/nt-default"].spec.configmap_name == "netperf-metrics"
-    # What exists is left alone, also a topology of another name in another namespace.
+
+    # Also a topology of another name in another namespace makes ours unnecessary.
     edited_secret = {"stringData": {"passphrase": "chosen by a person"}}
     await admin.patch(SECRETS, "netaware-probe", edited_secret, Object, patch_type=MERGE_PATCH, namespace=NAMESPACE)
-    head = {"apiVersion": NETWORK_TOPOLOGIES.api_version, "kind": "NetworkTopology", "metadata": {"name": "theirs"}}
-    theirs = {**head, "spec": {"configmapName": "somewhere"}}
-    await admin.create(NETWORK_TOPOLOGIES, theirs, Object, namespace="default")
+    await admin.create(NETWORK_TOPOLOGIES, make_topology_body("foreign"), Object, namespace="default")
     await admin.delete(NETWORK_TOPOLOGIES, "nt-default", namespace=NAMESPACE)
-    async with running_bootstrap(admin, config) as store:
-        await asyncio.sleep(0.5)
-        assert list(store.items) == ["default/theirs"]
+    async with run_bootstrap(admin, CONFIG) as store:
+        await asyncio.sleep(SETTLING_S)
+        assert list(store.items) == ["default/foreign"]
         assert await read_passphrase(admin) == "chosen by a person"

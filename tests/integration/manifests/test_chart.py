@@ -32,16 +32,7 @@ HELM_NAMESPACE = "by-helm"
 OUR_OBJECTS = ("-A", "-l", "app.kubernetes.io/part-of=netaware", "-o", "name")
 RIGHTS = "clusterroles,clusterrolebindings,roles,rolebindings,validatingadmissionpolicies,mutatingadmissionpolicies"
 RBAC_KINDS = {"ServiceAccount", "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"}
-VALUES_BY_OVERLAY = {
-    "default": ((), "1.37.2"),
-    "any-scheduler": (("placement=affinity",), "1.37.2"),
-    "enforce": (("bandwidth.enforce=true",), "1.37.2"),
-    "descheduler": (("descheduler.enabled=true",), "1.37.2"),
-    "observe-only": (("placement=none",), "1.34.1"),
-    "prometheus-operator": (("prometheusOperator.enabled=true",), "1.37.2"),
-}
-"""Overlay -> the values and the version of Kubernetes for which the chart renders the same objects."""
-
+Words = tuple[str, ...]
 RunHelm = Callable[..., Awaitable[str]]
 
 
@@ -118,30 +109,24 @@ async def read_error(kubectl: Kubectl, *words: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("overlay", VALUES_BY_OVERLAY)
-async def test_the_chart_gives_the_same_objects_as_the_overlay(chart: Chart, kustomize: Kubectl, overlay: str) -> None:
-    values, version = VALUES_BY_OVERLAY[overlay]
-    objects = await build_objects(kustomize, MANIFESTS / "overlays" / overlay)
-    assert await chart.render(*values, version=version) == objects
-
-
 @pytest.mark.parametrize(
-    ("components", "version", "values"),
+    ("overlay", "components", "version", "values"),
     [
-        (("kubernetes-1.35", "webhook-cert-manager"), "1.35.1", ("webhook.certManager=true",)),
-        (("least-privilege",), "1.37.2", ("agent.leastPrivilege=true",)),
-        *(((f"kubernetes-1.{minor}",), f"1.{minor}.1", ()) for minor in range(34, 38)),
+        ("default", (), "1.37.2", ()),
+        ("any-scheduler", (), "1.37.2", ("placement=affinity",)),
+        ("enforce", (), "1.37.2", ("bandwidth.enforce=true",)),
+        ("descheduler", (), "1.37.2", ("descheduler.enabled=true",)),
+        ("observe-only", (), "1.34.1", ("placement=none",)),
+        ("prometheus-operator", (), "1.37.2", ("prometheusOperator.enabled=true",)),
+        ("default", ("kubernetes-1.35", "webhook-cert-manager"), "1.35.1", ("webhook.certManager=true",)),
+        ("default", ("least-privilege",), "1.37.2", ("agent.leastPrivilege=true",)),
+        *(("default", (f"kubernetes-1.{minor}",), f"1.{minor}.1", ()) for minor in range(34, 38)),
     ],
 )
-async def test_the_chart_gives_the_same_objects_as_the_components(
-    chart: Chart,
-    kustomize: Kubectl,
-    tmp_path: Path,
-    components: tuple[str, ...],
-    version: str,
-    values: tuple[str, ...],
+async def test_the_chart_renders_the_objects_of_an_overlay_with_components(
+    chart: Chart, kustomize: Kubectl, tmp_path: Path, overlay: str, components: Words, version: str, values: Words
 ) -> None:
-    objects = await build_objects(kustomize, write_kustomization("default", *components, folder=tmp_path))
+    objects = await build_objects(kustomize, write_kustomization(overlay, *components, folder=tmp_path))
     assert await chart.render(*values, version=version) == objects
 
 
@@ -219,22 +204,13 @@ async def test_an_invalid_value_is_refused_by_name(chart: Chart, value: str, nam
         await chart.render(value)
 
 
-async def test_an_upgrade_with_reset_values_revokes_the_rights_of_removed_values(
+async def test_an_upgrade_revokes_rights_of_removed_values_and_the_documented_one_keeps_values(
     helm: RunHelm, chart: Chart, kubectl: Kubectl
 ) -> None:
     await helm("install", "netaware", str(chart.folder), "--create-namespace", "--set", "descheduler.enabled=true")
     assert "clusterrole.rbac.authorization.k8s.io/netaware-descheduler" in await kubectl("get", RIGHTS, *OUR_OBJECTS)
-    await helm("upgrade", "netaware", str(chart.folder), "--reset-values")
+    await helm("upgrade", "netaware", str(chart.folder), "--reset-values", "--set", "controller.replicas=3")
     assert "netaware-descheduler" not in await kubectl("get", RIGHTS, *OUR_OBJECTS)
-
-
-async def test_the_documented_upgrade_keeps_values_and_an_uninstallation_keeps_appgroups(
-    helm: RunHelm, chart: Chart, kubectl: Kubectl
-) -> None:
-    await helm("install", "netaware", str(chart.folder), "--create-namespace", "--set", "controller.replicas=3")
-    await kubectl("wait", "--for=condition=Established", "--timeout=20s", "crd/appgroups.appgroup.diktyo.x-k8s.io")
-    group = (MANIFESTS / "examples" / "online-boutique" / "appgroup.yaml").read_text()
-    await kubectl("apply", "-n", "default", "-f", "-", stdin=group)
 
     (line,) = re.findall(r"^helm upgrade (.*)", (MANIFESTS.parent / "docs" / "upgrade.md").read_text(), re.MULTILINE)
     name, _, *options = (word for word in line.split() if word not in {"--version", "NEW", "-n", NAMESPACE})
@@ -242,6 +218,14 @@ async def test_the_documented_upgrade_keeps_values_and_an_uninstallation_keeps_a
     replicas = ("-n", HELM_NAMESPACE, "-o", "jsonpath={.spec.replicas}")
     assert await kubectl("get", "deployment", "netaware-controller", *replicas) == "3"
 
+
+async def test_an_uninstallation_removes_all_objects_but_appgroups(
+    helm: RunHelm, chart: Chart, kubectl: Kubectl
+) -> None:
+    await helm("install", "netaware", str(chart.folder), "--create-namespace")
+    await kubectl("wait", "--for=condition=Established", "--timeout=20s", "crd/appgroups.appgroup.diktyo.x-k8s.io")
+    group = (MANIFESTS / "examples" / "online-boutique" / "appgroup.yaml").read_text()
+    await kubectl("apply", "-n", "default", "-f", "-", stdin=group)
     await helm("uninstall", "netaware", "--wait")
     assert await kubectl("get", f"{RIGHTS},daemonsets,deployments,services", *OUR_OBJECTS) == ""
     await kubectl("get", "appgroup", "online-boutique", "-n", "default")

@@ -16,7 +16,7 @@ from tests.integration.manifests.kubectl import MANIFESTS, Kubectl, install_over
 
 DEFAULT = MANIFESTS / "overlays" / "default"
 OVERLAYS = sorted(path.name for path in (MANIFESTS / "overlays").iterdir() if path.name != "prometheus-operator")
-
+HOSTILE_TEXTS = ("x $(id>/tmp/pwned)", "`id`", "a;b", "a\nb", "\x1b[31mred", "-n", "a b", "a'b", 'a"b')
 
 pytestmark = pytest.mark.usefixtures("default_overlay")
 
@@ -28,23 +28,24 @@ async def default_overlay(plane: ControlPlane) -> AsyncIterator[None]:
         yield
 
 
+async def read_generations(kubectl: Kubectl) -> dict[str, str]:
+    """Generations of our objects by kind and name."""
+    path = 'jsonpath={range .items[*]}{.kind}/{.metadata.name}={.metadata.generation}{"\\n"}{end}'
+    kinds = "daemonsets,deployments,services,clusterroles,roles,customresourcedefinitions,validatingadmissionpolicies"
+    output = await kubectl("get", kinds, "-A", "-l", "app.kubernetes.io/part-of=netaware", "-o", path)
+    return dict(line.split("=") for line in output.split())
+
+
 async def test_overlays_apply_on_top_and_applying_again_changes_nothing(kubectl: Kubectl) -> None:
     for overlay in OVERLAYS:
         output = await kubectl(
             "apply", "--server-side", "--dry-run=server", "-k", str(MANIFESTS / "overlays" / overlay)
         )
         assert "daemonset.apps/netaware-agent serverside-applied" in output, overlay
-    before = await _versions(kubectl)
+    generations = await read_generations(kubectl)
     await kubectl("apply", "--server-side", "-k", str(DEFAULT))
-    assert await _versions(kubectl) == before
+    assert await read_generations(kubectl) == generations
     assert await kubectl("diff", "--server-side", "-k", str(DEFAULT)) == ""
-
-
-async def _versions(kubectl: Kubectl) -> dict[str, str]:
-    path = 'jsonpath={range .items[*]}{.kind}/{.metadata.name}={.metadata.generation}{"\\n"}{end}'
-    kinds = "daemonsets,deployments,services,clusterroles,roles,customresourcedefinitions,validatingadmissionpolicies"
-    text = await kubectl("get", kinds, "-A", "-l", "app.kubernetes.io/part-of=netaware", "-o", path)
-    return dict(line.split("=") for line in text.split())
 
 
 async def test_examples_apply_after_the_installation(kubectl: Kubectl) -> None:
@@ -59,16 +60,13 @@ async def test_examples_apply_after_the_installation(kubectl: Kubectl) -> None:
         assert "serverside-applied (server dry run)" in output, words
 
 
-HOSTILE = ("x $(id>/tmp/pwned)", "`id`", "a;b", "a\nb", "\x1b[31mred", "-n", "a b", "a'b", 'a"b')
-
-
 async def test_definitions_refuse_names_that_could_be_commands(admin: Client) -> None:
     """Names that tenants write are part of commands that people run."""
     web = {"kind": "Deployment", "name": "web", "selector": "web", "apiVersion": "apps/v1", "namespace": "shop"}
     database = {**web, "name": "db", "selector": "db"}
-    wrong = []
-    for field, text, place in itertools.product(web, HOSTILE, ("workload", "dependency")):
-        caller, callee = ({**web, field: text}, database) if place == "workload" else (web, {**database, field: text})
+    unexpected = []
+    for field, text, role in itertools.product(web, HOSTILE_TEXTS, ("workload", "dependency")):
+        caller, callee = ({**web, field: text}, database) if role == "workload" else (web, {**database, field: text})
         workloads = [{"workload": caller, "dependencies": [{"workload": callee}]}, {"workload": database}]
         spec = {"numMembers": 2, "topologySortingAlgorithm": "KahnSort", "workloads": workloads}
         group = {"apiVersion": APPGROUPS.api_version, "kind": "AppGroup", "metadata": {"name": "x"}, "spec": spec}
@@ -78,5 +76,5 @@ async def test_definitions_refuse_names_that_could_be_commands(admin: Client) ->
         except ApiError as error:
             output = error.message
         if f"{field}: Invalid value" not in output:
-            wrong.append((place, field, text, output))
-    assert wrong == []
+            unexpected.append((role, field, text, output))
+    assert unexpected == []

@@ -34,63 +34,14 @@ def read_arguments(documents: Documents, workload: str) -> list[str]:
     return [str(argument) for argument in container["args"]]
 
 
-async def test_objects_are_defined_once_labelled_in_our_namespace_and_run_our_images(kustomize: Kubectl) -> None:
-    for overlay, documents in (await build_overlays(kustomize)).items():
-        names = Counter((d["kind"], d["metadata"].get("namespace", ""), d["metadata"]["name"]) for d in documents)
-        assert [name for name, count in names.items() if count > 1] == [], overlay
-        assert {namespace for _, namespace, _ in names} == {"", NAMESPACE}, overlay
-        part_of = [
-            {**d["metadata"], **d.get("spec", {}).get("template", {}).get("metadata", {})}.get("labels", {})
-            for d in documents
-        ]
-        unlabelled = [
-            d["metadata"]["name"]
-            for d, labels in zip(documents, part_of, strict=True)
-            if labels.get("app.kubernetes.io/part-of") != "netaware"
-        ]
-        assert unlabelled == [], overlay
-        templates = find_pod_templates(documents).values()
-        images = {c["image"] for template in templates for c in template["spec"]["containers"]}
-        ours = {"netaware-agent:0.0.0", "netaware-controller:0.0.0"}
-        assert ours == {image for image in images if not image.startswith("registry.k8s.io/kube-scheduler:v1.")}, (
-            overlay
-        )
+def is_labelled(document: dict[str, Any]) -> bool:
+    """Whether the object, or its pods if it has a template, are labelled as part of netaware."""
+    metadata = {**document["metadata"], **document.get("spec", {}).get("template", {}).get("metadata", {})}
+    return bool(metadata.get("labels", {}).get("app.kubernetes.io/part-of") == "netaware")
 
 
-async def test_selectors_match_the_intended_pods(kustomize: Kubectl) -> None:
-    for documents in (await build_overlays(kustomize)).values():
-        templates = find_pod_templates(documents).values()
-        labels = {template["metadata"]["labels"]["app.kubernetes.io/name"]: template for template in templates}
-        for document in documents:
-            spec = document.get("spec", {})
-            selector = {
-                "Service": spec.get("selector"),
-                "PodDisruptionBudget": spec.get("selector", {}).get("matchLabels"),
-                "NetworkPolicy": spec.get("podSelector", {}).get("matchLabels"),
-                "PodMonitor": spec.get("selector", {}).get("matchLabels"),
-            }.get(document["kind"])
-            if selector:
-                template = labels[selector["app.kubernetes.io/name"]]
-                assert selector.items() <= template["metadata"]["labels"].items()
-                ports = {p["name"] for c in template["spec"]["containers"] for p in c.get("ports", ())}
-                assert {port.get("targetPort") for port in spec.get("ports", ())} <= ports
-
-
-async def test_pods_meet_their_level_of_pod_security(kustomize: Kubectl, admin: Client) -> None:
-    """The API server's Pod Security admission decides; the controller and the scheduler are "restricted"."""
-    templates = dict(find_pod_templates(await kustomize.build_kustomization(MANIFESTS / "overlays" / "descheduler")))
-    assert len(templates) == 4
-    agent = templates.pop("DaemonSet/netaware-agent")
-    assert "violates PodSecurity" in await _admit(admin, agent, "baseline")
-    assert await _admit(admin, agent, "privileged") == ""
-    for example in ("online-boutique", "redis-cluster"):
-        templates |= find_pod_templates(await kustomize.build_kustomization(MANIFESTS / "examples" / example))
-    refused = {name: await _admit(admin, template, "restricted") for name, template in templates.items()}
-    assert {name: text for name, text in refused.items() if text} == {}
-
-
-async def _admit(admin: Client, template: dict[str, Any], level: str) -> str:
-    """Dry-run a pod in a namespace of this level; returns the refusal, or an empty text."""
+async def find_refusal(admin: Client, template: dict[str, Any], level: str) -> str:
+    """Dry-run a pod in a namespace of this Pod Security level; returns the refusal, empty if it is admitted."""
     namespace = f"level-{level}"
     labels = {"pod-security.kubernetes.io/enforce": level}
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}}
@@ -103,7 +54,51 @@ async def _admit(admin: Client, template: dict[str, Any], level: str) -> str:
     return (await dry_run_pod(admin, namespace, pod))[0]
 
 
-async def test_each_privilege_has_an_explanation(kustomize: Kubectl) -> None:
+async def test_objects_are_defined_once_labelled_in_our_namespace_and_run_our_images(kustomize: Kubectl) -> None:
+    for overlay, documents in (await build_overlays(kustomize)).items():
+        names = Counter((d["kind"], d["metadata"].get("namespace", ""), d["metadata"]["name"]) for d in documents)
+        assert [name for name, count in names.items() if count > 1] == [], overlay
+        assert {namespace for _, namespace, _ in names} == {"", NAMESPACE}, overlay
+        assert [d["metadata"]["name"] for d in documents if not is_labelled(d)] == [], overlay
+        templates = find_pod_templates(documents).values()
+        images = {c["image"] for template in templates for c in template["spec"]["containers"]}
+        our_images = {image for image in images if not image.startswith("registry.k8s.io/kube-scheduler:v1.")}
+        assert our_images == {"netaware-agent:0.0.0", "netaware-controller:0.0.0"}, overlay
+
+
+async def test_selectors_match_the_intended_pods(kustomize: Kubectl) -> None:
+    for documents in (await build_overlays(kustomize)).values():
+        templates = find_pod_templates(documents).values()
+        template_by_name = {t["metadata"]["labels"]["app.kubernetes.io/name"]: t for t in templates}
+        for document in documents:
+            spec = document.get("spec", {})
+            selector = {
+                "Service": spec.get("selector"),
+                "PodDisruptionBudget": spec.get("selector", {}).get("matchLabels"),
+                "NetworkPolicy": spec.get("podSelector", {}).get("matchLabels"),
+                "PodMonitor": spec.get("selector", {}).get("matchLabels"),
+            }.get(document["kind"])
+            if selector:
+                template = template_by_name[selector["app.kubernetes.io/name"]]
+                assert selector.items() <= template["metadata"]["labels"].items()
+                ports = {p["name"] for c in template["spec"]["containers"] for p in c.get("ports", ())}
+                assert {port.get("targetPort") for port in spec.get("ports", ())} <= ports
+
+
+async def test_pods_meet_their_level_of_pod_security(kustomize: Kubectl, admin: Client) -> None:
+    """The API server's Pod Security admission decides; the controller and the scheduler are "restricted"."""
+    templates = dict(find_pod_templates(await kustomize.build_kustomization(MANIFESTS / "overlays" / "descheduler")))
+    assert len(templates) == 4
+    agent = templates.pop("DaemonSet/netaware-agent")
+    assert "violates PodSecurity" in await find_refusal(admin, agent, "baseline")
+    assert await find_refusal(admin, agent, "privileged") == ""
+    for example in ("online-boutique", "redis-cluster"):
+        templates |= find_pod_templates(await kustomize.build_kustomization(MANIFESTS / "examples" / example))
+    refusals = {name: await find_refusal(admin, template, "restricted") for name, template in templates.items()}
+    assert {name: refusal for name, refusal in refusals.items() if refusal} == {}
+
+
+async def test_only_the_agent_has_privileges_and_it_has_only_those_that_it_needs(kustomize: Kubectl) -> None:
     for name, template in find_pod_templates(
         await kustomize.build_kustomization(MANIFESTS / "overlays" / "default")
     ).items():
@@ -172,7 +167,8 @@ async def test_overlays_differ_from_the_default_only_by_their_purpose(kustomize:
     config = next(d for d in overlays["descheduler"] if d["metadata"]["name"].startswith("netaware-controller-config"))
     extended = yaml.safe_load(config["data"]["config.yaml"])
     section = extended.pop("descheduler")
-    assert (section["enabled"], section["dryRun"]) == (True, True)
+    assert section["enabled"] is True
+    assert section["dryRun"] is True
     assert extended == yaml.safe_load((MANIFESTS / "base" / "controller" / "config.yaml").read_text())
     monitors = [d for d in overlays["prometheus-operator"] if d["kind"] in {"PodMonitor", "ServiceMonitor"}]
     watched = {monitor["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"] for monitor in monitors}

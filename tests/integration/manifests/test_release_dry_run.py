@@ -25,9 +25,8 @@ from tests.integration.manifests.kubectl import MANIFESTS, Kubectl
 
 pytestmark = [pytest.mark.helm, pytest.mark.timeout(900)]
 ROOT = MANIFESTS.parent
-CROSS = "aarch64-linux-gnu-gcc"
+CROSS_COMPILER = "aarch64-linux-gnu-gcc"
 NAMESPACE = "released"
-# An AppGroup with one pod, and a node for it.
 CLUSTER = """\
 apiVersion: v1
 kind: List
@@ -49,85 +48,18 @@ items:
     spec: {containers: [{name: c}]}
     status: {phase: Pending}
 """
-
-
-def run(
-    *words: str | Path, environment: Mapping[str, str] | None = None, check: bool = True
-) -> subprocess.CompletedProcess[str]:
-    """Run a program in the repository; fails if its exit code is not 0, unless ``check`` is False."""
-    command = list(map(str, words))
-    result = subprocess.run(
-        command, check=False, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=600
-    )
-    assert not check or result.returncode == 0, result.stderr[-4000:]
-    return result
+"""An AppGroup with one pod, and a node for it."""
 
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Wheels, the plugin's archive, and bills of materials."""
     folder = tmp_path_factory.mktemp("dist")
-    compilers = " ".join(["cc", *([CROSS] if shutil.which(CROSS) else [])])
-    run("make", "release-wheels", "release-krew", "sbom", f"DIST={folder}", "REPOSITORY=o/n", f"COMPILERS={compilers}")
+    compilers = " ".join(["cc", *([CROSS_COMPILER] if shutil.which(CROSS_COMPILER) else [])])
+    run_in_repository(
+        "make", "release-wheels", "release-krew", "sbom", f"DIST={folder}", "REPOSITORY=o/n", f"COMPILERS={compilers}"
+    )
     return folder
-
-
-def install_wheel(wheel: Path, home: Path) -> Path:
-    """Install a wheel into a new environment, without a compiler; returns the path of its command."""
-    venv.create(home, with_pip=False)
-    uv = run("sh", ".ci/uv").stdout.strip()
-    environment = {**os.environ, "PATH": "/nonexistent"}
-    words = (uv, "pip", "install", "--quiet", "--python", home / "bin" / "python", f"{wheel}[cli]")
-    if run(*words, "--offline", environment=environment, check=False).returncode:
-        run(*words, environment=environment)
-    return home / "bin" / "kubectl-netaware"
-
-
-def run_installed(command: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a command with an empty PATH."""
-    environment = {"PATH": "/nonexistent", "HOME": str(command.parents[2])}
-    return run(command, *words, environment=environment, check=False)
-
-
-async def test_wheels_install_and_work_without_a_compiler(dist: Path, tmp_path: Path, kubectl: Kubectl) -> None:
-    wheels = {path.stem.rpartition("-")[2]: path for path in (dist / "python").glob("*.whl")}
-    compiled = [path for platform, path in wheels.items() if platform.startswith("manylinux_2_")]
-    assert len(compiled) == 1 + bool(shutil.which(CROSS))
-    cluster = tmp_path / "cluster.yaml"
-    cluster.write_text(CLUSTER)
-    (native,) = [path for path in compiled if path.stem.endswith(os.uname().machine)]
-    command = install_wheel(native, tmp_path / "native")
-    for extra in ("rich", "numpy", "kubernetes"):
-        assert run_installed(command.with_name("python"), "-c", f"import {extra}").returncode == 0
-    planned = run_installed(command, "simulate", "--offline", cluster)
-    assert (planned.returncode, "default/p  n" in planned.stdout) == (0, True), planned
-    assert kubectl.kubeconfig
-    status = run_installed(command, "status", "--kubeconfig", kubectl.kubeconfig)
-    assert "Traceback" not in status.stderr
-    assert "netaware" in status.stdout + status.stderr
-    # The wheel for any platform does all that needs no plan, and names what it lacks for one.
-    pure = install_wheel(wheels["any"], tmp_path / "pure")
-    assert run_installed(pure, "status", "--kubeconfig", kubectl.kubeconfig).stdout == status.stdout
-    refused = run_installed(pure, "simulate", "--offline", cluster)
-    assert (refused.returncode, "install gcc" in refused.stderr, "Traceback" in refused.stderr) == (1, True, False)
-
-
-def test_the_plugins_archive_matches_its_manifest(dist: Path, tmp_path: Path) -> None:
-    manifest = yaml.safe_load((dist / "netaware.yaml").read_text())
-    archive = dist / "kubectl-netaware.tar.gz"
-    (platform,) = manifest["spec"]["platforms"]
-    assert platform["sha256"] == hashlib.sha256(archive.read_bytes()).hexdigest()
-    assert manifest["spec"]["version"] == f"v{run('make', '-s', 'version').stdout.strip()}"
-    with tarfile.open(archive) as opened:
-        assert {entry["from"] for entry in platform["files"]} == set(opened.getnames())
-        opened.extractall(tmp_path, filter="data")
-    uvx = tmp_path / "uvx"
-    uvx.write_text('#!/bin/sh\necho "$@"\n')
-    uvx.chmod(0o755)
-    result = run(tmp_path / platform["bin"], "status", environment={"PATH": str(tmp_path)})
-    wheel = next((dist / "python").glob("*.whl"))
-    requirement = f"netaware[cli]=={wheel.stem.split('-')[1]}"
-    assert result.stdout.split() == ["--quiet", "--from", requirement, "kubectl-netaware", "status"]
 
 
 @pytest_asyncio.fixture
@@ -147,6 +79,82 @@ async def registry(tmp_path: Path) -> AsyncIterator[str]:
         await programs.stop_all()
 
 
+def run_in_repository(
+    *words: str | Path, environment: Mapping[str, str] | None = None, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in the repository; fails if its exit code is not 0, unless ``check`` is False."""
+    command = list(map(str, words))
+    result = subprocess.run(
+        command, check=False, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=600
+    )
+    assert not check or result.returncode == 0, result.stderr[-4000:]
+    return result
+
+
+def install_wheel(wheel: Path, home: Path) -> Path:
+    """Install a wheel into a new environment, without a compiler; returns the path of its command."""
+    venv.create(home, with_pip=False)
+    uv = run_in_repository("sh", ".ci/uv").stdout.strip()
+    environment = {**os.environ, "PATH": "/nonexistent"}
+    words = (uv, "pip", "install", "--quiet", "--python", home / "bin" / "python", f"{wheel}[cli]")
+    if run_in_repository(*words, "--offline", environment=environment, check=False).returncode:
+        run_in_repository(*words, environment=environment)
+    return home / "bin" / "kubectl-netaware"
+
+
+def run_installed(command: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command with an empty PATH."""
+    environment = {"PATH": "/nonexistent", "HOME": str(command.parents[2])}
+    return run_in_repository(command, *words, environment=environment, check=False)
+
+
+async def test_wheels_install_and_work_without_a_compiler(dist: Path, tmp_path: Path, kubectl: Kubectl) -> None:
+    wheel_by_platform = {path.stem.rpartition("-")[2]: path for path in (dist / "python").glob("*.whl")}
+    compiled = [wheel for name, wheel in wheel_by_platform.items() if name.startswith("manylinux_2_")]
+    assert len(compiled) == 1 + bool(shutil.which(CROSS_COMPILER))
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(CLUSTER)
+    assert kubectl.kubeconfig
+    status_words = ("status", "--kubeconfig", kubectl.kubeconfig)
+
+    (native,) = [wheel for wheel in compiled if wheel.stem.endswith(os.uname().machine)]
+    command = install_wheel(native, tmp_path / "native")
+    for extra in ("rich", "numpy", "kubernetes"):
+        assert run_installed(command.with_name("python"), "-c", f"import {extra}").returncode == 0
+    simulation = run_installed(command, "simulate", "--offline", cluster)
+    assert simulation.returncode == 0, simulation
+    assert "default/p  n" in simulation.stdout
+    status = run_installed(command, *status_words)
+    assert "Traceback" not in status.stderr
+    assert "netaware" in status.stdout + status.stderr
+
+    # The wheel for any platform does all that needs no plan, and names what it lacks for one.
+    command = install_wheel(wheel_by_platform["any"], tmp_path / "any")
+    assert run_installed(command, *status_words).stdout == status.stdout
+    refusal = run_installed(command, "simulate", "--offline", cluster)
+    assert refusal.returncode == 1
+    assert "install gcc" in refusal.stderr
+    assert "Traceback" not in refusal.stderr
+
+
+def test_the_plugins_archive_matches_its_manifest(dist: Path, tmp_path: Path) -> None:
+    manifest = yaml.safe_load((dist / "netaware.yaml").read_text())
+    archive = dist / "kubectl-netaware.tar.gz"
+    (platform,) = manifest["spec"]["platforms"]
+    assert platform["sha256"] == hashlib.sha256(archive.read_bytes()).hexdigest()
+    assert manifest["spec"]["version"] == f"v{run_in_repository('make', '-s', 'version').stdout.strip()}"
+    with tarfile.open(archive) as tar:
+        assert {entry["from"] for entry in platform["files"]} == set(tar.getnames())
+        tar.extractall(tmp_path, filter="data")
+    uvx = tmp_path / "uvx"
+    uvx.write_text('#!/bin/sh\necho "$@"\n')
+    uvx.chmod(0o755)
+    echo = run_in_repository(tmp_path / platform["bin"], "status", environment={"PATH": str(tmp_path)})
+    wheel = next((dist / "python").glob("*.whl"))
+    requirement = f"netaware[cli]=={wheel.stem.split('-')[1]}"
+    assert echo.stdout.split() == ["--quiet", "--from", requirement, "kubectl-netaware", "status"]
+
+
 async def test_chart_is_pushed_to_a_registry_and_installed_from_there(
     tmp_path: Path, registry: str, helm_program: Path, kubectl: Kubectl
 ) -> None:
@@ -157,12 +165,12 @@ async def test_chart_is_pushed_to_a_registry_and_installed_from_there(
         (folder / f"{program}.json").write_text(json.dumps({"containerimage.digest": digest}))
     repository = f"{registry}/team"
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "KUBECONFIG": str(kubectl.kubeconfig)}
-    helm = partial(run, helm_program, environment=environment)
-    run("make", "chart", f"DIST={folder}", f"REGISTRY={repository}")
+    helm = partial(run_in_repository, helm_program, environment=environment)
+    run_in_repository("make", "chart", f"DIST={folder}", f"REGISTRY={repository}")
 
     async def is_pushed() -> bool:
         words = ("release-chart", f"DIST={folder}", f"REGISTRY={repository}", "ARGS=--plain-http")
-        return run("make", *words, check=False).returncode == 0
+        return run_in_repository("make", *words, check=False).returncode == 0
 
     await poll_until(is_pushed)
     (archive,) = folder.glob("*.tgz")

@@ -172,6 +172,18 @@ def list_granted_rights(documents: Documents) -> Iterator[RequestKind]:
                 yield RequestKind(binding["subjects"][0]["name"], *key)
 
 
+def list_unused_rights(installation: Installation, rights: set[RequestKind]) -> list[RequestKind]:
+    """Rights that are neither rare nor used yet."""
+    used_rights = installation.read_refusals_by_request().keys()
+    # A watch lists objects too, if the API server streams lists. Server-side apply of a new object needs create and patch.
+    other_verb_by_verb = {"list": "watch", "create": "patch"}
+    return sorted(
+        right
+        for right in rights - used_rights - RARE_USES.keys()
+        if replace(right, verb=other_verb_by_verb.get(right.verb, right.verb)) not in used_rights
+    )
+
+
 async def test_costs_are_measured_and_capacities_published_with_the_shipped_rights(installation: Installation) -> None:
     admin = installation.admin
 
@@ -232,21 +244,9 @@ async def test_every_granted_right_is_used(installation: Installation) -> None:
     assert RARE_USES.keys() <= rights
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DEADLINE_S):
-            while _list_unused_rights(installation, rights):
+            while list_unused_rights(installation, rights):
                 await asyncio.sleep(0.5)
-    assert _list_unused_rights(installation, rights) == []
-
-
-def _list_unused_rights(installation: Installation, rights: set[RequestKind]) -> list[RequestKind]:
-    """Rights that are neither rare nor used yet."""
-    used_rights = installation.read_refusals_by_request().keys()
-    # A watch lists objects too, if the API server streams lists. Server-side apply of a new object needs create and patch.
-    other_verb_by_verb = {"list": "watch", "create": "patch"}
-    return sorted(
-        right
-        for right in rights - used_rights - RARE_USES.keys()
-        if replace(right, verb=other_verb_by_verb.get(right.verb, right.verb)) not in used_rights
-    )
+    assert list_unused_rights(installation, rights) == []
 
 
 async def test_cleanup_removes_all_that_agents_wrote(installation: Installation) -> None:

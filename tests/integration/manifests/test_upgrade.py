@@ -31,6 +31,11 @@ async def list_object_names(kubectl: Kubectl) -> set[str]:
     return names
 
 
+def read_commands(page: str, heading: str) -> list[str]:
+    """The commands in the shell blocks of a page."""
+    return "".join(read_shell_blocks(page, heading)).replace("\\\n", " ").splitlines()
+
+
 async def test_definitions_upgrade_in_place_and_keep_their_objects(kubectl: Kubectl, admin: Client) -> None:
     """The old definitions have no status subresource, as upstream's."""
     for definition in read_crd_bodies().values():
@@ -40,8 +45,8 @@ async def test_definitions_upgrade_in_place_and_keep_their_objects(kubectl: Kube
         await kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(definition))
     await wait_until_established(kubectl)
     examples = ("online-boutique/appgroup.yaml", "networktopology.yaml")
-    text = "---\n".join((MANIFESTS / "examples" / name).read_text() for name in examples)
-    await kubectl("apply", "-n", "default", "-f", "-", stdin=text.replace(NAMESPACE, "default"))
+    manifest = "---\n".join((MANIFESTS / "examples" / name).read_text() for name in examples)
+    await kubectl("apply", "-n", "default", "-f", "-", stdin=manifest.replace(NAMESPACE, "default"))
 
     async def read_specs_and_uids() -> list[Any]:
         group = await admin.get(APPGROUPS, "online-boutique", dict, namespace="default")
@@ -51,17 +56,12 @@ async def test_definitions_upgrade_in_place_and_keep_their_objects(kubectl: Kube
     async def has_status() -> bool:
         return "appgroups/status" in await kubectl("get", "--raw", f"/apis/{APPGROUPS.api_version}")
 
-    before = await read_specs_and_uids()
+    specs_and_uids = await read_specs_and_uids()
     assert not await has_status()
     await kubectl("apply", "--server-side", "--force-conflicts", "-k", str(MANIFESTS / "crds"))
     await poll_until(has_status)
-    assert await read_specs_and_uids() == before
+    assert await read_specs_and_uids() == specs_and_uids
     await remove_crds(admin)
-
-
-def read_commands(page: str, heading: str) -> list[str]:
-    """The commands in the shell blocks of a page."""
-    return "".join(read_shell_blocks(page, heading)).replace("\\\n", " ").splitlines()
 
 
 @pytest.mark.parametrize(
@@ -69,13 +69,13 @@ def read_commands(page: str, heading: str) -> list[str]:
     ["descheduler", *(pytest.param(name, marks=pytest.mark.slow) for name in ("enforce", "any-scheduler"))],
 )
 async def test_the_documented_uninstall_leaves_nothing_of_any_overlay(kubectl: Kubectl, overlay: str) -> None:
-    before = await list_object_names(kubectl)  # of other tests, in their own namespaces
+    foreign_names = await list_object_names(kubectl)  # of other tests, in their own namespaces
     await kubectl("apply", "--server-side", "-k", str(MANIFESTS / "overlays" / overlay))
     assert "daemonset.apps/netaware-agent" in await list_object_names(kubectl)
     # Tests on real nodes cover the earlier steps, in which programs clean nodes and pods.
     for line in (line for line in read_commands("install", "Uninstall") if line.startswith("kubectl delete")):
         await kubectl(*shlex.split(line)[1:], "--timeout=60s")
-    assert await list_object_names(kubectl) <= before
+    assert await list_object_names(kubectl) <= foreign_names
 
 
 async def test_changing_the_overlay_as_documented_revokes_rights(kubectl: Kubectl, admin: Client) -> None:

@@ -20,6 +20,7 @@ from tests.support.controller_program import generate_webhook_manifests, start_w
 
 GATE = {"name": "netaware.io/topological-order"}
 GROUP = {"appgroup.diktyo.x-k8s.io": "shop"}
+OUR_SCHEDULER: dict[str, Any] = {"schedulerName": "network-aware-scheduler"}
 PLACED_BY_AFFINITY = {"netaware.io/placement": "affinity"}
 
 
@@ -38,20 +39,10 @@ async def webhook(plane: ControlPlane, kubectl: Kubectl, admin: Client, tmp_path
     await kubectl("delete", "--wait=true", "--timeout=60s", "namespace", "netaware-system", "gated", "plain")
 
 
-def test_cert_manager_keeps_the_same_configuration() -> None:
-    _, configuration = generate_webhook_manifests()
-    for hook in configuration["webhooks"]:
-        del hook["clientConfig"]["caBundle"]
-    file = MANIFESTS / "components" / "webhook-cert-manager" / "configuration.yaml"
-    kept = yaml.safe_load(file.read_text())
-    assert kept["metadata"].pop("annotations") == {"cert-manager.io/inject-ca-from": "netaware-system/netaware-webhook"}
-    assert kept == configuration
-
-
-async def gates_after_admission(
+async def dry_run_gates(
     admin: Client, namespace: str, labels: dict[str, str], annotations: dict[str, str] | None = None, **spec: Any
 ) -> list[dict[str, str]]:
-    """Gates of a pod that a dry run creates."""
+    """The gates that a pod gets if it is created; a dry run."""
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -63,21 +54,32 @@ async def gates_after_admission(
     return list(msgspec.json.decode(response)["spec"].get("schedulingGates", []))
 
 
+def test_the_component_with_cert_manager_has_the_generated_configuration() -> None:
+    _, configuration = generate_webhook_manifests()
+    for hook in configuration["webhooks"]:
+        del hook["clientConfig"]["caBundle"]
+    file = MANIFESTS / "components" / "webhook-cert-manager" / "configuration.yaml"
+    component = yaml.safe_load(file.read_text())
+    assert component["metadata"].pop("annotations") == {
+        "cert-manager.io/inject-ca-from": "netaware-system/netaware-webhook"
+    }
+    assert component == configuration
+
+
 async def test_pods_are_gated_as_by_the_policies_and_created_if_the_webhook_is_down(
     webhook: None, admin: Client, plane: ControlPlane
 ) -> None:
-    ours: dict[str, Any] = {"schedulerName": "network-aware-scheduler"}
 
     async def is_gated() -> bool:
-        return await gates_after_admission(admin, "plain", GROUP, **ours) == [GATE]
+        return await dry_run_gates(admin, "plain", GROUP, **OUR_SCHEDULER) == [GATE]
 
     await poll_until(is_gated)
-    assert await gates_after_admission(admin, "plain", {**GROUP, **PLACED_BY_AFFINITY}) == [GATE]
-    assert await gates_after_admission(admin, "gated", GROUP) == [GATE]
-    assert await gates_after_admission(admin, "gated", GROUP, {"a": "x" * 200_000}) == [GATE]
-    assert await gates_after_admission(admin, "plain", GROUP) == []
-    assert await gates_after_admission(admin, "plain", {"app": "x"}, **ours) == []
-    assert await gates_after_admission(admin, "gated", {**GROUP, "netaware.io/placement": "extender"}) == []
-    program = next(p for p in plane.programs if p.name == "webhook")
+    assert await dry_run_gates(admin, "plain", {**GROUP, **PLACED_BY_AFFINITY}) == [GATE]
+    assert await dry_run_gates(admin, "gated", GROUP) == [GATE]
+    assert await dry_run_gates(admin, "gated", GROUP, {"a": "x" * 200_000}) == [GATE]
+    assert await dry_run_gates(admin, "plain", GROUP) == []
+    assert await dry_run_gates(admin, "plain", {"app": "x"}, **OUR_SCHEDULER) == []
+    assert await dry_run_gates(admin, "gated", {**GROUP, "netaware.io/placement": "extender"}) == []
+    program = next(program for program in plane.programs if program.name == "webhook")
     await plane.programs.stop(program)
-    assert await gates_after_admission(admin, "plain", GROUP, **ours) == [], "failurePolicy Ignore"
+    assert await dry_run_gates(admin, "plain", GROUP, **OUR_SCHEDULER) == [], "failurePolicy Ignore"

@@ -39,11 +39,7 @@ RunPage = Callable[[], Awaitable[PageAddress]]
 
 @pytest_asyncio.fixture
 async def run_page(
-    control_plane: ControlPlane,
-    client: Client,
-    page_namespace: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    control_plane: ControlPlane, client: Client, page_namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[RunPage]:
     """``await run_page()`` runs the command until the end of the test."""
     (tmp_path / "kubectl").write_text(KUBECTL.replace("REAL_KUBECTL", str(control_plane.kubectl)))

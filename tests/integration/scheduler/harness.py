@@ -74,9 +74,7 @@ class PodNamespace:
         return await self.client.create(APPGROUPS, body, AppGroup, namespace=self.namespace)
 
     async def set_costs(
-        self,
-        zones: dict[tuple[str, str], int],
-        regions: dict[tuple[str, str], int] | None = None,
+        self, zones: dict[tuple[str, str], int], regions: dict[tuple[str, str], int] | None = None
     ) -> NetworkTopology:
         """Create or replace the NetworkTopology nt-default of a namespace with these costs."""
         body = make_topology_body(weights=[make_weight_body(zones, regions)])

@@ -1,22 +1,19 @@
-"""A new leader handles placements, reservations and rights of before, on a real API server."""
+"""A new leader handles earlier placements, and the rights that it has, on a real API server."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
-import pytest_asyncio
 
-from controller.cluster.crds import APPGROUPS
 from controller.cluster.pods import Pod
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.gating.controller import GatingController
 from kubekit.client import MERGE_PATCH, Client
-from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, Object, Resource
+from kubekit.wire import DEPLOYMENTS, PODS, Object, Resource
 from lab.polling import poll_until
-from tests.integration.scheduler.harness import LONG_WAIT, PROFILE, PodNamespace, SchedulerHarness, make_deployment
+from tests.integration.scheduler.harness import LONG_WAIT, PROFILE, SchedulerHarness, make_deployment
 
 pytestmark = [pytest.mark.usefixtures("gate_policy"), pytest.mark.timeout(600)]
 
@@ -41,16 +38,6 @@ class DeniedClient:
         return created
 
 
-@pytest_asyncio.fixture
-async def admitting_namespace(harness: SchedulerHarness) -> AsyncIterator[PodNamespace]:
-    """A namespace that admits groups of the harness's namespace."""
-    name = f"{harness.namespace}-guest"
-    labels = {"netaware.io/appgroups-from": harness.namespace}
-    await harness.client.create(NAMESPACES, {"metadata": {"name": name, "labels": labels}}, Object)
-    yield PodNamespace(harness.client, name)
-    await harness.client.delete(NAMESPACES, name)
-
-
 async def create_and_bind(harness: SchedulerHarness, name: str, controller: GatingController) -> None:
     """Create a gated pod of P1, and bind it after the controller has seen it."""
     foreign_gate = [{"name": FOREIGN_GATE}]
@@ -73,17 +60,14 @@ async def wait_for_gated_pods(controller: GatingController, count: int) -> None:
     await poll_until(has_count)
 
 
-async def wait_until_released(namespace: PodNamespace, name: str) -> None:
-    async def is_released() -> bool:
-        return not (await namespace.read_pod(name)).is_gated
-
-    await poll_until(is_released)
-
-
 async def test_a_new_leader_reports_no_placement_of_pods_that_were_bound_before(harness: SchedulerHarness) -> None:
     await harness.create_zones("a")
     await harness.create_group(NO_DEPENDENCIES)
     leads = asyncio.Event()
+
+    async def is_last_released() -> bool:
+        return not (await harness.read_pod("last")).is_gated
+
     # Until the event is set, the controller only watches.
     async with harness.run_leader(NO_WAIT_FOR_MISSING_WORKLOADS, start=leads) as controller:
         for name in ("old", "deleted"):
@@ -93,7 +77,7 @@ async def test_a_new_leader_reports_no_placement_of_pods_that_were_bound_before(
         leads.set()
         # When this pod is released, the new leader has handled all earlier ones.
         await harness.create_pod("last", group="a1", workload="P0")
-        await wait_until_released(harness, "last")
+        await poll_until(is_last_released)
         await harness.delete_pod("last")
 
         await create_and_bind(harness, "new", controller)
@@ -101,29 +85,6 @@ async def test_a_new_leader_reports_no_placement_of_pods_that_were_bound_before(
         for name in ("old", "deleted"):
             reasons = [event["reason"] for event in await harness.list_events(name)]
             assert "NetworkPlacement" not in reasons
-
-
-async def test_reservations_of_a_deleted_group_are_released(
-    harness: SchedulerHarness, admitting_namespace: PodNamespace
-) -> None:
-    """After the deletion, its pod in another namespace belongs to no group."""
-    await harness.create_zones("a", capacity={"cpu": "2"})
-    namespaces = {"P1": admitting_namespace.namespace}
-    await harness.create_group(NO_DEPENDENCIES, name="deleted", members=1, namespaces=namespaces)
-    whole_node: dict[str, Any] = {"workload": "P1", "requests": {"cpu": "2"}}
-    async with harness.run_leader(SchedulerConfig(gates=LONG_WAIT)) as controller:
-        await admitting_namespace.create_pod("guest", group="deleted", automountServiceAccountToken=False, **whole_node)
-        await wait_until_released(admitting_namespace, "guest")
-        assert controller.plans.reservations.reserved_by_others("")
-
-        await harness.client.delete(APPGROUPS, "deleted", namespace=harness.namespace)
-        await poll_until(lambda: not controller.state.groups)
-        await admitting_namespace.delete_pod("guest")
-
-        await harness.create_group(NO_DEPENDENCIES, name="new", members=1)
-        await harness.create_pod("own", group="new", **whole_node)
-        condition = await poll_until(lambda: controller.plans.planned_condition(f"{harness.namespace}/new"))
-        assert condition.reason == "Complete"
 
 
 async def test_in_affinity_mode_no_zone_is_required_without_the_right_to_evict(harness: SchedulerHarness) -> None:
