@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from ortools.sat.python import cp_model
@@ -86,6 +86,14 @@ def place_most_pods(cluster: OracleCluster, time_limit_s: float) -> dict[str, st
     return formulation.placements(solver)
 
 
+class _Replicas(NamedTuple):
+    """Number of a workload's replicas: in all, [host] and [zone], as expressions of the model."""
+
+    total: int
+    on_host: list[Any]
+    in_zone: list[Any]
+
+
 class _Formulation:
     """The CP-SAT model: a variable for the number of pods of each class on each host, constraints and goals."""
 
@@ -135,8 +143,9 @@ class _Formulation:
                 self.solver_model.add(sum(used) <= max(available, 0))
 
     def _domain(self, key: str, host: int) -> list[int]:
-        value = self.cluster.nodes[host]["metadata"]["labels"].get(key)
-        return [h for h, n in enumerate(self.cluster.nodes) if n["metadata"]["labels"].get(key) == value]
+        """The hosts that share a host's value of a label."""
+        values = [node["metadata"]["labels"].get(key) for node in self.cluster.nodes]
+        return [h for h, value in enumerate(values) if value == values[host]]
 
     def _domains(self, key: str) -> list[list[int]]:
         return [list(d) for d in dict.fromkeys(tuple(self._domain(key, h)) for h in range(len(self.cluster.nodes)))]
@@ -212,59 +221,68 @@ class _Formulation:
 
     def goals(self) -> list[Any]:
         """The fields of `PlacementValue`."""
-        cluster, model = self.cluster, self.solver_model
-        hosts, zones = range(len(cluster.nodes)), range(len(cluster.zones))
-        on_host = [[self._count_on_host(w, h) for h in hosts] for w in range(len(cluster.workloads))]
-        totals = [cluster.replicas(w) for w in range(len(on_host))]
-        in_zone = [
-            [self._var(sum(row[h] for h in hosts if cluster.zone_index_by_host[h] == z), total) for z in zones]
-            for row, total in zip(on_host, totals, strict=True)
-        ]
-        in_one_zone = []
-        for w, total in enumerate(totals):
-            for z in zones if cluster.must_span_zones(w) and total > 1 else ():
-                is_in_one_zone = model.new_bool_var("")
-                model.add(in_zone[w][z] < total).only_enforce_if(is_in_one_zone.Not())
-                in_one_zone.append(is_in_one_zone)
+        cluster = self.cluster
+        replicas = [self._count_replicas(workload) for workload in range(len(cluster.workloads))]
+        spread = [counts for workload, counts in enumerate(replicas) if cluster.must_span_zones(workload)]
+        in_one_zone = [self._is_all_in(counts.total, in_zone) for counts in spread for in_zone in counts.in_zone]
         violations, cost = [], []
         for edge in cluster.edges:
-            a, b = edge[:2]  # caller, callee
-            if not totals[a] or not totals[b]:
-                continue
-            pairs = [[self._product(in_zone[a][z], in_zone[b][y], totals[a] * totals[b]) for y in zones] for z in zones]
-            for z in zones:
-                violations_from_zone = sum(pairs[z][y] for y in zones if cluster.exceeds_limit(edge, z, y))
-                if isinstance(violations_from_zone, int):
-                    continue
-                if cluster.routing(b):
-                    # With zone routing, calls leave a zone only if it has no replica of the callee.
-                    has_own_replica = model.new_bool_var("")
-                    model.add(in_zone[b][z] >= 1).only_enforce_if(has_own_replica)
-                    violations_by_routing = model.new_int_var(0, totals[a] * totals[b], "")
-                    model.add(violations_by_routing >= violations_from_zone).only_enforce_if(has_own_replica.Not())
-                    violations_from_zone = violations_by_routing
-                violations.append(violations_from_zone)
-            if cluster.spread == "none":
-                # Each pair of caller and replica has the mean cost of its calls; pairs on one host cost less.
-                unit = (
-                    1
-                    if cluster.has_parity
-                    else round(SCALE * cluster.weight(edge, totals[a]) / (totals[a] * totals[b]))
-                )
-                cost += [unit * cluster.call_cost(z, y) * pairs[z][y] for z in zones for y in zones]
-                for h in hosts:
-                    zone = cluster.zone_index_by_host[h]
-                    gain = unit * (cluster.call_cost(zone, zone) - cluster.host_cost)
-                    cost.append(-gain * self._product(on_host[a][h], on_host[b][h], totals[a] * totals[b]))
+            callers, callees = replicas[edge[0]], replicas[edge[1]]
+            if callers.total and callees.total:
+                pairs = [
+                    [self._product(x, y, callers.total * callees.total) for y in callees.in_zone]
+                    for x in callers.in_zone
+                ]
+                violations += self._list_violations(edge, callees, pairs)
+                if cluster.spread == "none":
+                    cost += self._list_costs(edge, callers, callees, pairs)
         return [self.unplaced, sum(in_one_zone), sum(violations), sum(cost)]
 
-    def _count_on_host(self, workload: int, host: int) -> Any:
-        """Number of a workload's replicas on a host."""
-        cluster = self.cluster
+    def _count_replicas(self, workload: int) -> _Replicas:
+        cluster, total = self.cluster, self.cluster.replicas(workload)
         rows = [
             row for row, pod in zip(self.pod_count, cluster.classes, strict=True) if cluster.workload(pod) == workload
         ]
-        return cluster.bound_replicas()[workload][host] + sum(row[host] for row in rows)
+        bound = cluster.bound_replicas()[workload]
+        on_host = [bound[h] + sum(row[h] for row in rows) for h in range(len(cluster.nodes))]
+        in_zone = [
+            self._var(sum(n for n, zone in zip(on_host, cluster.zone_index_by_host, strict=True) if zone == z), total)
+            for z in range(len(cluster.zones))
+        ]
+        return _Replicas(total, on_host, in_zone)
+
+    def _is_all_in(self, total: int, in_zone: Any) -> Any:
+        """Whether all of several replicas are in a zone."""
+        is_all = self.solver_model.new_bool_var("")
+        if total > 1:
+            self.solver_model.add(in_zone < total).only_enforce_if(is_all.Not())
+        return is_all
+
+    def _list_violations(self, edge: tuple[int, int, int], callees: _Replicas, pairs: list[list[Any]]) -> list[Any]:
+        """Numbers of violations by the caller's zone; with zone routing, calls leave a zone only if it has no callee."""
+        violations = []
+        for z, row in enumerate(pairs):
+            from_zone = sum(pair for y, pair in enumerate(row) if self.cluster.exceeds_limit(edge, z, y))
+            if self.cluster.routing(edge[1]) and not isinstance(from_zone, int):
+                has_own_replica = self.solver_model.new_bool_var("")
+                self.solver_model.add(callees.in_zone[z] >= 1).only_enforce_if(has_own_replica)
+                by_routing = self.solver_model.new_int_var(0, callees.total * self.cluster.replicas(edge[0]), "")
+                self.solver_model.add(by_routing >= from_zone).only_enforce_if(has_own_replica.Not())
+                from_zone = by_routing
+            violations.append(from_zone)
+        return violations
+
+    def _list_costs(
+        self, edge: tuple[int, int, int], callers: _Replicas, callees: _Replicas, pairs: list[list[Any]]
+    ) -> list[Any]:
+        """Costs of calls: each pair of caller and replica has the mean cost of its calls; pairs on one host cost less."""
+        cluster, pair_count = self.cluster, callers.total * callees.total
+        unit = 1 if cluster.has_parity else round(SCALE * cluster.weight(edge, callers.total) / pair_count)
+        costs = [unit * cluster.call_cost(z, y) * pair for z, row in enumerate(pairs) for y, pair in enumerate(row)]
+        for zone, x, y in zip(cluster.zone_index_by_host, callers.on_host, callees.on_host, strict=True):
+            gain = unit * (cluster.call_cost(zone, zone) - cluster.host_cost)
+            costs.append(-gain * self._product(x, y, pair_count))
+        return costs
 
     def _var(self, value: Any, maximum: int) -> Any:
         var = self.solver_model.new_int_var(0, maximum, "")
