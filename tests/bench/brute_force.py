@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
-from itertools import combinations_with_replacement
 
 from tests.unit.controller.groups import GroupCase
 
@@ -29,7 +29,10 @@ def find_optimum(case: GroupCase, upper_bound: tuple[int, int]) -> tuple[int, in
     zones = range(len(case.slots))
     # By number of replicas: all ways to spread them, as pods per zone.
     spreads = [
-        [tuple(Counter(chosen)[zone] for zone in zones) for chosen in combinations_with_replacement(zones, replicas)]
+        [
+            tuple(Counter(chosen)[zone] for zone in zones)
+            for chosen in itertools.combinations_with_replacement(zones, replicas)
+        ]
         for replicas in range(4)
     ]
     order = _search_order(case)
@@ -43,24 +46,21 @@ def find_optimum(case: GroupCase, upper_bound: tuple[int, int]) -> tuple[int, in
         if step == len(order):
             best = min(best, placed_cost)
             return
-        pod_costs = [
-            sum(
-                prices[zone][z] * n
-                for other, prices in neighbours_by_step[step]
-                for z, n in enumerate(spread_by_workload[other])
-            )
-            for zone in zones
-        ]
+        pod_cost_by_zone = [0] * len(zones)
+        for neighbour, prices in neighbours_by_step[step]:
+            for zone, neighbour_zone in itertools.product(zones, zones):
+                pod_cost_by_zone[zone] += prices[zone][neighbour_zone] * spread_by_workload[neighbour][neighbour_zone]
         options = [
-            (placed_cost + sum(n * cost for n, cost in zip(spread, pod_costs, strict=True)), spread)
+            (placed_cost + sum(count * cost for count, cost in zip(spread, pod_cost_by_zone, strict=True)), spread)
             for spread in spreads[case.replicas[order[step]]]
-            if all(n <= free for n, free in zip(spread, free_slots, strict=True))
+            if all(count <= free for count, free in zip(spread, free_slots, strict=True))
         ]
         for cost, spread in sorted(options):
             if cost >= best:
                 break
             spread_by_workload[order[step]] = spread
-            place_from(step + 1, tuple(free - n for free, n in zip(free_slots, spread, strict=True)), cost)
+            remaining_slots = tuple(free - count for free, count in zip(free_slots, spread, strict=True))
+            place_from(step + 1, remaining_slots, cost)
 
     place_from(0, case.slots, 0)
     return divmod(best, VIOLATION_COST)
@@ -82,7 +82,7 @@ def _search_order(case: GroupCase) -> list[int]:
     """Workloads, each with as many neighbours before it as possible, so that bounds are effective early."""
     order: list[int] = []
     for _ in case.replicas:
-        remaining = [w for w in range(len(case.replicas)) if w not in order]
+        remaining = [workload for workload in range(len(case.replicas)) if workload not in order]
         # The first has no neighbour before it: it is the workload with the most edges.
         edges = [edge for edge in case.edges if not order or edge[0] in order or edge[1] in order]
         order.append(max(remaining, key=lambda w: (sum(w in edge[:2] for edge in edges), -w)))
