@@ -58,14 +58,14 @@ def mutate(rng: Random, text: str) -> str:
     return text
 
 
-def corpus_folder(name: str) -> Path:
+def find_corpus_folder(name: str) -> Path:
     """Folder of the inputs that broke a reader."""
     return CORPUS / "".join(c if c.isalnum() else "-" for c in name.lower())
 
 
 def read_corpus(name: str) -> list[str]:
     """Inputs that broke a reader."""
-    return [path.read_bytes().decode("utf-8", "surrogatepass") for path in sorted(corpus_folder(name).glob("*"))]
+    return [path.read_bytes().decode("utf-8", "surrogatepass") for path in sorted(find_corpus_folder(name).glob("*"))]
 
 
 def make_inputs(name: str, count: int, seed: str = "") -> Iterator[str]:
@@ -106,7 +106,7 @@ def test_a_reader_raises_only_its_declared_exceptions_on_many_inputs(name: str) 
 
 
 def test_every_input_of_the_corpus_belongs_to_a_reader_and_is_read() -> None:
-    folders = {corpus_folder(name) for name in READERS}
+    folders = {find_corpus_folder(name) for name in READERS}
     assert len(folders) == len(READERS)
     assert {path.parent for path in CORPUS.glob("*/*")} <= folders
     assert sum(len(read_corpus(name)) for name in READERS) == len(list(CORPUS.glob("*/*"))) > 0

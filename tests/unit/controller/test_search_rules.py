@@ -27,7 +27,7 @@ def make_rule(kind: RuleKind, domain_of: list[int], roles: dict[int, int], **cha
     return msgspec.structs.replace(rule, **changes)
 
 
-def zones_of(hosts: list[int]) -> list[int]:
+def list_zones(hosts: list[int]) -> list[int]:
     """Zones of placed replicas, sorted."""
     return sorted(ZONES[host] for host in hosts if host >= 0)
 
@@ -37,12 +37,12 @@ def zones_of(hosts: list[int]) -> list[int]:
     [
         pytest.param(
             [4], make_rule(RuleKind.SPREAD, ZONES, {0: BOTH}), {},
-            lambda hosts: zones_of(hosts) == [0, 0, 1, 1],
+            lambda hosts: list_zones(hosts) == [0, 0, 1, 1],
             id="two replicas in each zone",
         ),
         pytest.param(
             [2], make_rule(RuleKind.SPREAD, ZONES, {0: OWNER}, bound_counted=np.array([2, 0])), {},
-            lambda hosts: zones_of(hosts) == [1, 1],
+            lambda hosts: list_zones(hosts) == [1, 1],
             id="bound pods count",
         ),
         pytest.param(
@@ -67,7 +67,7 @@ def zones_of(hosts: list[int]) -> list[int]:
         ),
         pytest.param(
             [1, 3], make_rule(RuleKind.ANTI_AFFINITY, ZONES, {0: OWNER, 1: COUNTED}), {},
-            lambda hosts: set(zones_of(hosts[1:])) == {1 - ZONES[hosts[0]]},
+            lambda hosts: set(list_zones(hosts[1:])) == {1 - ZONES[hosts[0]]},
             id="the other workload in the other zone",
         ),
         pytest.param(
@@ -104,4 +104,4 @@ def test_the_target_of_an_affinity_moves_to_the_zone_of_its_owner() -> None:
     )
     hosts = solve(problem).tolist()
     assert -1 not in hosts
-    assert zones_of(hosts[:2]) == [1, 1]
+    assert list_zones(hosts[:2]) == [1, 1]

@@ -88,7 +88,7 @@ def is_pod_counted(case: SpreadCase, pod: Json, constraint: Json) -> bool:
     return is_in_namespace and is_selected and "deletionTimestamp" not in metadata
 
 
-def constraint_allows(case: SpreadCase, node: Json, constraint: Json) -> bool:
+def is_allowed_by_constraint(case: SpreadCase, node: Json, constraint: Json) -> bool:
     """The rule of kube-scheduler's filter (plugins/podtopologyspread/filtering.go), for selectors that are ``matchLabels``."""
     key, metadata = constraint["topologyKey"], case.new_pod["metadata"]
     count_by_domain: dict[str, int] = {}
@@ -112,7 +112,7 @@ def test_topology_spread_allows_the_nodes_that_kube_scheduler_allows() -> None:
         spec = case.new_pod["spec"]
         eligible = [matches_node(spec, node) and tolerates(spec, node) for node in case.nodes]
         expected = [
-            is_eligible and all(constraint_allows(case, node, c) for c in spec["topologySpreadConstraints"])
+            is_eligible and all(is_allowed_by_constraint(case, node, c) for c in spec["topologySpreadConstraints"])
             for node, is_eligible in zip(case.nodes, eligible, strict=True)
         ]
         hosts = [host_of(msgspec.convert(node, Node)) for node in case.nodes]
