@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.crds import NetworkTopology, WeightInfo
 from controller.cluster.membership import Membership
-from controller.topology.bandwidth import compute_allocations, read_user_capacities
+from controller.topology.bandwidth import compute_allocations, read_user_capacities, sum_by_region_pair
 from controller.topology.weights import Bandwidths, build_weight, plan_topology_patch
 from kubekit.wire import Node
 from netperf.costs import ZoneCost, ZoneCosts
@@ -60,6 +60,12 @@ def make_capacity_weight(name: str, *capacities: str | int | None, key: str = ZO
     costs = [{"destination": "z2", "networkCost": 5, "bandwidthCapacity": capacity} for capacity in capacities]
     level = {"topologyKey": key, "originList": [{"origin": "z1", "costList": costs}]}
     return msgspec.convert({"name": name, "topologyList": [level]}, WeightInfo)
+
+
+def test_sums_by_regions_cover_zone_pairs_of_two_known_regions() -> None:
+    by_zone = {("z1", "z2"): 1, ("z1", "z3"): 10, ("z2", "z3"): 100, ("z3", "z1"): 1000, ("z1", "zx"): 5}
+    sums = sum_by_region_pair(by_zone, {"z1": "west", "z2": "west", "z3": "east"})
+    assert sums == {("west", "east"): 110, ("east", "west"): 1000}
 
 
 async def test_allocations_are_of_the_current_zones_if_a_node_moves_while_zones_are_read() -> None:
