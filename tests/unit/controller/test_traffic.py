@@ -239,9 +239,8 @@ def test_drift_is_what_an_appgroup_does_not_declare_or_declares_too_low() -> Non
 
 
 def test_a_bill_is_bytes_times_price_by_distance() -> None:
-    prices = PriceTable(between_zones=0.02)
-    group = make_group(make_reference("a", "A"))
-    bill = compare([make_flow("a", "b", 1000, **BETWEEN_ZONES)], group, prices=prices).bill
+    flows, group = [make_flow("a", "b", 1000, **BETWEEN_ZONES)], make_group(make_reference("a", "A"))
+    bill = compare(flows, group, prices=PriceTable(between_zones=0.02)).bill
     assert bill.monthly_price == pytest.approx(1000 * MONTH_S / 1e9 * 0.02)
     assert bill.monthly_price_by_group == {GROUP: bill.monthly_price}
     assert bill.crossing_bytes_per_s == 1000
