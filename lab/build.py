@@ -2,7 +2,8 @@
 
 A Go module pins the versions (lab/controlplane; lab/node for real nodes). A program that is a whole upstream module is built from that
 module (`UpstreamModule`). Built programs are in the user's cache directory, in a folder named after the version and a hash of the module's
-sources: a second start builds nothing, and an upgrade runs no old program.
+sources: a second start builds nothing, and an upgrade runs no old program. Programs of the control plane in the folder KUBEBUILDER_ASSETS
+are used instead.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ class Binaries:
 
 
 def find_or_build_programs(module: Buildable = CONTROL_PLANE) -> Binaries:
-    """Return all programs of a module, building those that the cache lacks; progress on stderr.
+    """Return all programs of a module, building those that neither KUBEBUILDER_ASSETS nor the cache holds; progress on stderr.
 
     Raises:
         BuildError: a build failed, or no usable Go could be found or installed.
@@ -170,7 +171,7 @@ def find_or_build_programs(module: Buildable = CONTROL_PLANE) -> Binaries:
     version = module.version
     folder = cache_dir() / module.name / f"{version}-{module.fingerprint}"
     bin_dir = folder / "bin"
-    paths = {name: bin_dir / name for name in module.programs}
+    paths = {name: bin_dir / name for name in module.programs} | _find_prebuilt(module)
     if all(path.exists() for path in paths.values()):
         return Binaries(version, paths)
     bin_dir.mkdir(parents=True, exist_ok=True)
@@ -180,6 +181,17 @@ def find_or_build_programs(module: Buildable = CONTROL_PLANE) -> Binaries:
         if missing:
             _build(module, missing, bin_dir)
     return Binaries(version, paths)
+
+
+def _find_prebuilt(module: Buildable) -> dict[str, Path]:
+    """Name -> file of the control plane's programs in the folder KUBEBUILDER_ASSETS, which may have only some of them."""
+    folder = os.environ.get("KUBEBUILDER_ASSETS", "") if module is CONTROL_PLANE else ""
+    if not folder:
+        return {}
+    if not Path(folder).is_dir():
+        raise BuildError(f"KUBEBUILDER_ASSETS: {folder} is not a directory; unset it to build the programs")
+    candidates = {name: Path(folder) / name for name in module.programs}
+    return {name: path for name, path in candidates.items() if os.access(path, os.X_OK)}
 
 
 @contextmanager

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from lab.build import find_or_build_programs
 from lab.debian import find_or_unpack_packages
-from lab.errors import UnsupportedError
+from lab.errors import BuildError, UnsupportedError
 from lab.image_build import ImageRecipe, fingerprint_recipe
 
 # Stand-ins for Debian's tools: a download creates a package, whose only content is its root folder.
@@ -24,6 +25,15 @@ mkdir -p "$3"
 def write_script(file: Path, script: str) -> None:
     file.write_text(script)
     file.chmod(0o755)
+
+
+def test_a_wrong_folder_of_prebuilt_programs_is_an_error_with_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path / "absent"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(BuildError, match="KUBEBUILDER_ASSETS"):
+        find_or_build_programs()
 
 
 def test_cached_packages_whose_programs_do_not_run_are_fetched_again(
