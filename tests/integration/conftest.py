@@ -77,52 +77,15 @@ async def netaware_namespace(client: Client) -> AsyncIterator[str]:
         yield name
 
 
-@asynccontextmanager
-async def _create_namespace(client: Client) -> AsyncIterator[str]:
-    name = f"test-{uuid.uuid4().hex[:8]}"
-    await client.create(NAMESPACES, {"metadata": {"name": name}}, Object)
-    await poll_until(lambda: object_exists(client, SERVICE_ACCOUNTS, "default", name))
-    yield name
-    await client.delete(NAMESPACES, name)
-
-
 @pytest_asyncio.fixture
 async def crds(client: Client) -> list[str]:
     """Names of our CustomResourceDefinitions, which are applied and served."""
     return await install_crds(client)
 
 
-async def install_crds(client: Client) -> list[str]:
-    """Apply our CustomResourceDefinitions, and wait until they are served; returns their names."""
-    bodies = read_crd_bodies()
-    for name, body in bodies.items():
-        await client.apply(CUSTOM_RESOURCE_DEFINITIONS, name, body, Object, field_manager="tests")
-    for name in bodies:
-        await poll_until(partial(_is_established, client, name))
-    return list(bodies)
-
-
-def read_crd_bodies() -> dict[str, Any]:
-    """Our CustomResourceDefinitions, by name."""
-    bodies = [yaml.safe_load(path.read_text()) for path in sorted(CRDS.glob("[!k]*.yaml"))]
-    return {str(body["metadata"]["name"]): body for body in bodies}
-
-
-async def remove_crds(client: Client) -> None:
-    """Delete our CustomResourceDefinitions with their objects."""
-    names = read_crd_bodies().keys()
-    for name in names:
-        await client.delete(CUSTOM_RESOURCE_DEFINITIONS, name)
-
-    async def are_gone() -> bool:
-        return not names & {crd.metadata.name for crd in await client.list(CUSTOM_RESOURCE_DEFINITIONS, Object)}
-
-    await poll_until(are_gone)
-
-
 @pytest_asyncio.fixture
 async def start_scheduler(control_plane: ControlPlane) -> AsyncIterator[StartScheduler]:
-    """``await start_scheduler(config, extender_url=...)`` runs kube-scheduler until the end of the test, by default with both profiles."""
+    """``await start_scheduler(config, extender_url=...)`` runs kube-scheduler until the end of the test."""
     programs: list[Program] = []
 
     async def start(config: Mapping[str, Any] | None = None, *, extender_url: str | None = None) -> Program:
@@ -143,7 +106,7 @@ async def kwok(control_plane: ControlPlane) -> Program:
 
 @pytest_asyncio.fixture
 async def create_node(client: Client) -> AsyncIterator[CreateNode]:
-    """``await create_node(name, **options)`` creates a node for the test, see `make_node`; it becomes ready if ``kwok`` runs."""
+    """``await create_node(name, **options)`` creates a node, see `make_node`; it becomes ready if ``kwok`` runs."""
     names: list[str] = []
 
     async def make(name: str, **options: Any) -> Node:
@@ -153,6 +116,49 @@ async def create_node(client: Client) -> AsyncIterator[CreateNode]:
     yield make
     for name in names:
         await client.delete(NODES, name)
+
+
+@asynccontextmanager
+async def _create_namespace(client: Client) -> AsyncIterator[str]:
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    await client.create(NAMESPACES, {"metadata": {"name": name}}, Object)
+    await poll_until(lambda: object_exists(client, SERVICE_ACCOUNTS, "default", name))
+    yield name
+    await client.delete(NAMESPACES, name)
+
+
+async def install_crds(client: Client) -> list[str]:
+    """Apply our CustomResourceDefinitions, and wait until they are served; returns their names."""
+    bodies = read_crd_bodies()
+    for name, body in bodies.items():
+        await client.apply(CUSTOM_RESOURCE_DEFINITIONS, name, body, Object, field_manager="tests")
+    for name in bodies:
+        await poll_until(partial(_is_established, client, name))
+    return list(bodies)
+
+
+async def _is_established(client: Client, name: str) -> bool:
+    definition: dict[str, Any] = await client.get(CUSTOM_RESOURCE_DEFINITIONS, name, dict)
+    conditions = (definition.get("status") or {}).get("conditions") or []
+    return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
+
+
+def read_crd_bodies() -> dict[str, Any]:
+    """Our CustomResourceDefinitions, by name."""
+    bodies = [yaml.safe_load(path.read_text()) for path in sorted(CRDS.glob("[!k]*.yaml"))]
+    return {str(body["metadata"]["name"]): body for body in bodies}
+
+
+async def remove_crds(client: Client) -> None:
+    """Delete our CustomResourceDefinitions with their objects."""
+    names = read_crd_bodies().keys()
+    for name in names:
+        await client.delete(CUSTOM_RESOURCE_DEFINITIONS, name)
+
+    async def are_gone() -> bool:
+        return not names & {crd.metadata.name for crd in await client.list(CUSTOM_RESOURCE_DEFINITIONS, Object)}
+
+    await poll_until(are_gone)
 
 
 def make_node(
@@ -176,7 +182,7 @@ def make_node(
 
 
 def read_audit_events(log: Path) -> list[dict[str, Any]]:
-    """The events of all complete lines of a running API server's audit log; raises ValueError for a line that is not JSON."""
+    """The events of complete lines of a running API server's audit log; raises ValueError if a line is no JSON."""
     complete, _, _ = log.read_bytes().rpartition(b"\n")
     return [json.loads(line) for line in complete.splitlines()]
 
@@ -187,9 +193,3 @@ async def request_token(client: Client, namespace: str, account: str = "default"
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
     response = await client.request("POST", SERVICE_ACCOUNTS.path(namespace, account, "token"), body=body)
     return str(msgspec.json.decode(response)["status"]["token"])
-
-
-async def _is_established(client: Client, name: str) -> bool:
-    definition: dict[str, Any] = await client.get(CUSTOM_RESOURCE_DEFINITIONS, name, dict)
-    conditions = (definition.get("status") or {}).get("conditions") or []
-    return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)

@@ -18,7 +18,7 @@ from tests.integration.controller.measured_topology import REGION_BY_ZONE, Measu
 
 @pytest_asyncio.fixture
 async def start_manager(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> AsyncIterator[StartManager]:
-    """``start_manager(kubeconfig, **sections)`` starts a manager, by default with all rights; sections are those of its configuration."""
+    """``start_manager(kubeconfig, **sections)`` starts a manager with sections of its configuration."""
     replicas: list[Replica] = []
 
     def start_replica(kubeconfig: Path = control_plane.kubeconfig, **sections: object) -> Replica:

@@ -29,7 +29,7 @@ USER_WEIGHT = make_weight_body(
 
 
 class MeasuredTopology(AppGroupNamespace):
-    """The NetworkTopology nt-default of three zones with two nodes each, named after zone and a letter, and simulated agents."""
+    """The NetworkTopology nt-default of three zones, with nodes ``a`` and ``b`` in each, and simulated agents."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         super().__init__(client, namespace)

@@ -65,17 +65,11 @@ async def test_the_manager_never_writes_the_spec_and_not_the_status_of_an_unchan
     assert group["spec"] == created["spec"]
 
 
-async def test_cyclic_and_large_groups_are_ordered(replica: Replica, groups: AppGroupNamespace) -> None:
-    await groups.create_group(make_group({"a": "b", "b": "c", "c": "a", "d": "a"}, name="cycle"))
+async def test_a_group_of_500_workloads_is_ordered(replica: Replica, groups: AppGroupNamespace) -> None:
     selectors = [f"w{i:03}" for i in range(500)]
     callees = {selector: " ".join(selectors[i + 1 : i + 4]) for i, selector in enumerate(selectors)}
-    await groups.create_group(make_group(callees, name="large"))
-
-    await groups.wait_for_group_condition("SpecValid", "False", "a -> b -> c -> a", group="cycle")
-    await groups.wait_for_group_condition("SpecValid", "True", "500 workloads", group="large")
-    order = (await groups.read_group("cycle")).status.topology_order
-    assert order is not None
-    assert sorted(entry.index for entry in order) == [1, 2, 3, 4]
+    await groups.create_group(make_group(callees))
+    await groups.wait_for_group_condition("SpecValid", "True", "500 workloads")
 
 
 async def test_the_status_has_the_number_of_pods_and_whether_costs_are_met(

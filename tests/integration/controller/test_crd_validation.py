@@ -1,4 +1,4 @@
-"""The CustomResourceDefinitions refuse invalid objects, and accept those that ``convert`` makes of the field's spellings."""
+"""The CustomResourceDefinitions refuse invalid objects, and accept what ``convert`` makes of other spellings."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ async def create_objects(client: Client, namespace: str, create_node: CreateNode
 def adapt_command(line: str, namespace: str) -> str:
     """The command for this test's namespace, as a dry run if it changes something."""
     if "dist/overlay" in line:
-        # The overlay's namespace is not the test's, so it is only rendered here; tests/e2e/test_as_shipped.py applies it.
+        # The overlay's namespace is not the test's, so it is only rendered; tests/e2e/test_as_shipped.py applies it.
         return "kubectl kustomize manifests/overlays/default"
     line = re.sub(r"-n (?:web|netaware-system)\b", f"-n {namespace}", line)
     line = line.replace(" NODE ", " n1 ").replace("=SPEED", "=10G")

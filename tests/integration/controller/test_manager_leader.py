@@ -1,4 +1,4 @@
-"""Of two replicas only the leader writes, as the audit log shows; frozen leaders and paused API servers are tested in tests/chaos."""
+"""Of two replicas only the leader writes, as the audit log shows; tests/chaos freezes leaders and API servers."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ class DeschedulerHarness:
         return names
 
     async def create_bound_pods(self, app: str, cores: float, nodes: list[str], **spec: Any) -> None:
-        """Create a ReplicaSet with a pod of this usage for each entry of ``nodes``, on that node, and wait until all run."""
+        """Create a ReplicaSet with a pod of this usage on each of ``nodes``, which may repeat, and wait until all run."""
         goal = self._count_running_pods() + len(nodes)
         await create_bound_replica_set(self.client, self.namespace, app, cores, nodes, **spec)
         await poll_until(lambda: self._count_running_pods() >= goal)

@@ -51,7 +51,7 @@ async def admin(plane: ControlPlane) -> AsyncIterator[Client]:
 
 @pytest.fixture
 def token_for(plane: ControlPlane, admin: Client) -> TokenFor:
-    """``await token_for(service_account, node_name)``: connection with a token of the account; bound to a pod on the node if it has a name."""
+    """``await token_for(account, node_name)``: connection with a token, bound to a pod on the node unless it is empty."""
 
     async def make(service_account: str, node_name: str) -> ClusterConfig:
         bound_pod = None

@@ -56,7 +56,7 @@ AttackRow = tuple[str, str, Any, str]
 
 
 class Attack(NamedTuple):
-    """A request with a program's token; ``refusal`` is a pattern of status and message, which are empty if it is allowed."""
+    """A request with a program's token; ``refusal`` is a pattern of status and message, empty if it is allowed."""
 
     program: str
     path: str

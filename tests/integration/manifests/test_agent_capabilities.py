@@ -15,8 +15,6 @@ from tests.integration.agent.pods_on_node import NodePod, node_pod
 from tests.integration.manifests.kubectl import MANIFESTS
 
 ROOT = MANIFESTS.parent
-# Runs with the capabilities of the DaemonSet: limits a pod's device both ways, reads it back, takes the limits off, and starts
-# a program without rights, as it starts netserver.
 SCRIPT = """
 import asyncio, json, subprocess, sys
 from pathlib import Path
@@ -52,12 +50,7 @@ async def main(pid, name):
 
 asyncio.run(main(int(sys.argv[1]), sys.argv[2]))
 """
-
-
-def read_granted_capabilities() -> list[str]:
-    daemon_set = yaml.safe_load((MANIFESTS / "base" / "agent" / "daemonset.yaml").read_text())
-    container = daemon_set["spec"]["template"]["spec"]["containers"][0]
-    return [str(name).lower() for name in container["securityContext"]["capabilities"]["add"]]
+"""Limits a pod's device both ways, reads and removes the limits, and starts a program as the agent starts netserver."""
 
 
 @pytest.fixture
@@ -69,23 +62,30 @@ def pod() -> Iterator[NodePod]:
     subprocess.run(["ip", "link", "del", "nawcapifb0"], check=False, capture_output=True)
 
 
-def run_with(names: list[str], pod: NodePod) -> subprocess.CompletedProcess[str]:
-    bounding = ",".join(["-all", *(f"+{name}" for name in names)])
+def read_granted_capabilities() -> list[str]:
+    daemon_set = yaml.safe_load((MANIFESTS / "base" / "agent" / "daemonset.yaml").read_text())
+    container = daemon_set["spec"]["template"]["spec"]["containers"][0]
+    return [str(name).lower() for name in container["securityContext"]["capabilities"]["add"]]
+
+
+def run_script(pod: NodePod, capabilities: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run `SCRIPT` with no other capabilities."""
+    bounding = ",".join(["-all", *(f"+{name}" for name in capabilities)])
     setpriv = ["setpriv", f"--bounding-set={bounding}", f"--inh-caps={bounding}", "--no-new-privs"]
     command = [*setpriv, sys.executable, "-c", SCRIPT, str(pod.pid), pod.host_device]
     return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=60)
 
 
 def test_granted_capabilities_suffice_to_read_set_and_remove_limits(pod: NodePod) -> None:
-    result = run_with(read_granted_capabilities(), pod)
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout) == dict.fromkeys(
-        ("same namespace", "own index", "ingress", "egress", "redirect"), True
-    )
+    script = run_script(pod, read_granted_capabilities())
+    assert script.returncode == 0, script.stderr
+    checks = ("same namespace", "own index", "ingress", "egress", "redirect")
+    assert json.loads(script.stdout) == dict.fromkeys(checks, True)
 
 
 def test_each_granted_capability_is_needed(pod: NodePod) -> None:
-    for name in read_granted_capabilities():
-        result = run_with([other for other in read_granted_capabilities() if other != name], pod)
-        assert result.returncode != 0, f"{name} is granted and not needed"
-        assert "not permitted" in result.stderr
+    capabilities = read_granted_capabilities()
+    for removed in capabilities:
+        script = run_script(pod, [name for name in capabilities if name != removed])
+        assert script.returncode != 0, f"{removed} is granted and not needed"
+        assert "not permitted" in script.stderr

@@ -1,4 +1,4 @@
-"""Requests with stolen tokens are refused by the shipped rights and policies; test_rights.py tests that no right is unused."""
+"""Requests with stolen tokens are refused by the shipped rights and policies; test_rights.py finds unused rights."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def make_taint_patch(**fields: str) -> list[Json]:
 def make_stale_pod(
     name: str, *, owners: Sequence[Json] = (OWNER,), has_our_affinity: bool = True, node_name: str = ""
 ) -> Json:
-    """A pod that the controller may delete: pending, with an owner, and with an affinity that the controller has narrowed."""
+    """A pod that the controller may delete: pending, with an owner and a node affinity narrowed by the controller."""
     body = make_object("Pod", name, spec={"containers": [{"name": "c", "image": "good"}]})
     annotations = {"netaware.io/narrowed": "{}"} if has_our_affinity else {}
     body["metadata"] |= {"ownerReferences": owners, "annotations": annotations}

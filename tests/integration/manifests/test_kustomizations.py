@@ -194,8 +194,8 @@ async def test_one_line_of_a_kustomization_sets_the_namespace(kustomize: Kubectl
         )
         assert {d["metadata"]["namespace"] for d in documents if "namespace" in d["metadata"]} == {"elsewhere"}
         assert [d["metadata"]["name"] for d in documents if d["kind"] == "Namespace"] == ["elsewhere"]
-        # Files in ConfigMaps keep the default: a flag overrides kube-scheduler's namespace of the Lease, and a policy refuses evictions
-        # in the namespace of the controller.
+        # Files in ConfigMaps keep the default: a flag overrides kube-scheduler's namespace of the Lease, and a policy
+        # refuses evictions in the namespace of the controller.
         names = [
             d["metadata"]["name"] for d in documents if d["kind"] != "ConfigMap" and NAMESPACE in yaml.safe_dump(d)
         ]

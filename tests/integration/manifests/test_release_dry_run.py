@@ -1,4 +1,4 @@
-"""A release is built on this machine without signatures: wheels, plugin, bills of materials, and the chart in an OCI registry."""
+"""A release without signatures is built: wheels, plugin, bills of materials, and the chart in an OCI registry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With its token, an agent writes the results of its own probes, and neither those of other nodes nor more than fits."""
+"""With its token, an agent writes results of its own probes, neither those of other nodes nor more than fits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def agent(stolen: dict[str, Client], admin: Client) -> Client:
 def encode(
     origin: str, *destinations: str, upstream_percentiles: tuple[Percentile, ...] = ("p90",)
 ) -> dict[str, str | None]:
-    """Results of probes from a node in zone-a to nodes in zone-b, in our format and for some percentiles in upstream's."""
+    """Results of probes from a node in zone-a to nodes in zone-b, in our format and partly in upstream's."""
     measurement = Measurement(prober="netperf", test="TCP_RR", p50_us=500.0, p90_us=700.0, p99_us=900.0)
     location = NodeLocation(origin, "zone-a", "r")
     samples = [
@@ -82,14 +82,8 @@ async def test_an_agent_writes_replaces_and_removes_the_results_of_its_own_probe
     assert await write_results(agent, dict.fromkeys(new_results)) == {}
 
 
-@pytest.mark.parametrize(
-    "value",
-    ["{half", '{"origin":{"node":"node-b","zone":"zone-b"}}', ""],
-    ids=["malformed", "origin-of-another-node", "empty"],
-)
-async def test_an_agent_replaces_and_removes_a_foreign_value_of_its_own_key(
-    agent: Client, admin: Client, value: str
-) -> None:
+@pytest.mark.parametrize("value", ["{half", '{"origin":{"node":"node-b","zone":"zone-b"}}', ""])
+async def test_an_agent_replaces_a_foreign_value_of_its_own_key(agent: Client, admin: Client, value: str) -> None:
     results = encode("node-a", "node-b")
     await write_results(admin, dict.fromkeys(results, value))
     assert await write_results(agent, results) == results

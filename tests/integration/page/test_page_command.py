@@ -1,4 +1,4 @@
-"""`kubectl netaware page` opens the page with a key once, and keeps the token out of the browser; kubectl's port-forward is simulated."""
+"""`kubectl netaware page` opens the page with a one-time key and without a token; the port-forward is simulated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Creates pods, AppGroups and costs in a namespace, and runs kube-scheduler, the extender and the leader, in tests of the scheduler."""
+"""Creates pods, AppGroups and costs, and runs kube-scheduler, the extender and the leader, in scheduler tests."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class PodNamespace:
         members: int | None = None,
         namespaces: dict[str, str] | None = None,
     ) -> AppGroup:
-        """Create an AppGroup with maxNetworkCost by caller and callee; ``namespaces`` are those of workloads elsewhere, by selector."""
+        """Create an AppGroup with maxNetworkCost by caller and callee; ``namespaces`` are those of foreign selectors."""
         body = make_appgroup_body(
             name, calls, members=members or len(calls), algorithm=algorithm, namespaces=namespaces
         )
@@ -159,7 +159,7 @@ class SchedulerHarness(PodNamespace):
         self._create_node = create_node
 
     async def create_ready_node(self, name: str, **fields: Any) -> None:
-        """Create a node, see `create_node`, and wait until it is ready, without taints, and without pods of an earlier test."""
+        """Create a node, see `create_node`, and wait until it is ready, without taints, and without earlier pods."""
 
         async def is_empty() -> bool:
             return not await self.client.list(PODS, Object, field_selector=f"spec.nodeName={name}")

@@ -98,7 +98,7 @@ async def test_the_online_boutique_is_bound_in_the_order_of_its_algorithm(harnes
 
 
 async def test_gates_of_invalid_or_incomplete_groups_open_in_time(harness: SchedulerHarness) -> None:
-    """The group or workload does not exist, has a cycle, waits for missing workloads, or has an earlier pod that never fits."""
+    """The group or workload is unknown, has a cycle, lacks a workload, or has an earlier pod that never fits."""
     await harness.create_ready_node("n-a", zone="a", region="r", capacity={"cpu": "2"})
     config = SchedulerConfig(gates=GatesConfig(max_wait_s=6, missing_workload_timeout_s=2))
     await harness.create_group({"A": {"B": 5}, "B": {"A": 5}}, name="cycle")

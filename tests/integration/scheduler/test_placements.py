@@ -63,7 +63,7 @@ async def list_nodes_of_callers(harness: SchedulerHarness) -> list[str]:
 async def test_a_group_that_needs_two_zones_is_split_where_it_costs_least(
     harness: SchedulerHarness, mode: PlacementMode
 ) -> None:
-    """Two chains of two pods, and two pods per node. Z has a limit of 30 to X, so no chain is in b; a and c get one each."""
+    """Two chains of two pods, two pods per node. Z has a limit of 30 to X, so no chain is in b; a and c get one each."""
     await harness.create_zones("a", "b", "c", capacity={"cpu": "2"}, costs=COSTS_WITH_B_FAR_AWAY)
     await harness.create_group({"W": {"X": 10}, "X": {}, "Y": {"Z": 10}, "Z": {"X": 30}})
     async with harness.run_scheduling(SchedulerConfig(placement=mode)):

@@ -85,7 +85,7 @@ async def test_simulated_placements_of_a_failed_pod_group_reserve_nothing(harnes
 
 
 async def test_a_pod_group_that_does_not_fit_reserves_nothing(harness: SchedulerHarness) -> None:
-    """Thirty of fifty pods fit: none is bound or has a target or reservation, and another AppGroup gets all capacity."""
+    """Thirty of fifty pods fit: none is bound or has a target, and another AppGroup gets all capacity."""
     await harness.create_zones("1", "2", "3", capacity={"cpu": "10"})
     await harness.create_group({"A": {}}, members=50)
     await harness.create_group({"B": {}}, members=30, name="a2")

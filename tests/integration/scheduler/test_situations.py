@@ -33,7 +33,7 @@ Situation = Callable[[ChainCluster], Awaitable[None]]
 
 @pytest_asyncio.fixture
 async def cluster(request: pytest.FixtureRequest, harness: SchedulerHarness) -> AsyncIterator[ChainCluster]:
-    """The cluster in a mode, with placed pods if the situation begins so; the parameter is the mode and the situation."""
+    """The cluster in a mode, with placed pods if the situation begins so; the parameter is (mode, situation)."""
     placement, situation = request.param
     cluster = ChainCluster(harness, placement, has_zones=situation is not change_pods_without_zones)
     await cluster.create_nodes_and_group()

@@ -1,4 +1,4 @@
-"""In affinity mode a pod whose node affinity becomes stale after its release is bound in time, by the stock scheduler."""
+"""In affinity mode a pod whose node affinity becomes stale after its release is bound in time."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_a_pod_with_stale_node_affinity_is_bound_in_time(
     *,
     is_replaced: bool,
 ) -> None:
-    """A pod with an owner is replaced after `REPLACE_AFTER_S`. A pod without an owner is not, so it gets no required terms.
+    """A pod with an owner is replaced after `REPLACE_AFTER_S`. A pod without one is not, so it gets no required terms.
 
     The duration is asserted, because the wait is the behaviour.
     """

@@ -24,7 +24,7 @@ NODES = [f"n{i}" for i in range(1, 9)]
 
 @pytest_asyncio.fixture
 async def example_000(harness: SchedulerHarness) -> AsyncIterator[None]:
-    """kube-scheduler with the extender, two nodes of 2 cpu in each zone, and a pod of P2, on which P1 depends, on n1."""
+    """kube-scheduler with the extender, two nodes of 2 cpu in each zone, and P2, on which P1 depends, on n1."""
     for i, name in enumerate(NODES):
         region = "us-west-1" if i < 4 else "us-east-1"
         await harness.create_ready_node(name, zone=f"z{i // 2 + 1}", region=region, capacity={"cpu": "2"})
