@@ -40,8 +40,8 @@ def _font_settings(root: Path) -> Path:
     folders = (root / "usr/share/fonts", Path("/usr/share/fonts"))
     listed = "".join(f"<dir>{folder}</dir>" for folder in folders)
     cache = f"<cachedir>{root / 'font-cache'}</cachedir>"
-    text = f'<?xml version="1.0"?>\n<fontconfig>{listed}{cache}</fontconfig>\n'
+    configuration = f'<?xml version="1.0"?>\n<fontconfig>{listed}{cache}</fontconfig>\n'
     # Another worker's Chromium may read the file now.
-    if not settings.exists() or settings.read_text() != text:
-        settings.write_text(text)
+    if not settings.exists() or settings.read_text() != configuration:
+        settings.write_text(configuration)
     return settings

@@ -46,8 +46,8 @@ class Agent:
 
     async def read_metrics(self, name: str) -> dict[str, float]:
         """Values of series whose names begin with ``name``."""
-        _, text = await self.get("/metrics")
-        lines = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith(name)]
+        _, exposition = await self.get("/metrics")
+        lines = [line.rsplit(" ", 1) for line in exposition.splitlines() if line.startswith(name)]
         return {series: float(value) for series, value in lines}
 
     async def stop(self) -> int:

@@ -117,9 +117,9 @@ class ProbingNode:
 
 async def read_series(agent: Agent, family: str) -> dict[tuple[str, ...], float]:
     """Values of a family by destination zone and, if present, test and outcome, flag or reason."""
-    _, text = await agent.get("/metrics")
+    _, exposition = await agent.get("/metrics")
     names = ("destination_zone", "test", "outcome", "flag", "reason")
-    metrics = (metric for metric in text_string_to_metric_families(text) if metric.name == family)
+    metrics = (metric for metric in text_string_to_metric_families(exposition) if metric.name == family)
     return {tuple(s.labels[n] for n in names if n in s.labels): s.value for metric in metrics for s in metric.samples}
 
 
