@@ -16,7 +16,10 @@ from aiohttp import web
 
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
-from kubekit.wire import Resource
+from kubekit.reflector import Reflector
+from kubekit.wire import CONFIGMAPS, ConfigMap, Resource
+from lab.polling import poll_until
+from tests.support.tasks import running_tasks
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -183,6 +186,45 @@ class SimulatedApi:
             return _make_status(409)
         fields = {**(stored or {}), **body} if request.method == "PATCH" else body
         return web.json_response(self.put(name, **fields))
+
+
+class RunningReflector:
+    """A running reflector, and the changes that it reported.
+
+    Attributes:
+        changes: key of the object, and ``added``, ``changed`` or ``deleted``.
+    """
+
+    def __init__(self, reflector: Reflector[ConfigMap]) -> None:
+        self.reflector = reflector
+        self.changes: list[tuple[str, str]] = []
+        reflector.subscribe(self._record_change)
+
+    @property
+    def values(self) -> dict[str, str]:
+        """Name -> value under the key ``v`` of each stored object."""
+        return {key: (item.data or {}).get("v", "") for key, item in self.reflector.items.items()}
+
+    def _record_change(self, key: str, old: ConfigMap | None, new: ConfigMap | None) -> None:
+        self.changes.append((key, "added" if old is None else "deleted" if new is None else "changed"))
+
+
+@asynccontextmanager
+async def run_reflector(api: SimulatedApi, **selectors: str) -> AsyncIterator[RunningReflector]:
+    async with api.running() as config, Client(config) as client:
+        reflector: Reflector[ConfigMap] = Reflector(client, CONFIGMAPS, ConfigMap, namespace="ns", **selectors)
+        running = RunningReflector(reflector)
+        async with running_tasks(reflector.run()) as (task,):
+            yield running
+            assert not task.done(), "the reflector ended by itself"
+
+
+@asynccontextmanager
+async def run_watch(api: SimulatedApi) -> AsyncIterator[RunningReflector]:
+    """A reflector with an open watch."""
+    async with run_reflector(api) as running:
+        await poll_until(lambda: api.watch_count == 1)
+        yield running
 
 
 def _make_status(code: int, reason: str = "") -> web.Response:

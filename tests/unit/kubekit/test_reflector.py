@@ -16,8 +16,7 @@ from kubekit.waiting import TIME_SLICE_S
 from kubekit.wire import CONFIGMAPS, ConfigMap, ObjectMeta
 from lab.polling import poll_until
 from tests.support.tasks import running_tasks
-from tests.unit.kubekit.reflectors import run_reflector, run_watch
-from tests.unit.kubekit.simulated_api import SimulatedApi
+from tests.unit.kubekit.simulated_api import SimulatedApi, run_reflector, run_watch
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ async def test_a_reflector_lists_all_pages_and_then_applies_changes(api: Simulat
         api.put("c9", data={"v": "9"})
         await poll_until(lambda: "c9" in running.values)
         assert running.values == {"c0": "new", "c2": "2", "c3": "3", "c4": "4", "c9": "9"}
-        assert running.changes[5:] == [("c0", True, True), ("c1", True, False), ("c9", False, True)]
+        assert running.changes[5:] == [("c0", "changed"), ("c1", "deleted"), ("c9", "added")]
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -137,7 +136,7 @@ async def test_a_store_of_a_deleted_crd_is_empty(api: SimulatedApi) -> None:
         api.fail_lists += [404] * 3
         api.end_watches(next_status=404)
         await poll_until(lambda: running.values == {})
-        assert running.changes[-1] == ("a", True, False)
+        assert running.changes[-1] == ("a", "deleted")
         assert api.fail_lists, "the store is empty before the CRD is served again"
 
 

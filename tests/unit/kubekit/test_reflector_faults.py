@@ -9,8 +9,7 @@ import pytest
 from kubekit.client import Client
 from kubekit.wire import CONFIGMAPS
 from lab.polling import poll_until
-from tests.unit.kubekit.reflectors import run_reflector, run_watch
-from tests.unit.kubekit.simulated_api import SimulatedApi
+from tests.unit.kubekit.simulated_api import SimulatedApi, run_reflector, run_watch
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ async def test_an_expired_version_causes_a_relist_that_reports_deletions(api: Si
         else:
             api.end_watches(next_status=410)
         await poll_until(lambda: "new" in running.values)
-        assert sorted(running.changes) == [("changed", True, True), ("deleted", True, False), ("new", False, True)]
+        assert sorted(running.changes) == [("changed", "changed"), ("deleted", "deleted"), ("new", "added")]
         assert running.values == {"kept": "1", "changed": "2", "new": "1"}
 
 
@@ -114,12 +113,12 @@ async def test_an_object_that_becomes_malformed_keeps_its_last_good_state_until_
         api.end_watches(next_status=410)
         await poll_until(lambda: api.count_requests("limit=") == 2 and api.watch_count == 1)
         assert running.values == {"a": "1"}, "a relist keeps the last good state too"
-        assert ("a", True, False) not in running.changes
+        assert ("a", "deleted") not in running.changes
         api.put("a", data={"v": "3"})
         await poll_until(lambda: running.values == {"a": "3"})
         assert running.reflector.decode_error_by_key == {}
         api.put("a", data=7)
         api.delete("a")
         await poll_until(lambda: running.values == {})
-        assert running.changes[-1] == ("a", True, False)
+        assert running.changes[-1] == ("a", "deleted")
         assert running.reflector.decode_error_by_key == {}

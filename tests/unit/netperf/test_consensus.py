@@ -1,12 +1,14 @@
-"""Latencies that most reporters contradict are ignored, and nodes that report them are outliers."""
+"""Latencies are smoothed, and those that most reporters contradict are ignored; nodes that report them are outliers."""
 
 from __future__ import annotations
+
+import statistics
 
 import pytest
 
 from netperf.consensus import NodePairLatency, find_consensus, link_between
 from netperf.sample import Sample
-from netperf.smoothing import WINDOW_SAMPLES
+from netperf.smoothing import WINDOW_SAMPLES, add_sample, replace_newest_sample
 from tests.unit.netperf.zone_samples import CostComputer, make_node_sample, make_zone_samples
 
 
@@ -17,6 +19,41 @@ def make_latency(origin: str, destination: str, ms: float) -> NodePairLatency:
 
 def make_samples_of_a1(to_b1_us: float, to_b2_us: float, sequence: int) -> list[Sample]:
     return [make_node_sample("a1", "b1", to_b1_us, sequence), make_node_sample("a1", "b2", to_b2_us, sequence)]
+
+
+@pytest.mark.parametrize(
+    ("earlier_us", "replaced_us", "new_us", "window_us"),
+    [
+        pytest.param([1000.0] * 3, 1000.0, 5000.0, [1000.0] * 3, id="near to outlier"),
+        pytest.param([1000.0], 5000.0, 1010.0, [1000.0, 1010.0], id="outlier to near"),
+        pytest.param([1000.0], 5000.0, 9000.0, [1000.0], id="outlier to outlier"),
+        pytest.param([1000.0] * 3, 1000.0, 1010.0, [1000.0] * 3 + [1010.0], id="near to near"),
+        pytest.param([1000.0, 5000.0], 5000.0, 9000.0, [1000.0], id="confirmation to another outlier"),
+        pytest.param([1000.0, 5000.0], 5000.0, 1010.0, [1000.0, 1010.0], id="confirmation to near"),
+        pytest.param([1000.0, 5000.0], 5000.0, 5010.0, [5000.0, 5010.0], id="confirmation to confirmation"),
+        pytest.param([1000.0], 1090.0, 1180.0, [1000.0], id="outlier only without the replaced sample"),
+        pytest.param([], 1000.0, 5000.0, [5000.0], id="only sample"),
+    ],
+)
+def test_a_sample_written_again_within_a_round_replaces_the_one_before(
+    earlier_us: list[float], replaced_us: float, new_us: float, window_us: list[float]
+) -> None:
+    smoothed = None
+    for us in (*earlier_us, replaced_us):
+        smoothed = add_sample(smoothed, us)
+    assert smoothed is not None
+    smoothed = replace_newest_sample(smoothed, new_us)
+    assert smoothed.recent_us == tuple(window_us)
+    assert smoothed.pending_us == (None if new_us in window_us else new_us), "an outlier waits for its confirmation"
+    assert smoothed.latency_us == statistics.median(window_us)
+
+
+def test_after_its_only_sample_is_replaced_by_an_outlier_a_pair_has_the_latency_of_its_zones() -> None:
+    smoothed = add_sample(None, 1090.0, expected_us=1000.0)
+    replaced = replace_newest_sample(smoothed, 5000.0, expected_us=1000.0)
+    assert replaced.latency_us == 1000.0
+    assert replaced.recent_us == ()
+    assert replaced.pending_us == 5000.0
 
 
 def test_a_slow_node_is_ignored_although_the_most_contradicted_node_may_be_honest() -> None:

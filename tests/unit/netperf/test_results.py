@@ -1,10 +1,9 @@
-"""Samples and failures that agents write are decoded unchanged, and damaged or unusable ones are refused."""
+"""Samples and failures that agents and other components write are decoded, and damaged or unusable ones are refused."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from kubekit.settings import YEAR_S
 from netperf.configmap_size import MAX_CONFIGMAP_BYTES, ConfigMapTooLargeError
-from netperf.measurement import Measurement
+from netperf.measurement import Measurement, Percentile
 from netperf.pairs import PlanOptions, ProbeNode, plan_probes
 from netperf.results import (
     MAX_LISTED_REFUSALS,
@@ -21,49 +20,48 @@ from netperf.results import (
     check_growth,
     decode_results,
     encode_failure,
+    encode_samples,
     find_keys_to_remove,
     list_planned_keys,
     parse_key,
+    sample_key,
 )
 from netperf.sample import Failure, NodeLocation, Sample
-from netperf.upstream_keys import MAX_KEY_LENGTH
+from netperf.upstream_keys import MAX_KEY_LENGTH, upstream_key
 from tests.unit.netperf.probe_plans import NOW_S, make_plan
 from tests.unit.netperf.zone_samples import drop_removals, encode_sample, locate, make_node_sample
 
 LOCATIONS = {name: locate(name) for name in ("a1", "a2", "b1.example", "c1")}
 SAMPLE = make_node_sample("a1", "b1.example", 1700, sequence=3)
 EXTERNAL = make_node_sample("a1", "b1.example", 1700, prober="external")
-
-
-def make_measurement(percentiles_us: list[float], others: dict[str, Any]) -> Measurement:
-    p50_us, p90_us, p99_us = percentiles_us
-    return Measurement(prober="netperf", test="TCP_RR", p50_us=p50_us, p90_us=p90_us, p99_us=p99_us, **others)
-
-
+P90: tuple[Percentile, ...] = ("p90",)
 NODE_NAMES = st.text(alphabet="abz09-.", min_size=1, max_size=MAX_NAME_LENGTH)
+ALL_NODE_NAMES = st.text(alphabet="abz09-.", min_size=1, max_size=253)
+NAMES_WITH_DOTS = st.text(alphabet="ab.1-", min_size=1, max_size=30)
 LATENCIES_US = st.floats(min_value=0.01, max_value=6e8).map(lambda us: round(us, 2))
-SAMPLES = st.builds(
-    Sample,
-    origin=st.sampled_from([LOCATIONS["a1"], LOCATIONS["a2"]]),
-    destination=st.sampled_from([LOCATIONS["b1.example"], LOCATIONS["c1"]]),
-    sequence=st.integers(0, 2**40),
-    taken_at=st.floats(0, 4e9).map(lambda s: round(s, 3)),
-    quality_flags=st.lists(st.sampled_from(["throttled", "loss", "stalled"]), unique=True, max_size=3).map(tuple),
-    measurement=st.builds(
-        make_measurement,
-        st.lists(LATENCIES_US, min_size=3, max_size=3).map(sorted),
-        st.fixed_dictionaries(
-            {},
-            optional={
-                "min_us": LATENCIES_US,
-                "transactions": st.integers(0, 10**9),
-                "loss_ratio": st.floats(0, 1).map(lambda r: round(r, 6)),
-                "throttled_us": LATENCIES_US,
-                "retransmits": st.integers(0, 10**6),
-            },
-        ),
-    ),
-)
+
+
+@st.composite
+def draw_sample(draw: st.DrawFn) -> Sample:
+    p50_us, p90_us, p99_us = sorted(draw(st.lists(LATENCIES_US, min_size=3, max_size=3)))
+    measurement = Measurement(
+        prober="netperf",
+        test="TCP_RR",
+        p50_us=p50_us,
+        p90_us=p90_us,
+        p99_us=p99_us,
+        throttled_us=draw(st.none() | LATENCIES_US),
+        retransmits=draw(st.none() | st.integers(0, 10**6)),
+        loss_ratio=draw(st.none() | st.floats(0, 1).map(lambda ratio: round(ratio, 6))),
+    )
+    return Sample(
+        origin=LOCATIONS[draw(st.sampled_from(["a1", "a2"]))],
+        destination=LOCATIONS[draw(st.sampled_from(["b1.example", "c1"]))],
+        measurement=measurement,
+        sequence=draw(st.integers(0, 2**40)),
+        taken_at=round(draw(st.floats(0, 4e9)), 3),
+        quality_flags=tuple(draw(st.lists(st.sampled_from(["throttled", "loss", "stalled"]), unique=True, max_size=3))),
+    )
 
 
 def encode_failed_stream(sequence: int) -> dict[str, str]:
@@ -80,7 +78,7 @@ def decode_sequences(sample_sequence: int, failure_sequence: int, now_s: float) 
     return [sample.sequence for sample in samples], [failure.sequence for failure in failures]
 
 
-@given(SAMPLES)
+@given(draw_sample())
 def test_encoded_samples_are_decoded_unchanged(original: Sample) -> None:
     results = decode_results(encode_sample(original), LOCATIONS)
     assert list(results.samples.values()) == [original]
@@ -222,3 +220,95 @@ def test_an_object_that_is_nearly_full_takes_changes_and_removals_but_no_new_key
         check_growth("netperf-metrics", full, {"new-key": "1234567"})
     check_growth("netperf-metrics", full, {"our-key": "123456789"})
     check_growth("netperf-metrics", full, {"new-key": "1234567", "foreign-key": None})
+
+
+@given(ALL_NODE_NAMES, ALL_NODE_NAMES)
+def test_keys_of_all_names_of_nodes_have_a_legal_length_or_are_left_out(origin: str, destination: str) -> None:
+    key = upstream_key(origin, destination, "p90")
+    assert key is None or len(key) <= MAX_KEY_LENGTH
+
+
+@given(st.lists(NAMES_WITH_DOTS, min_size=2, max_size=2, unique=True))
+def test_keys_of_names_with_dots_are_decoded(names: list[str]) -> None:
+    origin, destination = names
+    key = upstream_key(origin, destination, "p90")
+    assert key is not None
+    locations = {origin: NodeLocation(origin, "z1"), destination: NodeLocation(destination, "z2")}
+    (sample,) = decode_results({key: "7"}, locations).samples.values()
+    assert (sample.origin.node, sample.destination.node) == (origin, destination)
+    assert sample.measurement.p90_us == 7000
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["in order", "in reverse order"])
+def test_both_spellings_are_decoded_and_microseconds_have_precedence(order: int) -> None:
+    value_by_key = {
+        "netperf.p90.latency.milliseconds.origin.a1.destination.b1.example": "7",
+        "netperf_p90_latency_microseconds.origin.a1.destination.b1.example": "6543",
+        "netperf.p50.latency.milliseconds.origin.a1.destination.b1.example": "5",
+        "netperf.p99.latency.milliseconds.origin.a1.destination.b1.example": "8.1041999999999996",
+    }
+    (sample,) = decode_results(dict(list(value_by_key.items())[::order]), LOCATIONS).samples.values()
+    assert sample.measurement.prober == "external"
+    assert sample.measurement.p50_us == 5000
+    assert sample.measurement.p90_us == 6543
+    assert sample.measurement.p99_us == pytest.approx(8104.2)
+
+
+def test_written_keys_have_milliseconds_and_our_sample_has_precedence() -> None:
+    data = encode_sample(
+        make_node_sample("a1", "b1.example", 1700, p50_us=3, p99_us=2400), upstream=("p50", "p90", "p99")
+    )
+    key = "netperf.{}.latency.milliseconds.origin.a1.destination.b1.example"
+    assert [data[key.format(percentile)] for percentile in ("p50", "p90", "p99")] == ["1", "2", "2"], "at least 1"
+    assert [sample.measurement.prober for sample in decode_results(data, LOCATIONS).samples.values()] == ["netperf"]
+
+
+def test_keys_of_flagged_samples_are_not_written_and_keys_of_missing_numbers_are_removed() -> None:
+    flagged = make_node_sample("a1", "b1.example", 1700, quality_flags=("throttled",))
+    assert not any(key.startswith("netperf.") for key in encode_samples([flagged], P90))
+    patch = encode_samples([make_node_sample("a1", "b1.example", 1700, p90_us=None)], P90)
+    assert patch["netperf.p90.latency.milliseconds.origin.a1.destination.b1.example"] is None
+
+
+@pytest.mark.parametrize(
+    ("origin", "destination", "is_refused"),
+    [
+        pytest.param("a1", "c1", False, id="planned"),
+        pytest.param("c1", "a1", True, id="reverse direction"),
+        pytest.param("a2", "c1", True, id="another node of the zone"),
+        pytest.param("a1", "d1", True, id="unplanned pair of a measured zone"),
+        pytest.param("d1", "e1", False, id="zones without agents"),
+    ],
+)
+def test_unplanned_keys_are_refused_in_zones_that_agents_measure(
+    origin: str, destination: str, is_refused: bool
+) -> None:
+    locations = {name: NodeLocation(name, name[0]) for name in ("a1", "a2", "c1", "d1", "e1")}
+    key = upstream_key(origin, destination, "p90")
+    assert key is not None
+    planned_keys = {sample_key(locations["a1"], locations["c1"], "TCP_RR")}
+    results = decode_results({key: "7"}, locations, planned_keys)
+    assert len(results.samples) == (not is_refused)
+    assert [(r.reason, r.writer) for r in results.refusals] == ([("unplanned", origin)] if is_refused else [])
+    for no_planned_keys in (None, set[str]()):
+        assert len(decode_results({key: "7"}, locations, no_planned_keys).samples) == 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["12ms", "-1", "1e9", "nan", "NaN", "inf", "", " ", "0", "0.0", "１２", "1_000", "0x10", "+5", "9" * 12, "9" * 40],
+)
+@pytest.mark.parametrize("kind", ["netperf.p90.latency.milliseconds", "netperf_p90_latency_microseconds"])
+def test_invalid_numbers_are_refused_with_a_reason(kind: str, value: str) -> None:
+    key = f"{kind}.origin.a1.destination.c1"
+    results = decode_results({key: value}, LOCATIONS)
+    assert results.samples == {}
+    assert [(r.key, r.reason) for r in results.refusals] == [(key, "bad-value")]
+    assert results.refusal_counts == {"bad-value": 1}
+
+
+def test_ambiguous_keys_are_refused() -> None:
+    names = ("a", "b.destination.c", "a.destination.b", "c")
+    locations = {name: NodeLocation(name, f"z{i}") for i, name in enumerate(names)}
+    key = "netperf.p90.latency.milliseconds.origin.a.destination.b.destination.c"
+    assert decode_results({key: "5"}, locations).refusal_counts == {"ambiguous-key": 1}

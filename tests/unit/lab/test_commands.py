@@ -1,4 +1,4 @@
-"""The processes of a lab end with it, also if it starts or was killed, and no others."""
+"""Commands of the lab name the option, field or program in errors, and end the processes of a lab and no others."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from kubekit.errors import ConfigError
 from lab.__main__ import main
+from lab.errors import BootError
 from lab.paths import lab_paths
-from lab.programs import Programs
+from lab.programs import Programs, run_command
 from lab.reclaim import reclaim
 
 PARENT_WITH_CHILD = ["sh", "-c", "sleep 60 & echo started; wait"]
@@ -36,6 +38,54 @@ def lock_as_starting_lab(lock_file: Path, process: subprocess.Popen[bytes]) -> t
     thread = threading.Thread(target=write_and_unlock)
     thread.start()
     return thread
+
+
+@pytest.mark.parametrize("name", ["", "Lab", "../lab", "a" * 33, "-a", "a b"])
+def test_an_invalid_lab_name_is_an_error(name: str) -> None:
+    with pytest.raises(ConfigError, match="--name"):
+        lab_paths(name)
+
+
+@pytest.mark.parametrize(
+    ("options", "option"),
+    [
+        (["--delay", "soon"], "--delay"),
+        (["--delay", "1h"], "--delay"),
+        (["--jitter", "3"], "--jitter"),
+        (["--loss", "2"], "--loss"),
+        ([], "--delay"),
+    ],
+)
+def test_an_invalid_change_of_a_link_is_an_error_with_the_option(
+    options: list[str], option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["wan", "set", "z1", "z2", *options]) == 2
+    assert option in capsys.readouterr().err
+
+
+def test_up_with_an_invalid_topology_prints_one_line_and_exits_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    topology_file = tmp_path / "bad.yaml"
+    topology_file.write_text("name: x\nregions: []\nfoo: 1\n")
+    assert main(["up", "--topology", str(topology_file)]) == 2
+    output = capsys.readouterr()
+    assert (
+        output.err
+        == f"error: {topology_file}: foo: is not a field of this section (remove it, or check its spelling)\n"
+    )
+    assert output.out == ""
+    assert list(tmp_path.iterdir()) == [topology_file], "nothing was started"
+
+
+@pytest.mark.parametrize(
+    ("script", "timeout_s", "message"),
+    [("echo no such place; exit 3", 10, "no such place"), ("exec sleep 60", 0.1, "no end after 0 s")],
+)
+async def test_a_failed_command_is_an_error_with_its_output(script: str, timeout_s: float, message: str) -> None:
+    with pytest.raises(BootError, match=f"greeting: {message}"):
+        await run_command(["sh", "-c", script], "greeting", timeout_s)
 
 
 def test_down_waits_for_a_starting_lab_and_ends_it(

@@ -1,12 +1,13 @@
-"""Quantities are parsed as by apimachinery, durations with their units, and times with their offset."""
+"""Quantities, times and label selectors are parsed as by apimachinery, and durations with their units."""
 
 from __future__ import annotations
 
 import pytest
 
-from kubekit import quantity
+from kubekit import quantity, selectors
 from kubekit.durations import parse_duration
-from kubekit.errors import ConfigError, QuantityError
+from kubekit.errors import ConfigError, QuantityError, SelectorError
+from kubekit.selectors import LabelSelector, MatchExpression
 from kubekit.wire import parse_time
 
 
@@ -77,3 +78,62 @@ def test_a_time_without_an_offset_is_refused() -> None:
     for invalid in ("1970-01-01", "1970-01-01T00:00:00", "now"):
         with pytest.raises(ValueError, match=invalid):
             parse_time(invalid)
+
+
+@pytest.mark.parametrize(
+    ("selector", "labels", "matches"),
+    [
+        ("", {}, True),
+        ("app=web", {"app": "web"}, True),
+        ("app=", {"app": ""}, True),
+        ("app==web", {"app": "db"}, False),
+        ("app!=web", {}, True),
+        ("app!=web", {"app": "web"}, False),
+        ("tier in (a, b)", {"tier": "b"}, True),
+        ("tier in (a, b)", {}, False),
+        ("tier notin (a,b)", {}, True),
+        ("tier notin (a,b)", {"tier": "a"}, False),
+        ("app", {"app": ""}, True),
+        ("!app", {"app": ""}, False),
+        ("app=web,!legacy,tier in (a)", {"app": "web", "tier": "a"}, True),
+        ("example.com/x=1", {"example.com/x": "1"}, True),
+    ],
+)
+def test_selectors_in_text_are_parsed_and_matched(selector: str, labels: dict[str, str], matches: bool) -> None:
+    assert selectors.parse_selector(selector).matches(labels) is matches
+
+
+@pytest.mark.parametrize("malformed", ["=x", "a b", "tier in a", "tier in (a", "app=we/b", "a,,b"])
+def test_malformed_text_is_refused(malformed: str) -> None:
+    with pytest.raises(SelectorError):
+        selectors.parse_selector(malformed)
+
+
+@pytest.mark.parametrize(
+    ("labels", "matches"),
+    [
+        ({"app": "web", "present": "1"}, True),
+        ({"app": "web", "present": "1", "tier": "x"}, False),
+        ({"app": "web", "present": "1", "absent": ""}, False),
+        ({"app": "web"}, False),
+    ],
+)
+def test_objects_combine_labels_and_expressions(labels: dict[str, str], matches: bool) -> None:
+    expressions = [
+        MatchExpression("tier", "NotIn", ["x"]),
+        MatchExpression("absent", "DoesNotExist"),
+        MatchExpression("present", "Exists"),
+    ]
+    assert selectors.compile_selector(LabelSelector({"app": "web"}, expressions)).matches(labels) is matches
+
+
+def test_an_empty_selector_selects_everything() -> None:
+    assert selectors.compile_selector(LabelSelector()).matches({"app": "web"})
+
+
+@pytest.mark.parametrize(
+    "expression", [MatchExpression("a", "Near"), MatchExpression("a", "In"), MatchExpression("a", "Exists", ["x"])]
+)
+def test_wrong_expressions_are_refused(expression: MatchExpression) -> None:
+    with pytest.raises(SelectorError):
+        selectors.compile_selector(LabelSelector(match_expressions=[expression]))
