@@ -2,69 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 import yaml
 
 from controller.cluster.crds import APPGROUPS, AppGroup
 from controller.cluster.pods import Pod
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.gating.opener import GateOpener
-from kubekit.errors import ApiError
 from kubekit.reflector import Reflector
-from kubekit.wire import PODS, Object
+from kubekit.wire import PODS
 from lab.polling import poll_until
 from tests.integration.scheduler.harness import LONG_WAIT, SchedulerHarness
-from tests.support.admission import POLICIES, POLICY_BINDINGS
 from tests.support.online_boutique import EXPECTED_ORDERS
 from tests.support.scheduling import running
 
 pytestmark = [pytest.mark.usefixtures("gate_policy"), pytest.mark.timeout(600)]
 
 BOUTIQUE_FILE = Path(__file__).parents[3] / "manifests" / "examples" / "online-boutique" / "appgroup.yaml"
-TARGET = {"metadata": {"annotations": {"netaware.io/target": "x"}}}
-NO_ANNOTATIONS = {"metadata": {"annotations": None}}
-POLICY_TIMEOUT_S = 150.0
-"""Within which the API server applies a new policy, also on a busy machine."""
-
-
-@pytest_asyncio.fixture
-async def policy_against_targets(harness: SchedulerHarness) -> AsyncIterator[None]:
-    """A policy that forbids the target annotation in the namespace, in force during the test."""
-    name = f"deny-{harness.namespace}"
-    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"]}
-    this_namespace = {"matchLabels": {"kubernetes.io/metadata.name": harness.namespace}}
-    expression = "!has(object.metadata.annotations) || !('netaware.io/target' in object.metadata.annotations)"
-    spec = {
-        "matchConstraints": {"resourceRules": [rule], "namespaceSelector": this_namespace},
-        "validations": [{"expression": expression, "message": "not here"}],
-    }
-    await harness.client.create(POLICIES, {"metadata": {"name": name}, "spec": spec}, Object)
-    binding_spec = {"policyName": name, "validationActions": ["Deny"]}
-    await harness.client.create(POLICY_BINDINGS, {"metadata": {"name": name}, "spec": binding_spec}, Object)
-    try:
-        await harness.create_ready_node("n-a", zone="a", region="r")
-        await harness.create_pod("probe", nodeName="n-a")
-        with pytest.raises(ApiError, match=r"^422 .*not here"):
-            await asyncio.wait_for(annotate_until_refused(harness, "probe"), POLICY_TIMEOUT_S)
-        yield
-    finally:
-        for resource in (POLICY_BINDINGS, POLICIES):
-            await harness.client.delete(resource, name)
-
-
-async def annotate_until_refused(harness: SchedulerHarness, name: str) -> None:
-    """Add and remove the target annotation until a policy refuses it."""
-    while True:
-        await harness.client.patch(PODS, name, TARGET, Object, namespace=harness.namespace)
-        await harness.client.patch(PODS, name, NO_ANNOTATIONS, Object, namespace=harness.namespace)
-        await asyncio.sleep(0.05)
 
 
 @asynccontextmanager
@@ -127,14 +86,6 @@ async def test_an_event_names_the_workloads_that_a_gated_pod_waits_for(harness: 
         assert "workload B comes first" in await harness.wait_for_event("a", "WaitingForGroup")
         await harness.create_pod("b", group="a1", workload="B")
         await harness.wait_until_bound("a", "b")
-
-
-@pytest.mark.usefixtures("policy_against_targets")
-async def test_a_gate_opens_if_the_api_server_refuses_the_target_annotation(harness: SchedulerHarness) -> None:
-    await harness.create_group({"A": {}})
-    async with harness.run_scheduling(with_extender=False):
-        await harness.create_pod("a", group="a1", workload="A")
-        await harness.wait_until_bound("a")
 
 
 async def test_overdue_gates_are_opened_without_a_controller(harness: SchedulerHarness) -> None:

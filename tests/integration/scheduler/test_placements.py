@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import pairwise
-from typing import Any
 
-import msgspec
 import pytest
 
 from controller.cluster.pods import PlacementMode, Pod, target_of
 from controller.cluster.volumes import VOLUMES
 from controller.scheduler.config import SchedulerConfig
-from kubekit.client import MERGE_PATCH
-from kubekit.wire import DEPLOYMENTS, PODS, STATEFUL_SETS, Object, Resource
+from kubekit.wire import STATEFUL_SETS, Object
 from lab.polling import poll_until
 from netperf.contract import ZONE_LABEL
 from tests.integration.scheduler.harness import LONG_WAIT, PROFILE, SchedulerHarness, make_deployment
@@ -23,9 +20,6 @@ from tests.support.bodies import make_symmetric_costs
 pytestmark = [pytest.mark.usefixtures("gate_policy"), pytest.mark.timeout(600)]
 
 COSTS_WITH_B_FAR_AWAY = make_symmetric_costs({("a", "b"): 40, ("a", "c"): 5, ("b", "c"): 40})
-PRIORITIES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", is_namespaced=False)
-REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 @asynccontextmanager
@@ -54,11 +48,6 @@ def is_seen_by_autoscaler(pod: Pod) -> bool:
     return pod.is_waiting and condition is not None and condition.reason == "Unschedulable"
 
 
-async def list_nodes_of_callers(harness: SchedulerHarness) -> list[str]:
-    """The nodes of the pods of P1; an unbound pod's is empty."""
-    return [pod.spec.node_name for pod in await harness.list_pods() if pod.workload == "P1"]
-
-
 @pytest.mark.parametrize("mode", ["extender", "affinity"])
 async def test_a_group_that_needs_two_zones_is_split_where_it_costs_least(
     harness: SchedulerHarness, mode: PlacementMode
@@ -82,30 +71,6 @@ async def test_a_group_that_needs_two_zones_is_split_where_it_costs_least(
         assert has_affinity == (mode == "affinity")
         message = await harness.wait_for_event("w", "NetworkPlacement")
         assert f"on {node_by_pod['w']} as planned with its group" in message
-
-
-async def test_the_node_affinity_of_a_pod_without_owner_is_kept(harness: SchedulerHarness) -> None:
-    for zone, disk in (("a", "ssd"), ("b", "ssd"), ("b", "hdd")):
-        await harness.create_ready_node(f"n-{zone}-{disk}", zone=zone, region="r", labels={"disk": disk})
-    await harness.set_costs({("a", "b"): 40, ("b", "a"): 40})
-    await harness.create_group({"P1": {"P2": 10}, "P2": {}})
-    on_ssd = {"matchExpressions": [{"key": "disk", "operator": "In", "values": ["ssd"]}]}
-    on_any_disk = {"matchExpressions": [{"key": "disk", "operator": "Exists"}]}
-    own: dict[str, Any] = {
-        REQUIRED: {"nodeSelectorTerms": [on_ssd]},
-        PREFERRED: [{"weight": 3, "preference": on_any_disk}],
-    }
-    async with harness.run_scheduling(SchedulerConfig(placement="affinity"), with_extender=False):
-        await harness.create_pod("p2", group="a1", workload="P2", nodeName="n-b-hdd")
-        await harness.create_pod("p1", group="a1", workload="P1", affinity={"nodeAffinity": own})
-        assert await harness.wait_until_bound("p1") == {"p1": "n-b-ssd"}
-
-    pod = await harness.read_pod("p1")
-    assert pod.spec.affinity is not None
-    node_affinity = msgspec.to_builtins(pod.spec.affinity.node_affinity)
-    assert node_affinity[REQUIRED] == own[REQUIRED]
-    assert node_affinity[PREFERRED][0] == own[PREFERRED][0]
-    assert len(node_affinity[PREFERRED]) > 1, "preferences for the planned zone are added"
 
 
 @pytest.mark.parametrize("mode", ["extender", "affinity"])
@@ -132,31 +97,6 @@ async def test_a_pod_with_a_volume_in_another_zone_goes_there_and_the_others_sta
     assert node_by_pod == {"p1-0": "n-a", "p1-1": "n-b", "p1-2": "n-a"}
 
 
-async def test_new_replicas_of_a_rollout_follow_their_new_node_selector(harness: SchedulerHarness) -> None:
-    """The old replicas get zone a, where P2 is; the new ones can run only in zone b."""
-    await harness.create_ready_node("n-a", zone="a", region="r")
-    await harness.create_ready_node("n-b", zone="b", region="r", labels={"pool": "db"})
-    await harness.set_costs({("a", "b"): 40, ("b", "a"): 40})
-    await harness.create_group({"P1": {"P2": 50}, "P2": {}}, members=4)
-    deployment = make_deployment("p1", "P1", replicas=3, labels={"netaware.io/placement": "affinity"})
-
-    async def are_on_a() -> bool:
-        return await list_nodes_of_callers(harness) == ["n-a"] * 3
-
-    async def are_on_b() -> bool:
-        return await list_nodes_of_callers(harness) == ["n-b"] * 3
-
-    async with harness.run_scheduling(SchedulerConfig(gates=LONG_WAIT), with_extender=False):
-        await harness.create_pod("p2", group="a1", workload="P2", nodeName="n-a")
-        await harness.client.create(DEPLOYMENTS, deployment, Object, namespace=harness.namespace)
-        await poll_until(are_on_a)
-        patch = {"spec": {"template": {"spec": {"nodeSelector": {"pool": "db"}}}}}
-        await harness.client.patch(
-            DEPLOYMENTS, "p1", patch, Object, patch_type=MERGE_PATCH, namespace=harness.namespace
-        )
-        await poll_until(are_on_b)
-
-
 async def test_the_autoscaler_sees_all_pods_of_an_unschedulable_chain(harness: SchedulerHarness) -> None:
     """Gates do not wait for a workload that is unschedulable; otherwise one pod would be seen in ten minutes."""
     await harness.create_zones("a", capacity={"cpu": "2"})
@@ -180,27 +120,3 @@ async def test_the_autoscaler_sees_all_pods_of_an_unschedulable_chain(harness: S
             await harness.create_ready_node(node, zone="a", region="r", capacity={"cpu": "8"})
         node_by_pod = await harness.wait_until_bound(*names)
     assert set(node_by_pod.values()) == {"n-b", "n-c"}
-
-
-async def test_pods_are_preempted_only_on_nodes_that_the_filter_allows(harness: SchedulerHarness) -> None:
-    """P2 of P1 is in zone a. Both zones are full of pods of lower priority; those of zone b are not evicted."""
-    await harness.create_zones("a", "b", capacity={"cpu": "2"})
-    await harness.create_group({"P1": {"P2": 10}, "P2": {}})
-    priority_class = f"urgent-{harness.namespace}"
-    body = {"metadata": {"name": priority_class}, "value": 1000, "globalDefault": False}
-    await harness.client.create(PRIORITIES, body, Object)
-    try:
-        async with harness.run_extender() as url:
-            await harness.start_scheduler(extender_url=url)
-            await harness.create_pod("p2", group="a1", workload="P2", nodeName="n-a")
-            for zone in ("a", "b"):
-                await harness.create_pod(f"low-{zone}", requests={"cpu": "2"}, nodeName=f"n-{zone}")
-            spec: dict[str, Any] = {"priorityClassName": priority_class, "requests": {"cpu": "2"}}
-            await harness.create_pod("p1", group="a1", workload="P1", **spec)
-            no_gates = {"spec": {"schedulingGates": None}}
-            await harness.client.patch(PODS, "p1", no_gates, Object, namespace=harness.namespace)
-            assert await harness.wait_until_bound("p1") == {"p1": "n-a"}
-            remaining_names = {pod.metadata.name for pod in await harness.list_pods()}
-    finally:
-        await harness.client.delete(PRIORITIES, priority_class)
-    assert remaining_names == {"p1", "p2", "low-b"}

@@ -190,6 +190,7 @@ async def test_pods_on_one_node_without_a_zone_are_near_each_other() -> None:
         pytest.param(OWN_AND_ADMITTED_GROUP, DEFAULT, "x/g", 2, id="the group of the pods' namespace first"),
         pytest.param(OWN_AND_ADMITTED_GROUP, DEFAULT, "y/g", 0, id="not also a group of another namespace"),
         pytest.param((make_group_body("default"),), DEFAULT, "default/g", 2, id="the namespace default needs no consent"),
+        pytest.param((make_group_body("default"), *OWN_AND_ADMITTED_GROUP[1:]), DEFAULT, "default/g", 2, id="default before a group with consent"),
         pytest.param((make_group_body("x"),), PARITY, "x/g", 0, id="parity: only groups of default"),
         pytest.param((make_group_body("default"), make_group_body("x")), PARITY, "default/g", 2, id="parity: default first"),
     ],

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
-from controller.cluster.hosts import NodeCache
-from controller.cluster.pod_info import PodReader
-from controller.cluster.pods import ContainerStatus, PodStatus, Target
-from controller.scheduler.placement.planner import PlanningError, plan_group
-from controller.scheduler.placement.snapshot import without_pod
-from kubekit.wire import ResourceRequirements
-from tests.unit.controller import groups
+from controller.cluster.pods import Target
+from controller.scheduler.placement.planner import PlanningError
 from tests.unit.controller.planning_cluster import PlanningCluster, make_cluster_with_one_pod
 
 RESERVATION_S = 60.0
@@ -42,57 +36,16 @@ async def evict_and_plan_other_group(cluster: PlanningCluster) -> str:
     return reserved_node
 
 
-@pytest.mark.parametrize("is_counted", [False, True], ids=["not counted yet", "counted"])
-@pytest.mark.parametrize("reserved_cpu", [0, 1000], ids=["nothing reserved", "a core reserved"])
-def test_after_an_eviction_the_resources_of_the_pod_are_free_and_its_replacement_waits(
-    reserved_cpu: int, *, is_counted: bool
-) -> None:
-    """Node a has capacity for one pod, whether its usage includes the pod yet or not; the pod on node b stays."""
-    used_millicores = 1000 * is_counted
-    snapshot = groups.make_snapshot(
-        groups.make_chain((3,)),
-        [groups.make_zone_node("a", "z0", "2" if reserved_cpu else "1"), groups.make_zone_node("b", "z1", "1")],
-        pods=[
-            groups.make_bound_pod("w0-0", "w0", "a"),
-            groups.make_bound_pod("w0-1", "w0", "b"),
-            groups.make_waiting_pod("w0-2", "w0"),
-        ],
-        assigned_nodes={"default/w0-1": "b"} | ({"default/w0-0": "a"} if is_counted else {}),
-        used={"a": {"cpu": used_millicores, "pods": int(is_counted)}, "b": {"cpu": 1000, "pods": 1}},
-        reserved={"a": {"cpu": reserved_cpu}},
-    )
-    assert plan_group(snapshot).targets == {}
-
-    after_eviction = without_pod(snapshot, "default/w0-0")
-    assert [pod.metadata.name for pod in after_eviction.pods if pod.is_waiting] == ["w0-0", "w0-2"]
-    plan = plan_group(after_eviction)
-    assert [target.node for target in plan.targets.values()] == ["a"]
-    assert len(plan.unplaced) == 1
-    assert snapshot.reserved == {"a": {"cpu": reserved_cpu}}, "the first snapshot is unchanged"
-
-
-def test_allocated_resources_above_the_requests_are_free_after_an_eviction() -> None:
-    """During an in-place resize the pod frees all that its host counts for it."""
-    pod = groups.make_bound_pod("w0-0", "w0", "a")
-    status = ContainerStatus(resources=ResourceRequirements(requests={"cpu": "2"}))
-    pod = msgspec.structs.replace(pod, status=PodStatus(phase="Running", container_statuses=[status]))
-    node_cache = NodeCache()
-    node_cache.on_node_change("a", None, groups.make_zone_node("a", "z0"))
-    node_cache.on_pod_change("default/w0-0", None, PodReader().read(pod))
-    requested = node_cache.requested
-    snapshot = groups.make_snapshot(
-        groups.make_lone_workload(1), [], hosts=node_cache.hosts, used=requested, pods=[pod]
-    )
-    after_eviction = without_pod(snapshot, "default/w0-0")
-    assert requested["a"]["cpu"] + after_eviction.reserved["a"]["cpu"] == 0
-
-
-async def test_a_replacement_is_simulated_without_its_pod_and_hot_nodes() -> None:
+@pytest.mark.parametrize("used_cpu", [4, 5], ids=["as requested", "more, during a resize"])
+async def test_a_replacement_is_simulated_without_its_pod_and_hot_nodes(used_cpu: int) -> None:
     cluster = PlanningCluster(2, 4)
     cluster.add_group("d/g1", 2)
     for name, workload, node in (("a", "P1", "n00"), ("b", "P2", "n01")):
-        cluster.add_pod("d/g1", name, workload, 3)
-        cluster.bind_and_count(f"d/{name}", node)
+        cluster.add_pod("d/g1", name, workload, 4)
+        cluster.bind(f"d/{name}", node)
+        used = {"resources": {"requests": {"cpu": str(used_cpu)}}}
+        cluster.update_pod(f"d/{name}", status={"containerStatuses": [used]})
+        cluster.count_on_node(f"d/{name}")
     target = await cluster.plans.simulate_replacement("d/g1", "d/a", 0)
     assert target is not None
     assert target.node == "n00", "n00 has the capacity only without the pod, n01 has none"
@@ -102,6 +55,14 @@ async def test_a_replacement_is_simulated_without_its_pod_and_hot_nodes() -> Non
     target = await cluster.plans.simulate_replacement("d/g1", "d/a", 0)
     assert target is not None
     assert target.node == "n02"
+
+
+async def test_a_pod_that_its_node_does_not_count_yet_frees_nothing() -> None:
+    cluster = make_cluster_with_one_pod(hosts=1, cpu=3)
+    cluster.bind("d/a", "n00")
+    cluster.add_pod("d/other", "b", "P1", 2)
+    cluster.bind_and_count("d/b", "n00")
+    assert await cluster.plans.simulate_replacement("d/g1", "d/a", 0) is None
 
 
 async def test_a_replacement_of_an_unknown_pod_is_not_simulated() -> None:

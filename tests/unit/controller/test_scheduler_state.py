@@ -1,4 +1,4 @@
-"""The scheduler's state: counted pods, locations of nodes, the weight of a NetworkTopology, and the group of a name."""
+"""The scheduler's state: counted pods, and copies."""
 
 from __future__ import annotations
 
@@ -6,28 +6,17 @@ import pickle
 from collections import Counter
 from typing import Any
 
-import msgspec
 import pytest
 
-from controller.cluster.config import NetworkOverheadArgs
-from controller.cluster.crds import AppGroup
-from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.state import NOTHING_PLACED, State
-from kubekit.wire import Object, ObjectMeta
-from tests.support.bodies import make_weight_body
 from tests.unit.controller.scheduler_objects import (
-    make_app_group,
     make_group_state,
     make_node,
     make_pod,
-    make_state,
     make_topology,
-    make_weighted_topology,
 )
 
-UPSTREAM = SchedulerConfig(parity="upstream")
 NODES = {"near": make_node("near", "r", "z1"), "far": make_node("far", "r", "z2")}
-MEASURED, CONFIGURED = (make_weight_body({("z1", "z2"): 9}, name=name) for name in ("NetperfCosts", "UserDefined"))
 
 
 @pytest.fixture
@@ -76,13 +65,6 @@ def test_nothing_is_kept_of_namespaces_that_are_gone(state: State) -> None:
     assert len(pickle.dumps(state)) - size_before < 1000
 
 
-def test_a_relabelled_node_is_scored_by_its_new_location(state: State) -> None:
-    state.on_pod_change("default/p1", None, make_pod("P2", "near"))
-    assert read_cost_on_far_node(state) == 20
-    state.on_node_change("far", NODES["far"], make_node("far", "r", "z1"))
-    assert read_cost_on_far_node(state) == 1
-
-
 def test_a_copy_of_the_state_does_not_change_with_it(state: State) -> None:
     """A thread reads the copy while the event loop changes the state."""
     state.on_pod_change("default/p1", None, make_pod("P2", "near"))
@@ -91,39 +73,3 @@ def test_a_copy_of_the_state_does_not_change_with_it(state: State) -> None:
     assert read_cost_on_far_node(state) == 0
     assert read_cost_on_far_node(copied) == 20
     assert read_cost_on_far_node(state) == 0, "reading the copy does not change the state"
-
-
-@pytest.mark.parametrize(
-    ("weights", "expected", "expected_in_parity"),
-    [
-        ((MEASURED,), "NetperfCosts", ""),
-        ((MEASURED, CONFIGURED), "UserDefined", "UserDefined"),
-        ((make_weight_body({}, name="Other"),), "", ""),
-    ],
-)
-def test_the_configured_weight_wins_over_the_measured_weight(
-    weights: tuple[dict[str, Any], ...], expected: str, expected_in_parity: str
-) -> None:
-    topology = make_weighted_topology(*weights)
-    assert make_state(SchedulerConfig(), topology).costs("default").weight_name == expected
-    assert make_state(UPSTREAM, topology).costs("default").weight_name == expected_in_parity
-
-
-def test_groups_are_found_by_namespace_then_by_list_then_by_namespaces_of_workloads() -> None:
-    config = SchedulerConfig(network_overhead=NetworkOverheadArgs(namespaces=("infra", "default")))
-    workload = {"kind": "D", "name": "p", "selector": "P", "namespace": "branch"}
-    body = {"metadata": {"name": "a1", "namespace": "central"}, "spec": {"workloads": [{"workload": workload}]}}
-    listed = make_app_group({"P": {}})
-    state = make_state(config, listed, make_app_group({"P": {}}, "shop"), msgspec.convert(body, AppGroup))
-    version = state.version
-    consent = ObjectMeta(name="branch", labels={"netaware.io/appgroups-from": "central"})
-    state.on_namespace_change("branch", None, Object(metadata=consent))
-    assert state.version > version
-
-    assert state.group_key_of("shop", "a1") == "shop/a1"
-    assert state.group_key_of("branch", "a1") == "default/a1"
-    assert state.group_key_of("elsewhere", "a1") == "default/a1"
-    assert state.group_key_of("shop", "unknown") == ""
-    state.on_group_change("default/a1", listed, None)
-    assert state.group_key_of("branch", "a1") == "central/a1"
-    assert state.group_key_of("elsewhere", "a1") == ""

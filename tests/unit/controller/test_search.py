@@ -1,4 +1,4 @@
-"""Values of placements on small problems, and the hosts that the search chooses, also compared with the best placement."""
+"""Values of placements on small problems, and the hosts that the search chooses, by rules and compared with the best placement."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ import pytest
 
 from controller.cluster.services import Routing
 from controller.scheduler.placement.evaluation import evaluate
-from controller.scheduler.placement.problem import CallCostTable, Ints, Problem
+from controller.scheduler.placement.problem import COUNTED, OWNER, CallCostTable, DomainRule, Ints, Problem, RuleKind
 from controller.scheduler.placement.solve import solve
 from tests.unit.controller.search_problems import FAR_US, IN_ZONE_US, ON_HOST_US, make_hosts, make_problem
 
-
-def find_zones_of_first_three(problem: Problem) -> set[int]:
-    """Zones of the first three replicas in the placement that the search finds."""
-    return set(problem.zone_of[solve(problem)[:3]].tolist())
+ZONES = [0, 0, 1, 1]
+"""Of four hosts."""
 
 
 def evaluate_hosts(problem: Problem, hosts: Ints) -> tuple[int, float]:
@@ -45,6 +43,17 @@ def draw_problem_without_a_zone(seed: int) -> Problem:
     latency_us = np.array([[100.0, there_us, 500.0], [back_us, 100.0, 500.0], [400.0, 600.0, 100.0]])
     table = CallCostTable(latency_us, ON_HOST_US, latency_us > rng.randint(300, 700))
     return msgspec.structs.replace(problem, tables=(table,))
+
+
+def make_rule(kind: RuleKind, roles: dict[int, int]) -> DomainRule:
+    """A rule about two zones; ``roles`` says by workload whether its pods have the rule, or count for it."""
+    no_pods = np.zeros(2, np.int64)
+    return DomainRule(kind, roles, np.array(ZONES, np.int64), no_pods, no_pods, np.ones(2, np.bool_))
+
+
+def list_zones(hosts: list[int]) -> list[int]:
+    """Zones of placed replicas, sorted."""
+    return sorted(ZONES[host] for host in hosts if host >= 0)
 
 
 @pytest.mark.parametrize(
@@ -78,14 +87,6 @@ def test_calls_are_routed_as_by_kube_proxy(
     assert evaluation.max_load_ratio == pytest.approx(max_load_ratio)
 
 
-@pytest.mark.parametrize(("routing", "violations"), [(Routing.ANY, 2), (Routing.ZONE, 0), (Routing.NODE, 0)])
-def test_only_replicas_that_may_answer_violate_a_limit(routing: Routing, violations: int) -> None:
-    """Callers and callees in both zones: with any routing, two of four pairs are far. Without a near callee, all four are."""
-    problem = make_problem([0, 1], [2, 2], (0, 1, routing), limit_us=FAR_US / 2)
-    assert evaluate(problem, make_hosts(0, 1, 0, 1)).violations == violations
-    assert evaluate(problem, make_hosts(0, 0, 1, 1)).violations == 4
-
-
 def test_flexible_replicas_free_the_only_host_of_a_constrained_replica() -> None:
     """Each replica fills a host. The constrained workload fits only host 0, which the first workload would take."""
     allowed = np.array([[True, True, True], [True, False, False]], np.bool_)
@@ -114,12 +115,6 @@ def test_callers_are_spread_so_that_no_replica_is_overloaded() -> None:
     must_span_zones = np.array([False, True])
     problem = make_problem([0, 0, 1, 1], [4, 2], (0, 1, Routing.ZONE), free_cpu=3, must_span_zones=must_span_zones)
     assert evaluate(problem, solve(problem)).max_load_ratio == 1.0
-
-
-@pytest.mark.parametrize(("must_span_zones", "zone_count"), [(False, 1), (True, 2)])
-def test_only_a_workload_that_must_span_zones_is_in_two_zones(*, must_span_zones: bool, zone_count: int) -> None:
-    problem = make_problem([0, 0, 1], [3, 1], (0, 1, Routing.ANY), must_span_zones=np.full(2, must_span_zones))
-    assert len(find_zones_of_first_three(problem)) == zone_count
 
 
 def test_replicas_without_calls_take_the_emptier_hosts() -> None:
@@ -156,6 +151,34 @@ def test_colocation_has_the_same_price_for_the_rest_of_a_rollout() -> None:
     last_two = np.full(2, workload_count - 1)
     rest = msgspec.structs.replace(problem, free=free, class_of=last_two, fixed_hosts=fixed_hosts)
     assert sorted(solve(rest).tolist()) == used_hosts
+
+
+def test_replicas_of_a_spread_are_in_both_zones() -> None:
+    rule = make_rule(RuleKind.SPREAD, {0: COUNTED | OWNER})
+    assert list_zones(solve(make_problem(ZONES, [4], domain_rules=(rule,))).tolist()) == [0, 0, 1, 1]
+
+
+def test_a_workload_with_anti_affinity_to_another_is_in_the_other_zone() -> None:
+    rule = make_rule(RuleKind.ANTI_AFFINITY, {0: OWNER, 1: COUNTED})
+    owner, *others = solve(make_problem(ZONES, [1, 3], domain_rules=(rule,))).tolist()
+    assert set(list_zones(others)) == {1 - ZONES[owner]}
+
+
+def test_the_target_of_an_affinity_moves_to_the_zone_of_its_owner() -> None:
+    """The owner may only be in zone 1, and must be in the zone of its target. Calls attract the target to zone 0."""
+    allowed = np.array([[True, True, True, True], [False, False, True, True], [True, True, False, False]])
+    problem = make_problem(
+        ZONES,
+        [1, 1, 3],
+        (0, 2, Routing.ANY),
+        allowed=allowed,
+        row_of=np.array([0, 1, 2]),
+        domain_rules=(make_rule(RuleKind.AFFINITY, {1: OWNER, 0: COUNTED}),),
+        free_cpu=2,
+    )
+    hosts = solve(problem).tolist()
+    assert -1 not in hosts
+    assert list_zones(hosts[:2]) == [1, 1]
 
 
 @pytest.mark.solver
