@@ -76,5 +76,4 @@ def make_random_weight(zones: Sequence[str], regions: Sequence[str]) -> dict[str
 
 
 def make_symmetric_costs(costs: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
-    """The same costs in both directions."""
     return {**costs, **{(destination, origin): cost for (origin, destination), cost in costs.items()}}

@@ -32,7 +32,6 @@ class Tab:
         return result
 
     async def open(self, url: str) -> None:
-        """Go to a page and wait until it is loaded."""
         await self.page.goto(url)
 
     async def evaluate(self, expression: str) -> Any:

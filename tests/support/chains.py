@@ -34,7 +34,5 @@ def is_chained(nodeid: str) -> bool:
 
 
 class ChainScheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """Assigns each chain to one worker."""
-
     def _split_scope(self, nodeid: str) -> str:
         return find_chain(nodeid)

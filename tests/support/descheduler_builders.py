@@ -59,28 +59,23 @@ class World:
 
     @property
     def inputs(self) -> PlanInputs:
-        """The planner's inputs."""
         return PlanInputs(self.network, self.cache, self.volumes)
 
     @property
     def nodes(self) -> dict[str, Host]:
-        """Nodes by name."""
         return self.cache.hosts
 
     def on_node_change(self, name: str, new: Node | None) -> None:
-        """Add, update or remove a node."""
         self.cache.on_node_change(name, None, new)
         self.network.on_node_change(name, None, new)
 
     def on_pod_change(self, key: str, new: PodInfo | None) -> None:
-        """Add, update or remove a pod."""
         old = self.pods.pop(key, None)
         self.network.on_pod_change(key, old.group_pod if old else None, new.group_pod if new else None)
         if new is not None:
             self.pods[key] = new
 
     def snapshot(self, usage: UsageView = NO_USAGE) -> DeschedulerSnapshot:
-        """A snapshot with this usage."""
         return replace(take_snapshot(self.inputs, self.pods, self.budgets, "netaware-system"), usage=usage)
 
 
@@ -299,5 +294,4 @@ def make_loaded_snapshot(
 
 
 def find_node_state(decision: DescheduleDecision, name: str = "hot") -> NodeState:
-    """The state of a node."""
     return next(state for state in decision.plan.nodes if state.node == name)

@@ -19,7 +19,6 @@ def read_shell_blocks(page: str, heading: str) -> list[str]:
 
 
 def write_shown_files(page: str, folder: Path) -> None:
-    """Write the files that a page shows into a folder."""
     markdown = (DOCUMENTS / f"{page}.md").read_text()
     for name, body in re.findall(r"```yaml\n# (\S+)\n(.*?)```", markdown, re.DOTALL):
         (folder / name).write_text(body)

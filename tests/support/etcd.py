@@ -30,7 +30,6 @@ Item = tuple[str, dict[str, Any]]
 
 
 def create_client_context(plane: ControlPlane) -> ssl.SSLContext:
-    """The TLS context of a client of etcd."""
     pki = plane.authority.folder
     context = ssl.create_default_context(cafile=str(plane.authority.certificate))
     context.load_cert_chain(str(pki / "etcd.crt"), str(pki / "etcd.key"))

@@ -26,6 +26,5 @@ def paused_garbage_collection() -> Iterator[None]:
 
 
 def parse_module(path: Path) -> ast.Module:
-    """Syntax tree of a file."""
     with paused_garbage_collection():
         return ast.parse(path.read_text())

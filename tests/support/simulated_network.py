@@ -119,7 +119,6 @@ class SimulatedNetwork:
         return self.latencies.latency_us(zone, other_zone)
 
     def scale_rtt(self, zone: str, other_zone: str, factor: float) -> None:
-        """Multiply the round-trip time between two zones."""
         self.rtt_us[frozenset((zone, other_zone))] *= factor
 
     def _probe(self, probe: Probe, *, rewrite: bool = False) -> None:

@@ -41,7 +41,6 @@ class Agent:
             return 0, ""
 
     async def is_ok(self, path: str) -> bool:
-        """Whether a health check has status 200."""
         return (await self.get(path))[0] == 200
 
     async def read_metrics(self, name: str) -> dict[str, float]:

@@ -85,7 +85,6 @@ class NodePod:
 
     @property
     def pid(self) -> int:
-        """Id of the pod's process."""
         assert self.process is not None
         return self.process.pid
 
@@ -102,7 +101,6 @@ class NodePod:
         (group / "cgroup.procs").write_text(str(self.pid))
 
     def run_on_host(self, command: str) -> str:
-        """Run a command in the network namespace of the node."""
         return run_command(" ".join((*self.node, command)))
 
     def make_command(self, *arguments: str) -> list[str]:
@@ -122,7 +120,6 @@ def take_snapshot(*limits: PodBandwidthSpec) -> BandwidthSnapshot:
 
 
 def execute(action: Action) -> None:
-    """Execute an action as the agent does."""
     asyncio.run(execute_action(action))
 
 

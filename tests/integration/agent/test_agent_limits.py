@@ -171,19 +171,20 @@ def test_a_lost_part_of_a_limit_is_found_and_repaired() -> None:
         add_filter = f"tc filter add dev {pod.host_device} ingress protocol all"
         redirect = f"action mirred egress redirect dev {ifb}"
         enforce(limits)
-        for commands, verdict in (
-            ([delete_filter], "filter-missing"),
-            ([f"tc qdisc del dev {ifb} root"], "missing"),
-            ([f"ip link del {ifb}"], "filter-missing"),
-            ([f"ip link set {ifb} down"], "filter-missing"),
+        for commands, verdict, detail in (
+            ([delete_filter], "filter-missing", ""),
+            ([f"tc qdisc del dev {ifb} root"], "missing", ""),
+            ([f"ip link del {ifb}"], "filter-missing", "is lost"),
+            ([f"ip link set {ifb} down"], "filter-missing", "is lost"),
             # Filters that no packet, or not every packet, reaches.
-            ([delete_filter, f"{add_filter} pref 1 u32 match u32 0 0 indev lo {redirect}"], "filter-missing"),
-            ([delete_filter, f"{add_filter} chain 5 pref 1 u32 match u32 0 0 {redirect}"], "filter-missing"),
+            ([delete_filter, f"{add_filter} pref 1 u32 match u32 0 0 indev lo {redirect}"], "filter-missing", ""),
+            ([delete_filter, f"{add_filter} chain 5 pref 1 u32 match u32 0 0 {redirect}"], "filter-missing", ""),
         ):
             for command in commands:
                 run_command(command)
             status = read_statuses(limits)["egress"]
             assert status.verdict == verdict, commands
+            assert detail in status.detail
             assert status.rate_bytes_per_s is None
             assert enforce(limits)["egress"].verdict == "enforced"
         assert "UP" in run_command(f"ip -br link show {ifb}").split()[-1]

@@ -19,31 +19,37 @@ replace = msgspec.structs.replace
 UID = "0f3a1b2c-0000-4000-8000-000000000001"
 CONTAINER_ID = "a" * 64
 NETWORK = "k8s-pod-network"
-IFB = rules.plugin_ifb_name(NETWORK, CONTAINER_ID)
-VETH, IFB_INDEX, UPLINK = 20, 30, 2
+IFB_NAME = rules.plugin_ifb_name(NETWORK, CONTAINER_ID)
+UPLINK_INDEX, VETH_INDEX, IFB_INDEX = 2, 20, 30
 RATE, FAST = 10_000_000, 100_000_000
 """Bits per second."""
-INGRESS_PARENT = 0xFFFFFFF1
-"""TC_H_INGRESS (linux/pkt_sched.h)."""
+TOO_SMALL_ERROR = "resource is unreasonably small (< 1kbit)"
+
 OBSERVE, ENFORCE = rules.RepairPolicy(), rules.RepairPolicy(enforce=True)
 REPAIR_BURST = rules.RepairPolicy(enforce=True, repair_burst=True)
-REPAIRING, BURST_REPAIRING = (ENFORCE, REPAIR_BURST), (REPAIR_BURST,)
+REPAIRING_POLICIES, BURST_REPAIRING_POLICIES = (ENFORCE, REPAIR_BURST), (REPAIR_BURST,)
+
 POD_SANDBOX = state.PodSandbox(pid=4242, container_id=CONTAINER_ID, namespace_id=7, pod_interface_index=3)
-NODE = state.Device(index=UPLINK, name="eth0")
-POD_DEVICE = state.Device(index=VETH, name="veth12ab", kind="veth", namespace_id=7, peer_index=3)
-IFB_DEVICE = state.Device(index=IFB_INDEX, name=IFB, kind="ifb")
-INGRESS_QDISC = Qdisc(device_index=VETH, kind="ingress", handle=state.INGRESS_HANDLE, parent=INGRESS_PARENT)
-REDIRECT = state.Filter(device_index=VETH, kind="u32", priority=1, matches_all=True, target_index=IFB_INDEX)
+NODE_DEVICE = state.Device(index=UPLINK_INDEX, name="eth0")
+POD_DEVICE = state.Device(index=VETH_INDEX, name="veth12ab", kind="veth", namespace_id=7, peer_index=3)
+IFB_DEVICE = state.Device(index=IFB_INDEX, name=IFB_NAME, kind="ifb")
 OUR_IFB = replace(IFB_DEVICE, alias=f"netaware:{UID}")
-FOREIGN_FILTER = state.Filter(device_index=VETH, kind="bpf", program_name="tc_cls_egress", priority=10)
+
+INGRESS_PARENT = 0xFFFFFFF1
+"""TC_H_INGRESS (linux/pkt_sched.h)."""
+INGRESS_QDISC = Qdisc(device_index=VETH_INDEX, kind="ingress", handle=state.INGRESS_HANDLE, parent=INGRESS_PARENT)
+REDIRECT = state.Filter(device_index=VETH_INDEX, kind="u32", priority=1, matches_all=True, target_index=IFB_INDEX)
+TINY_BURST = TbfParams(rate_bytes_per_s=RATE // 8, buffer_ticks=5_000, limit_bytes=40_000)
+
+# Objects of other programs.
+FOREIGN_FILTER = state.Filter(device_index=VETH_INDEX, kind="bpf", program_name="tc_cls_egress", priority=10)
 CILIUM_HOST = state.Device(index=9, name="cilium_host", kind="veth")
 CILIUM_VETH, CHAINED_VETH = replace(POD_DEVICE, name="lxc12ab34cd"), replace(POD_DEVICE, name="eni12ab34cd")
 FELIX_IFB = state.Device(index=IFB_INDEX, name="bwcali012345678", kind="ifb")
 FELIX_PARAMS = TbfParams(rate_bytes_per_s=RATE // 8, buffer_ticks=2**32 - 1, limit_bytes=2**32 - 1)
-TINY_BURST = TbfParams(rate_bytes_per_s=RATE // 8, buffer_ticks=5_000, limit_bytes=40_000)
-TOO_SMALL = "resource is unreasonably small (< 1kbit)"
-REMOVE_INGRESS = state.RemoveLimit(VETH, "veth12ab", "ingress")
-REMOVE_EGRESS = state.RemoveLimit(VETH, "veth12ab", "egress", IFB, (1,))
+
+REMOVE_INGRESS = state.RemoveLimit(VETH_INDEX, "veth12ab", "ingress")
+REMOVE_EGRESS = state.RemoveLimit(VETH_INDEX, "veth12ab", "egress", IFB_NAME, (1,))
 
 
 def make_pod(ingress_bps: int | None = None, egress_bps: int | None = None, **changes: Any) -> PodBandwidthSpec:
@@ -65,7 +71,7 @@ def make_our_bucket(device_index: int, rate_bps: int = RATE) -> Qdisc:
     return make_bucket(device_index, choose_params(rate_bps, 1500), state.OUR_HANDLE)
 
 
-def make_root_qdisc(kind: str, device_index: int = VETH, handle: int = 0x50000) -> Qdisc:
+def make_root_qdisc(kind: str, device_index: int = VETH_INDEX, handle: int = 0x50000) -> Qdisc:
     return Qdisc(device_index=device_index, kind=kind, handle=handle, parent=ROOT)
 
 
@@ -80,7 +86,7 @@ def plan_for(
     **kernel: Any,
 ) -> state.BandwidthPlan:
     """Plan limits for the node's device, the first pod's device, further devices, and their qdiscs and filters."""
-    tc_state = state.TcState(devices=(NODE, device, *devices), qdiscs=qdiscs, **kernel)
+    tc_state = state.TcState(devices=(NODE_DEVICE, device, *devices), qdiscs=qdiscs, **kernel)
     snapshot = state.BandwidthSnapshot(
         pods=pods,
         sandbox_by_uid={pods[0].uid: sandbox} if sandbox is not None else {},
@@ -101,7 +107,7 @@ def get_only_status(plan: state.BandwidthPlan) -> state.LimitStatus:
 
 
 def make_plugin_bucket(rate_bps: int = RATE, burst_bytes: int = CONTAINERD_BURST_BYTES) -> Qdisc:
-    return make_bucket(VETH, compute_plugin_params(rate_bps, burst_bytes))
+    return make_bucket(VETH_INDEX, compute_plugin_params(rate_bps, burst_bytes))
 
 
 def assert_unchanged(plan: state.BandwidthPlan, *verdicts: str, detail: str = "") -> None:
@@ -114,12 +120,12 @@ def assert_unchanged(plan: state.BandwidthPlan, *verdicts: str, detail: str = ""
 @pytest.mark.parametrize(
     ("rate_bps", "qdisc", "verdict", "rate_bytes_per_s", "repairing_policies"),
     [
-        pytest.param(RATE, make_root_qdisc("noqueue", handle=0), "missing", None, REPAIRING, id="no limit"),
-        pytest.param(RATE, make_our_bucket(VETH), "enforced", RATE // 8, (), id="our limit"),
-        pytest.param(5 * RATE, make_our_bucket(VETH), "wrong-rate", RATE // 8, REPAIRING, id="the annotation changed"),
-        pytest.param(RATE, make_bucket(VETH, TINY_BURST), "burst-too-small", 0, REPAIRING, id="less than a packet"),
-        pytest.param(RATE, make_plugin_bucket(), "burst-overflow", RATE // 8, BURST_REPAIRING, id="slow plugin"),
-        pytest.param(FAST, make_plugin_bucket(FAST), "burst-too-large", FAST // 8, BURST_REPAIRING, id="fast plugin"),
+        (RATE, make_root_qdisc("noqueue", handle=0), "missing", None, REPAIRING_POLICIES),
+        (RATE, make_our_bucket(VETH_INDEX), "enforced", RATE // 8, ()),
+        (5 * RATE, make_our_bucket(VETH_INDEX), "wrong-rate", RATE // 8, REPAIRING_POLICIES),
+        (RATE, make_bucket(VETH_INDEX, TINY_BURST), "burst-too-small", 0, REPAIRING_POLICIES),
+        (RATE, make_plugin_bucket(), "burst-overflow", RATE // 8, BURST_REPAIRING_POLICIES),
+        (FAST, make_plugin_bucket(FAST), "burst-too-large", FAST // 8, BURST_REPAIRING_POLICIES),
     ],
 )
 def test_a_root_qdisc_gives_the_verdict_and_a_repair_by_policy(
@@ -129,7 +135,7 @@ def test_a_root_qdisc_gives_the_verdict_and_a_repair_by_policy(
     rate_bytes_per_s: int | None,
     repairing_policies: tuple[rules.RepairPolicy, ...],
 ) -> None:
-    repair = state.SetIngressLimit(VETH, "veth12ab", choose_params(rate_bps, 1500))
+    repair = state.SetIngressLimit(VETH_INDEX, "veth12ab", choose_params(rate_bps, 1500))
     for policy in (OBSERVE, ENFORCE, REPAIR_BURST):
         plan = plan_for(make_pod(rate_bps), qdiscs=(qdisc,), policy=policy)
         status = get_only_status(plan)
@@ -164,7 +170,7 @@ def test_the_ifb_has_the_plugins_name() -> None:
     ],
 )
 def test_a_foreign_tree_of_qdiscs_is_not_replaced(kind: str, child_kind: str, verdict: str) -> None:
-    children = (Qdisc(device_index=VETH, kind=child_kind, handle=0x60000, parent=0x50001),) if child_kind else ()
+    children = (Qdisc(device_index=VETH_INDEX, kind=child_kind, handle=0x60000, parent=0x50001),) if child_kind else ()
     plan = plan_for(make_pod(RATE), qdiscs=(make_root_qdisc(kind), INGRESS_QDISC, *children))
     assert get_only_status(plan).verdict == verdict
     assert bool(plan.actions) is (verdict == "missing")
@@ -174,7 +180,7 @@ def test_a_foreign_tree_of_qdiscs_is_not_replaced(kind: str, child_kind: str, ve
 def test_devices_of_cilium_are_not_changed_and_their_limits_are_measured(device: state.Device) -> None:
     plan = plan_for(make_pod(RATE, RATE), device=device, devices=(CILIUM_HOST,))
     assert_unchanged(plan, "other-enforcer", "other-enforcer", detail=f"Cilium on {device.name}")
-    plan = plan_for(make_pod(RATE), device=device, devices=(CILIUM_HOST,), qdiscs=(make_our_bucket(VETH),))
+    plan = plan_for(make_pod(RATE), device=device, devices=(CILIUM_HOST,), qdiscs=(make_our_bucket(VETH_INDEX),))
     assert_unchanged(plan, "enforced", detail="packets may bypass it")
     assert get_only_status(plan).is_measurable
 
@@ -185,7 +191,7 @@ def test_a_device_name_alone_is_no_evidence_of_cilium() -> None:
 
 def test_limits_of_felix_are_never_changed() -> None:
     """Felix gives its buckets the plugin's handle, but the CNI configuration does not name the plugin."""
-    buckets = [make_bucket(device_index, FELIX_PARAMS) for device_index in (VETH, IFB_INDEX)]
+    buckets = [make_bucket(device_index, FELIX_PARAMS) for device_index in (VETH_INDEX, IFB_INDEX)]
     kernel_state = make_redirect_state(*buckets, device=FELIX_IFB)
     plan = plan_for(make_pod(RATE, RATE), policy=REPAIR_BURST, plugins=("calico", "portmap"), **kernel_state)
     assert_unchanged(plan, "other-enforcer", "other-enforcer")
@@ -195,7 +201,7 @@ def test_limits_of_felix_are_never_changed() -> None:
 
 
 def test_limits_of_the_plugins_versions_1_5_which_set_htb_are_never_changed() -> None:
-    roots = [make_root_qdisc("htb", device_index, state.PLUGIN_HANDLE) for device_index in (VETH, IFB_INDEX)]
+    roots = [make_root_qdisc("htb", device_index, state.PLUGIN_HANDLE) for device_index in (VETH_INDEX, IFB_INDEX)]
     plan = plan_for(make_pod(RATE, RATE), policy=REPAIR_BURST, **make_redirect_state(*roots))
     assert_unchanged(plan, "other-enforcer", "other-enforcer", detail="set htb on ")
     assert "veth12ab" in plan.statuses[0].detail
@@ -221,10 +227,7 @@ def test_container_and_network_come_from_the_runtimes_cache() -> None:
 
 @pytest.mark.parametrize(
     "foreign_filter",
-    [
-        pytest.param(replace(REDIRECT, target_index=None, has_police_action=True), id="policing"),
-        pytest.param(replace(REDIRECT, target_index=UPLINK), id="a redirect to a device that is no ifb"),
-    ],
+    [replace(REDIRECT, target_index=None, has_police_action=True), replace(REDIRECT, target_index=UPLINK_INDEX)],
 )
 def test_policing_filters_and_redirects_to_other_devices_are_foreign(foreign_filter: state.Filter) -> None:
     plan = plan_for(make_pod(egress_bps=RATE), qdiscs=(INGRESS_QDISC,), filters=(foreign_filter,))
@@ -234,8 +237,8 @@ def test_policing_filters_and_redirects_to_other_devices_are_foreign(foreign_fil
 @pytest.mark.parametrize(
     ("hook", "verdicts", "action_type"),
     [
-        pytest.param("egress", ["other-enforcer", "missing"], state.SetEgressLimit, id="of-packets-to-the-pod"),
-        pytest.param("ingress", ["missing", "other-enforcer"], state.SetIngressLimit, id="of-packets-from-the-pod"),
+        ("egress", ["other-enforcer", "missing"], state.SetEgressLimit),  # the filter sees packets to the pod
+        ("ingress", ["missing", "other-enforcer"], state.SetIngressLimit),
     ],
 )
 def test_nothing_is_set_beside_a_foreign_filter_which_is_reported(
@@ -257,13 +260,13 @@ def test_nothing_is_set_beside_a_foreign_filter_which_is_reported(
         # With Multus, a pod may have a veth pair that is not its eth0.
         ({}, replace(POD_SANDBOX, pod_interface_index=9), "not-applicable", "eth0 is not an end of a veth pair"),
         ({}, state.PodSandbox(pid=1, is_in_host_network=True), "not-applicable", "the node's network"),
-        ({"limits": {"ingress": LimitSpec(None, TOO_SMALL)}}, POD_SANDBOX, "invalid", TOO_SMALL),
+        ({"limits": {"ingress": LimitSpec(None, TOO_SMALL_ERROR)}}, POD_SANDBOX, "invalid", TOO_SMALL_ERROR),
     ],
 )
 def test_pods_that_cannot_be_limited_get_a_reason(
     changes: dict[str, Any], sandbox: state.PodSandbox | None, verdict: str, detail: str
 ) -> None:
-    plan = plan_for(make_pod(RATE, **changes), sandbox=sandbox, qdiscs=(make_our_bucket(VETH),))
+    plan = plan_for(make_pod(RATE, **changes), sandbox=sandbox, qdiscs=(make_our_bucket(VETH_INDEX),))
     assert_unchanged(plan, verdict, detail=detail)
 
 
@@ -282,12 +285,12 @@ def test_the_nodes_own_traffic_does_not_count_as_a_pods() -> None:
 def test_pods_that_are_not_located_yet_have_no_verdict(
     changes: dict[str, Any], sandbox: state.PodSandbox | None, reason: str
 ) -> None:
-    plan = plan_for(make_pod(RATE, **changes), sandbox=sandbox, qdiscs=(make_our_bucket(VETH),))
+    plan = plan_for(make_pod(RATE, **changes), sandbox=sandbox, qdiscs=(make_our_bucket(VETH_INDEX),))
     assert plan == state.BandwidthPlan(unlocated_reason_by_pod={"default/p": reason})
 
 
 def test_our_limits_are_removed_with_the_annotation_and_the_plugins_stay() -> None:
-    plan = plan_for(make_pod(), **make_redirect_state(make_our_bucket(IFB_INDEX), make_our_bucket(VETH)))
+    plan = plan_for(make_pod(), **make_redirect_state(make_our_bucket(IFB_INDEX), make_our_bucket(VETH_INDEX)))
     assert plan.actions == (REMOVE_INGRESS, REMOVE_EGRESS)
     plugin_bucket = make_bucket(IFB_INDEX, compute_plugin_params(RATE))
     assert plan_for(make_pod(), **make_redirect_state(plugin_bucket)).actions == ()
@@ -296,17 +299,17 @@ def test_our_limits_are_removed_with_the_annotation_and_the_plugins_stay() -> No
 def test_a_cleanup_removes_our_limits_and_ifbs_of_all_pods_and_nothing_else() -> None:
     ifb_of_deleted_pod = replace(IFB_DEVICE, index=32, name="bwp0000000000aa", alias="netaware:deleted")
     foreign_state = state.TcState(
-        devices=(NODE, POD_DEVICE, IFB_DEVICE),
-        qdiscs=(INGRESS_QDISC, make_root_qdisc("fq", UPLINK), make_plugin_bucket()),
+        devices=(NODE_DEVICE, POD_DEVICE, IFB_DEVICE),
+        qdiscs=(INGRESS_QDISC, make_root_qdisc("fq", UPLINK_INDEX), make_plugin_bucket()),
         filters=(REDIRECT,),
     )
     assert rules.plan_cleanup(foreign_state) == []
 
-    our_buckets = make_our_bucket(IFB_INDEX), make_our_bucket(VETH)
+    our_buckets = make_our_bucket(IFB_INDEX), make_our_bucket(VETH_INDEX)
     our_state = replace(
         foreign_state,
         devices=(*foreign_state.devices, ifb_of_deleted_pod),
-        qdiscs=(INGRESS_QDISC, make_root_qdisc("fq", UPLINK), *our_buckets),
+        qdiscs=(INGRESS_QDISC, make_root_qdisc("fq", UPLINK_INDEX), *our_buckets),
     )
     assert rules.plan_cleanup(our_state) == [REMOVE_INGRESS, REMOVE_EGRESS, state.DeleteIfb("bwp0000000000aa")]
 
@@ -322,7 +325,7 @@ def test_our_ifbs_are_removed_with_their_pod_or_limit_and_others_stay() -> None:
         filters=(replace(REDIRECT, target_index=ifb_in_use.index),),
         qdiscs=(INGRESS_QDISC,),
     )
-    assert plan.actions == (state.DeleteIfb(IFB), state.DeleteIfb("bwp0000000000bb"))
+    assert plan.actions == (state.DeleteIfb(IFB_NAME), state.DeleteIfb("bwp0000000000bb"))
 
 
 def test_our_ifb_stays_for_a_repair_and_while_the_sandbox_is_unknown() -> None:

@@ -1,12 +1,17 @@
-"""A node's capacity comes from the first source by precedence, less the reserve."""
+"""A node's capacity comes from the first source by precedence, less the reserve, and is exported with its traffic."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from prometheus_client import CollectorRegistry
 
 from agent.capacity.instances import find_firmware_instance_type
 from agent.capacity.links import Machine
-from agent.capacity.node_capacity import HardwareCapacity, choose_capacity, update_peak_bps
+from agent.capacity.metrics import CapacityMetrics
+from agent.capacity.node_capacity import HardwareCapacity, NodeCapacity, choose_capacity, update_peak_bps
+from agent.capacity.sysfs import NetDirectory
 from agent.config import AgentConfig, CapacityRule, Reserve
 from agent.node import OwnNode
 from kubekit.selectors import parse_selector
@@ -20,6 +25,7 @@ LABELS = {"pool": "fast", TYPE_LABEL: "m5.large"}
 BY_TYPE: dict[str, object] = {"capacity_by_type": {"m5.large": 5 * G}}
 BY_LABEL = {"capacity_rules": (CapacityRule(parse_selector("pool=fast"), "pool=fast", 40 * G),), **BY_TYPE}
 MEASURED_PEAK_BPS = 7 * G
+UPLINKS = ("eno1", "eno2")
 
 
 def make_node(labels: dict[str, str] | None = None, *, annotation: str | None = None) -> OwnNode:
@@ -29,6 +35,13 @@ def make_node(labels: dict[str, str] | None = None, *, annotation: str | None = 
 
 def make_config(**fields: object) -> AgentConfig:
     return AgentConfig(node_name="n1", **fields)  # type: ignore[arg-type]
+
+
+def write_statistics(sysfs: Path, device: str, sent_bytes: int, received_bytes: int) -> None:
+    statistics = sysfs / "class" / "net" / device / "statistics"
+    statistics.mkdir(parents=True)
+    (statistics / "tx_bytes").write_text(f"{sent_bytes}\n")
+    (statistics / "rx_bytes").write_text(f"{received_bytes}\n")
 
 
 @pytest.mark.parametrize(
@@ -131,3 +144,25 @@ def test_firmware_names_the_instance_type_of_amazons_virtual_machines() -> None:
     ):
         machine = Machine(vendor=vendor, product=product, hypervisor_evidence=hypervisor_evidence)
         assert find_firmware_instance_type(machine) == instance_type
+
+
+def test_counters_add_up_over_the_uplinks_and_a_capacity_is_shown_once_it_is_known(tmp_path: Path) -> None:
+    registry, node_capacity = CollectorRegistry(), None
+    CapacityMetrics("n1", NetDirectory(tmp_path), lambda: node_capacity, registry)
+
+    def read_value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"netaware_node_{name}", {"node": "n1", **labels})
+
+    assert read_value("bandwidth_known") == 0
+    assert read_value("network_transmit_bytes_total") is None
+
+    node_capacity = NodeCapacity(rate_bps=None, source="unknown", explanation="", counted_devices=UPLINKS)
+    write_statistics(tmp_path, "eno1", sent_bytes=10, received_bytes=20)
+    assert read_value("network_transmit_bytes_total") is None, "of two devices one was not read"
+    write_statistics(tmp_path, "eno2", sent_bytes=11, received_bytes=21)
+    assert read_value("network_transmit_bytes_total") == 10 + 11
+    assert read_value("network_receive_bytes_total") == 20 + 21
+
+    node_capacity = NodeCapacity(rate_bps=900_000, source="flag", explanation="", counted_devices=UPLINKS)
+    assert read_value("bandwidth_known") == 1
+    assert read_value("bandwidth_capacity_bytes_per_second", source="flag") == 900_000 / 8
