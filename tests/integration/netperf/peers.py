@@ -138,27 +138,20 @@ def _remove_group(group: Path) -> None:
 
 
 def _create_group(quota_ratio: float) -> Path | None:
-    root, name = Path("/sys/fs/cgroup"), f"netaware-test-{free_port()}"
     quota_us = int(100_000 * quota_ratio)
-    version_1_quota = ("cpu.cfs_quota_us", str(quota_us))
-    for parent, (file, quota) in {
-        root: ("cpu.max", f"{quota_us} 100000"),
-        root / "cpu": version_1_quota,
-        root / "cpu,cpuacct": version_1_quota,
-    }.items():
-        group = parent / name
-        if not (parent / "cgroup.procs").exists():  # a plain directory takes any file
-            continue
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        try:
-            (group / file).write_text(quota)
-        except OSError:
-            group.rmdir()
-            continue
-        return group
+    for parent, file, quota in (
+        ("/sys/fs/cgroup", "cpu.max", f"{quota_us} 100000"),
+        ("/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", str(quota_us)),
+        ("/sys/fs/cgroup/cpu,cpuacct", "cpu.cfs_quota_us", str(quota_us)),
+    ):
+        group = Path(parent, f"netaware-test-{free_port()}")
+        if (group.parent / "cgroup.procs").exists():  # a plain directory takes any file
+            with suppress(OSError):
+                group.mkdir()
+                (group / file).write_text(quota)
+                return group
+            with suppress(OSError):
+                group.rmdir()
     return None
 
 

@@ -58,13 +58,6 @@ def test_a_latency_of_zero_or_beyond_the_limits_cannot_be_decoded(field: str, va
         msgspec.json.decode(f'{{"prober":"netperf","test":"TCP_RR","{field}":{value}}}', type=Measurement)
 
 
-def test_a_percentile_needs_enough_transactions() -> None:
-    measurement = Measurement(prober="netperf", test="TCP_RR", p50_us=500, p90_us=600, p99_us=700, transactions=20)
-    assert measurement.percentile_us("p50") == 500
-    assert measurement.percentile_us("p90") == 600
-    assert measurement.percentile_us("p99") is None
-
-
 @pytest.mark.parametrize("loss_per_direction", [0.0, 0.01, 0.02, 0.1, 0.3])
 def test_datagrams_of_a_lossy_path_have_the_latency_of_a_call_over_tcp(loss_per_direction: float) -> None:
     """Not with 5 % each way: a tenth of the calls wait then, so the p90 lies at the edge."""

@@ -169,15 +169,16 @@ def test_peers_whose_clocks_differ_by_less_than_half_an_epoch_share_an_hourly_pa
     assert peers_epoch in epochs_to_try(now_s)
 
 
-@pytest.mark.parametrize("variable", ["{folder}", "{folder}/netperf", "{folder}/absent"])
-def test_netserver_is_found_in_the_folder_of_the_variable_or_of_its_file(tmp_path: Path, variable: str) -> None:
-    for name in ("netperf", "netserver"):
-        (tmp_path / name).touch(mode=0o755)
-    environment = {"NETAWARE_NETPERF": variable.format(folder=tmp_path), "PATH": "/nonexistent"}
-    assert find_binary("netserver", environment) == str(tmp_path / "netserver")
-
-
-def test_without_the_variable_netserver_is_found_on_the_path(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"NETAWARE_NETPERF": "FOLDER", "PATH": "/nonexistent"},
+        {"NETAWARE_NETPERF": "FOLDER/netperf", "PATH": "/nonexistent"},
+        {"PATH": "FOLDER"},
+    ],
+)
+def test_netserver_is_found_by_the_variable_or_on_the_path(tmp_path: Path, variables: dict[str, str]) -> None:
     (tmp_path / "netserver").touch(mode=0o755)
-    assert find_binary("netserver", {"PATH": str(tmp_path)}) == str(tmp_path / "netserver")
+    environment = {name: value.replace("FOLDER", str(tmp_path)) for name, value in variables.items()}
+    assert find_binary("netserver", environment) == str(tmp_path / "netserver")
     assert find_binary("netserver", {"PATH": "/nonexistent"}) is None
