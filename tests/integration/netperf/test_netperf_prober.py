@@ -30,6 +30,12 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
+def probe_settings() -> ProbeSettings:
+    """Free ports, and the shortest duration that netperf supports."""
+    return ProbeSettings(duration_s=1.0, control_port=free_port(), data_port=free_port(), datagram_port=free_port())
+
+
+@pytest.fixture
 def prober(netperf_programs: Netperf) -> NetperfProber:
     return NetperfProber(str(netperf_programs.netperf), PASSPHRASE)
 

@@ -9,7 +9,7 @@ import pytest
 from netperf.consensus import NodePairLatency, find_consensus, link_between
 from netperf.sample import Sample
 from netperf.smoothing import WINDOW_SAMPLES, add_sample, replace_newest_sample
-from tests.unit.netperf.zone_samples import CostComputer, make_node_sample, make_zone_samples
+from tests.unit.netperf.builders import CostComputer, make_node_sample, make_zone_samples
 
 
 def make_latency(origin: str, destination: str, ms: float) -> NodePairLatency:

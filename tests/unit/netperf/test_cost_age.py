@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from netperf.cost_state import restore_state, resume_state, update_sighting
 from netperf.policy import CostPolicy
 from netperf.sample import Failure
-from tests.unit.netperf.zone_samples import (
+from tests.unit.netperf.builders import (
     POLICY,
-    WALL_S,
+    WALL_CLOCK_S,
     CostComputer,
     compute_once,
     get_cost_by_pair,
@@ -32,26 +32,26 @@ def make_failure(failures_in_a_row: int, *, has_answered: bool) -> Failure:
         failures_in_a_row=failures_in_a_row,
         has_answered=has_answered,
         sequence=2,
-        taken_at=WALL_S,
+        taken_at=WALL_CLOCK_S,
     )
 
 
 @given(st.floats(min_value=-1e6, max_value=1e6))
 def test_age_is_by_the_readers_clock(skew_s: float) -> None:
-    written_at_s = WALL_S + skew_s
+    written_at_s = WALL_CLOCK_S + skew_s
     older, newer = (make_zone_sample("ab", 5000, minute, taken_at=written_at_s + 60 * minute) for minute in (1, 2))
-    sighting = update_sighting(None, older, now_s=100.0, wall_s=WALL_S)
-    sighting = update_sighting(sighting, newer, now_s=160.0, wall_s=WALL_S + 60)
+    sighting = update_sighting(None, older, now_s=100.0, wall_s=WALL_CLOCK_S)
+    sighting = update_sighting(sighting, newer, now_s=160.0, wall_s=WALL_CLOCK_S + 60)
     assert sighting.first_seen_at_s == 160.0
-    assert update_sighting(sighting, newer, now_s=900.0, wall_s=WALL_S + 800) == sighting
+    assert update_sighting(sighting, newer, now_s=900.0, wall_s=WALL_CLOCK_S + 800) == sighting
 
 
 @pytest.mark.parametrize(
     ("ahead_s", "seen_at_s"), [(-500, 500.0), (500, 1000.0)], ids=["by the writer's clock", "unless it is ahead"]
 )
 def test_a_restart_of_the_reader_makes_no_sample_younger(ahead_s: float, seen_at_s: float) -> None:
-    sample = make_zone_sample("ab", 5000, taken_at=WALL_S + ahead_s)
-    assert update_sighting(None, sample, now_s=1000.0, wall_s=WALL_S).first_seen_at_s == seen_at_s
+    sample = make_zone_sample("ab", 5000, taken_at=WALL_CLOCK_S + ahead_s)
+    assert update_sighting(None, sample, now_s=1000.0, wall_s=WALL_CLOCK_S).first_seen_at_s == seen_at_s
 
 
 def test_a_latency_becomes_stale_and_then_absent() -> None:
@@ -108,7 +108,7 @@ def test_external_numbers_do_not_age_by_default_and_a_change_is_a_new_sample() -
 
 def test_old_samples_after_a_restart_are_stale() -> None:
     computer = CostComputer(state=restore_state({("a", "b"): 5}, POLICY, 0.0))
-    costs = computer.compute([make_zone_sample("ab", 5000, taken_at=WALL_S - 1000)])
+    costs = computer.compute([make_zone_sample("ab", 5000, taken_at=WALL_CLOCK_S - 1000)])
     assert read_cost_and_basis(costs) == (5, "stale")
 
 

@@ -15,7 +15,7 @@ from netperf.costs import compute_region_costs
 from netperf.latencies import infer_latencies_us
 from netperf.measurement import Measurement
 from netperf.policy import MAX_NETWORK_COST, CostPolicy, cost_with_hysteresis, latency_to_cost, parse_policy
-from tests.unit.netperf.zone_samples import (
+from tests.unit.netperf.builders import (
     POLICY,
     CostComputer,
     compute_once,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from netperf.pacing import choose_test, find_next_run, probe_start_s
 from netperf.plans import ProbeSettings
-from tests.unit.netperf.probe_plans import make_plan
+from tests.unit.netperf.builders import make_plan
 
 PLAN = make_plan([1] * 9, node_pairs=1, extra_tests=("UDP_RR",))
 BUSIEST = max(PLAN.plan_by_zone.values(), key=lambda p: len(p.probes))

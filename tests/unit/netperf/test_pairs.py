@@ -16,7 +16,7 @@ from kubekit.errors import ConfigError
 from netperf.pairs import PlanOptions, ProbeNode, ProbePlan, plan_probes
 from netperf.plans import PLAN_KEY, Probe, encode_plan
 from netperf.shards import shard_names, zones_per_shard
-from tests.unit.netperf.probe_plans import NOW_S, make_nodes, make_plan
+from tests.unit.netperf.builders import WALL_CLOCK_S, make_nodes, make_plan
 
 SIZES = st.lists(st.integers(1, 6), min_size=2, max_size=12)
 """Number of nodes of each zone."""
@@ -60,7 +60,7 @@ def test_every_pair_of_zones_is_probed_once_for_any_number_of_nodes(sizes: list[
 
 @given(SIZES, OPTIONS)
 def test_no_zone_and_so_no_node_takes_part_in_two_probes_of_a_slot(sizes: list[int], options: PlanOptions) -> None:
-    plan = plan_probes(make_nodes(sizes), options, {}, NOW_S)
+    plan = plan_probes(make_nodes(sizes), options, {}, WALL_CLOCK_S)
     probes = list_netperf_probes(plan)
     zones_of_slots = [(probe.slot, zone) for probe in probes for zone in get_zones(probe)]
     assert len(set(zones_of_slots)) == len(zones_of_slots)
@@ -70,17 +70,17 @@ def test_no_zone_and_so_no_node_takes_part_in_two_probes_of_a_slot(sizes: list[i
 @given(SIZES, st.data())
 def test_a_dead_node_changes_only_its_own_probes(sizes: list[int], data: st.DataObject) -> None:
     alive = make_nodes(sizes)
-    before = plan_probes(alive, PlanOptions(), {}, NOW_S)
+    before = plan_probes(alive, PlanOptions(), {}, WALL_CLOCK_S)
     # Some nodes die earlier, because the plan must be stable also after earlier changes.
     for _ in range(data.draw(st.integers(0, 3))):
         victim = data.draw(st.sampled_from(alive))
         if sum(node.zone == victim.zone for node in alive) > 1:
             alive.remove(victim)
-            before = plan_probes(alive, PlanOptions(), before.plan_by_zone, NOW_S + 1)
+            before = plan_probes(alive, PlanOptions(), before.plan_by_zone, WALL_CLOCK_S + 1)
     victim = data.draw(st.sampled_from(alive))
     alive.remove(victim)
 
-    after = plan_probes(alive, PlanOptions(), before.plan_by_zone, NOW_S + 2)
+    after = plan_probes(alive, PlanOptions(), before.plan_by_zone, WALL_CLOCK_S + 2)
 
     probes_after = list_netperf_probes(after)
     if victim.zone not in after.plan_by_zone:
@@ -99,8 +99,8 @@ def test_a_dead_node_changes_only_its_own_probes(sizes: list[int], data: st.Data
 
 @given(SIZES, OPTIONS)
 def test_planning_again_changes_nothing(sizes: list[int], options: PlanOptions) -> None:
-    before = plan_probes(make_nodes(sizes), options, {}, NOW_S)
-    again = plan_probes(reversed(make_nodes(sizes)), options, before.plan_by_zone, NOW_S)
+    before = plan_probes(make_nodes(sizes), options, {}, WALL_CLOCK_S)
+    again = plan_probes(reversed(make_nodes(sizes)), options, before.plan_by_zone, WALL_CLOCK_S)
     assert again.plan_by_zone == before.plan_by_zone
 
 
@@ -116,17 +116,17 @@ def test_no_node_has_more_than_its_share_of_pairs(sizes: list[int]) -> None:
 
 def test_a_node_with_many_pairs_loses_some_when_its_zone_grows() -> None:
     small = make_plan([1] * 20)
-    grown = plan_probes(make_nodes([10] * 20), PlanOptions(), small.plan_by_zone, NOW_S + 1)
+    grown = plan_probes(make_nodes([10] * 20), PlanOptions(), small.plan_by_zone, WALL_CLOCK_S + 1)
     assert max(count_pairs_by_node(grown).values()) <= 2 * math.ceil(3 * 19 / 10)
 
 
 def test_one_pair_index_rotates_at_a_time_and_a_zones_plan_is_written_once_an_hour() -> None:
     nodes = make_nodes([8] * 10)
-    plan = plan_probes(nodes, PlanOptions(), {}, NOW_S)
+    plan = plan_probes(nodes, PlanOptions(), {}, WALL_CLOCK_S)
     node_pairs_at_start = get_node_pairs_by_zones(plan)
     write_count_by_zone: Counter[str] = Counter()
     for minute in range(1, 61):
-        after = plan_probes(nodes, PlanOptions(), plan.plan_by_zone, NOW_S + 60 * minute)
+        after = plan_probes(nodes, PlanOptions(), plan.plan_by_zone, WALL_CLOCK_S + 60 * minute)
         changed_zones = list_changed_zones(plan, after)
         assert len(changed_zones) <= 4
         write_count_by_zone.update(changed_zones)
@@ -172,14 +172,14 @@ def test_pairs_of_nodes_share_none_where_the_zones_allow_it() -> None:
 def test_unusable_nodes_and_zones_are_left_out_with_a_reason(fields: dict[str, Any], reason: str) -> None:
     unusable = ProbeNode(**{"name": "unusable", "address": "10.0.0.9", "zone": "z000"} | fields)
     unready = ProbeNode(name="lonely", address="10.9.9.9", zone="dark", is_ready=False)
-    plan = plan_probes([*make_nodes([1, 1]), unusable, unready], PlanOptions(), {}, NOW_S)
+    plan = plan_probes([*make_nodes([1, 1]), unusable, unready], PlanOptions(), {}, WALL_CLOCK_S)
     refusals = [("lonely", "not-ready"), ("unusable", reason), ("dark", "zone-without-probers")]
     assert [(refusal.key, refusal.reason) for refusal in plan.refusals] == refusals
     assert all("unusable" not in probe.nodes for probe in list_netperf_probes(plan))
 
 
 def test_an_empty_cluster_and_a_single_zone_have_a_plan_without_probes() -> None:
-    assert plan_probes([], PlanOptions(), {}, NOW_S).plan_by_zone == {}
+    assert plan_probes([], PlanOptions(), {}, WALL_CLOCK_S).plan_by_zone == {}
     plan = make_plan([3])
     assert list_netperf_probes(plan) == []
     assert list(plan.plan_by_zone) == ["z000"]
@@ -199,7 +199,7 @@ def test_a_hundred_zones_fit_far_below_a_mebibyte_per_object() -> None:
         for z in range(100)
         for i in range(2)
     ]
-    plan = plan_probes(nodes, PlanOptions(), {}, NOW_S)
+    plan = plan_probes(nodes, PlanOptions(), {}, WALL_CLOCK_S)
     assert len(plan.plan_by_zone) == 100
     assert max(len(encode_plan(zone)[PLAN_KEY]) for zone in plan.plan_by_zone.values()) < 2**19
 
@@ -222,7 +222,7 @@ def test_shards_have_a_limited_number_of_zones_and_zones_keep_their_shard_if_pos
     zones_before: int, zones_after: int
 ) -> None:
     before = make_plan([1] * zones_before)
-    after = plan_probes(make_nodes([1] * zones_after), PlanOptions(), before.plan_by_zone, NOW_S)
+    after = plan_probes(make_nodes([1] * zones_after), PlanOptions(), before.plan_by_zone, WALL_CLOCK_S)
     zone_count_by_shard = Counter(plan.results_name for plan in after.plan_by_zone.values())
     assert max(zone_count_by_shard.values()) <= zones_per_shard(zones_after)
     assert set(zone_count_by_shard) <= set(shard_names("netperf-metrics", zones_after))
@@ -235,7 +235,7 @@ def test_epochs_increase_even_if_the_clock_is_set_back() -> None:
     before = make_plan([2, 2])
     dead_node = list_netperf_probes(before)[0].origin.node
     alive = [node for node in make_nodes([2, 2]) if node.name != dead_node]
-    after = plan_probes(alive, PlanOptions(), before.plan_by_zone, NOW_S - 3000)
+    after = plan_probes(alive, PlanOptions(), before.plan_by_zone, WALL_CLOCK_S - 3000)
     changed_zones = list_changed_zones(before, after)
     assert changed_zones
     assert all(after.plan_by_zone[zone].epoch > before.plan_by_zone[zone].epoch for zone in changed_zones)

@@ -14,7 +14,7 @@ from netperf.configmap_size import ConfigMapTooLargeError
 from netperf.contract import MAX_ANNOTATION_BYTES, Announcement, decode_announcement, encode_announcement
 from netperf.plans import PLAN_KEY, ZonePlan, decode_plan, encode_plan, plan_object_name
 from netperf.refusals import PlanRefusedError
-from tests.unit.netperf.probe_plans import make_plan
+from tests.unit.netperf.builders import make_plan
 
 PLANS = make_plan([1] * 6).plan_by_zone
 PLAN = max(PLANS.values(), key=lambda p: len(p.probes))

@@ -28,8 +28,7 @@ from netperf.results import (
 )
 from netperf.sample import Failure, NodeLocation, Sample
 from netperf.upstream_keys import MAX_KEY_LENGTH, upstream_key
-from tests.unit.netperf.probe_plans import NOW_S, make_plan
-from tests.unit.netperf.zone_samples import drop_removals, encode_sample, locate, make_node_sample
+from tests.unit.netperf.builders import WALL_CLOCK_S, drop_removals, encode_sample, locate, make_node_sample, make_plan
 
 LOCATIONS = {name: locate(name) for name in ("a1", "a2", "b1.example", "c1")}
 SAMPLE = make_node_sample("a1", "b1.example", 1700, sequence=3)
@@ -192,7 +191,7 @@ def test_an_implausible_sequence_is_read_as_0_and_replaces_nothing(implausible: 
 def test_keys_of_unplanned_pairs_are_removed_and_keys_of_other_components_stay() -> None:
     planned_locations = [location for name, location in LOCATIONS.items() if name != "a2"]
     nodes = [ProbeNode(name=at.node, address=f"10.0.0.{i}", zone=at.zone) for i, at in enumerate(planned_locations)]
-    planned_keys = list_planned_keys(plan_probes(nodes, PlanOptions(), {}, NOW_S).plan_by_zone.values())
+    planned_keys = list_planned_keys(plan_probes(nodes, PlanOptions(), {}, WALL_CLOCK_S).plan_by_zone.values())
     planned, unplanned = (
         encode_sample(make_node_sample(origin, "b1.example", 1700), upstream=("p90",)) for origin in ("a1", "a2")
     )
