@@ -60,11 +60,7 @@ class UnpackedPackages:
 
 
 def find_or_unpack_packages(
-    name: str,
-    packages: Sequence[str],
-    *,
-    programs: Sequence[str] = (),
-    components: Sequence[str] = ("main",),
+    name: str, packages: Sequence[str], *, programs: Sequence[str] = (), components: Sequence[str] = ("main",)
 ) -> UnpackedPackages:
     """Return the packages, from the cache or the distribution's mirror. Prints progress on stderr.
 

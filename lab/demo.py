@@ -23,13 +23,7 @@ from typing import Any
 import msgspec
 
 from controller.cluster.costs import CostTable, Location
-from controller.cluster.crds import (
-    APPGROUPS,
-    NETPERF_COSTS,
-    WORKLOAD_LABEL,
-    AppGroup,
-    NetworkTopology,
-)
+from controller.cluster.crds import APPGROUPS, NETPERF_COSTS, WORKLOAD_LABEL, AppGroup, NetworkTopology
 from controller.cluster.pods import OUR_SCHEDULER, PLACEMENT_LABEL
 from controller.topology.weights import zone_costs_of
 from kubekit import conditions, quantity

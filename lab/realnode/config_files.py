@@ -56,11 +56,7 @@ def build_cni_config(pod_range: str) -> str:
         "isGateway": True,
         "hairpinMode": True,
         "ipMasq": False,
-        "ipam": {
-            "type": "host-local",
-            "ranges": [[{"subnet": pod_range}]],
-            "routes": [{"dst": "0.0.0.0/0"}],
-        },
+        "ipam": {"type": "host-local", "ranges": [[{"subnet": pod_range}]], "routes": [{"dst": "0.0.0.0/0"}]},
     }
     plugins = [
         bridge,

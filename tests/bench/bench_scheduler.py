@@ -37,9 +37,22 @@ EXAMPLE = Path(__file__).parents[2] / "manifests" / "examples" / "online-boutiqu
 NODES, SCHEDULER_WORKERS = 10_000, 16
 ZONES, REGIONS = 40, 4
 ROUNDS, WARM_UP_ROUNDS = 60, 5
-MEDIAN_BUDGET_MS, FLOOR_BUDGET = 5.0, 6.0
-FLOOR_REFERENCE = "the same JSON decoded and encoded with msgspec, without HTTP"
-REFERENCE = "upstream Go plugin, same machine kind, 10,000 nodes: 76 + 14 + 21 = 110 ms"
+MEDIAN_BUDGET_MS, MAX_RATIO_TO_CODEC = 5.0, 6.0
+UPSTREAM = "upstream Go plugin, same machine kind, 10,000 nodes: about 110 ms"
+
+
+class FilterResult(msgspec.Struct):
+    nodenames: list[str]
+    failedAndUnresolvableNodes: dict[str, str]  # noqa: N815 - the wire's name
+
+
+class HostPriority(msgspec.Struct):
+    host: str
+    score: int
+
+
+class ExtenderArgs(msgspec.Struct):
+    NodeNames: list[str]
 
 
 def node_name(index: int) -> str:
@@ -89,10 +102,8 @@ class KeepAliveConnection:
 
     def post(self, path: str, body: bytes) -> bytes:
         """Body of the response; raises RuntimeError unless its status is 200."""
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        self._socket.sendall(head.encode() + body)
+        headers = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        self._socket.sendall(f"POST {path} HTTP/1.1\r\n{headers}\r\n".encode() + body)
         if not (status := self._stream.readline()).startswith(b"HTTP/1.1 200"):
             raise RuntimeError(f"{path}: {status!r}")
         length = 0
@@ -136,20 +147,6 @@ def iter_requests() -> Iterator[tuple[dict[str, Any], list[str]]]:
         yield pod, list_nodes_like_scheduler(rng)
 
 
-class _FilterResult(msgspec.Struct):
-    nodenames: list[str]
-    failedAndUnresolvableNodes: dict[str, str]  # noqa: N815 - the wire's name
-
-
-class _HostPriority(msgspec.Struct):
-    host: str
-    score: int
-
-
-class _Request(msgspec.Struct):
-    NodeNames: list[str]
-
-
 def encode_request(pod: dict[str, Any], node_names: list[str]) -> bytes:
     return json.dumps({"Pod": pod, "Nodes": None, "NodeNames": node_names}, separators=(",", ":")).encode()
 
@@ -157,16 +154,32 @@ def encode_request(pod: dict[str, Any], node_names: list[str]) -> bytes:
 def measure_codec_s(requests: list[bytes], result: bytes, priorities: bytes) -> float:
     """Seconds to decode both requests and to encode both responses with msgspec."""
     responses = (
-        msgspec.json.decode(result, type=_FilterResult),
-        msgspec.json.decode(priorities, type=list[_HostPriority]),
+        msgspec.json.decode(result, type=FilterResult),
+        msgspec.json.decode(priorities, type=list[HostPriority]),
     )
-    decode, encode = msgspec.json.Decoder(_Request).decode, msgspec.json.Encoder().encode
+    decode, encode = msgspec.json.Decoder(ExtenderArgs).decode, msgspec.json.Encoder().encode
     started = time.perf_counter()
     for request in requests:
         decode(request)
     for response in responses:
         encode(response)
     return time.perf_counter() - started
+
+
+def measure_round_s(
+    connection: KeepAliveConnection, pod: dict[str, Any], node_names: list[str]
+) -> tuple[float, float, int]:
+    """Seconds of both requests, seconds of the codec alone, and the number of nodes that pass the filter."""
+    filter_request = encode_request(pod, node_names)
+    started = time.perf_counter()
+    result = connection.post("/filter", filter_request)
+    filter_s = time.perf_counter() - started
+    passed_names = msgspec.json.decode(result, type=FilterResult).nodenames
+    prioritize_request = encode_request(pod, passed_names)
+    started = time.perf_counter()
+    priorities = connection.post("/prioritize", prioritize_request)
+    duration_s = filter_s + time.perf_counter() - started
+    return duration_s, measure_codec_s([filter_request, prioritize_request], result, priorities), len(passed_names)
 
 
 def measure() -> Figures:
@@ -177,31 +190,20 @@ def measure() -> Figures:
     process.start()
     try:
         connection = KeepAliveConnection(pipe.recv())
-        durations_s, floors_s, refused_share = [], [], 0.0
-        for round_number, (pod, names) in enumerate(itertools.islice(iter_requests(), WARM_UP_ROUNDS + ROUNDS)):
-            first_request = encode_request(pod, names)
-            started = time.perf_counter()
-            result = connection.post("/filter", first_request)
-            filter_s = time.perf_counter() - started
-            passed_names = msgspec.json.decode(result, type=_FilterResult).nodenames
-            second_request = encode_request(pod, passed_names)
-            started = time.perf_counter()
-            priorities = connection.post("/prioritize", second_request)
-            duration_s = filter_s + time.perf_counter() - started
-            if round_number >= WARM_UP_ROUNDS:
-                durations_s.append(duration_s)
-                floors_s.append(measure_codec_s([first_request, second_request], result, priorities))
-            refused_share = 1 - len(passed_names) / NODES
+        requests = itertools.islice(iter_requests(), WARM_UP_ROUNDS + ROUNDS)
+        rounds = [measure_round_s(connection, pod, names) for pod, names in requests][WARM_UP_ROUNDS:]
         connection.close()
     finally:
         pipe.close()
         process.terminate()
         process.join()
-    median_s, floor_s = statistics.median(durations_s), statistics.median(floors_s)
+    durations_s, codec_durations_s, passed_counts = zip(*rounds, strict=True)
+    median_s, codec_s = statistics.median(durations_s), statistics.median(codec_durations_s)
     p99_s = sorted(durations_s)[int(len(durations_s) * 0.99)]
-    reference = f"{REFERENCE}; {refused_share:.0%} of the nodes are refused here"
+    reference = f"{UPSTREAM}; {1 - passed_counts[-1] / NODES:.0%} of the nodes are refused here"
+    without_http = "the same JSON decoded and encoded with msgspec, without HTTP"
     return {
         "extender_10000_nodes_median": make_figure(median_s * 1e3, "ms", MEDIAN_BUDGET_MS, reference),
         "extender_10000_nodes_p99": make_figure(p99_s * 1e3, "ms"),
-        "extender_10000_nodes_over_floor": make_figure(median_s / floor_s, "x", FLOOR_BUDGET, FLOOR_REFERENCE),
+        "extender_10000_nodes_over_codec": make_figure(median_s / codec_s, "x", MAX_RATIO_TO_CODEC, without_http),
     }
