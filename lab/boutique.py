@@ -29,14 +29,7 @@ class Dependency:
 
 @dataclass(frozen=True)
 class Application:
-    """An AppGroup, its Deployments and their Services as plain data.
-
-    Attributes:
-        group: the AppGroup.
-        deployments: name of the workload -> Deployment.
-        services: name of the workload -> Service.
-        dependencies: dependencies of the group, in the order of its spec.
-    """
+    """An AppGroup, its Deployments and Services by workload, and its dependencies in the order of its spec."""
 
     group: dict[str, Any]
     deployments: dict[str, dict[str, Any]]
@@ -45,12 +38,7 @@ class Application:
 
 
 def load_application(*, scheduler: str, cpu: str) -> Application:
-    """Return the example with these pods.
-
-    Args:
-        scheduler: schedulerName of every pod.
-        cpu: CPU request of every pod.
-    """
+    """Return the example with this schedulerName and CPU request of every pod."""
     files = sorted(_EXAMPLE_FOLDER.glob("*.yaml"))
     documents = [document for file in files for document in yaml.safe_load_all(file.read_text()) if document]
     group = next(d for d in documents if d.get("kind") == "AppGroup")

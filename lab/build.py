@@ -148,12 +148,7 @@ CONTROL_PLANE = Module(
 
 @dataclass(frozen=True)
 class Binaries:
-    """Files of a module's programs.
-
-    Attributes:
-        version: version of the programs, for example ``v1.37.2``.
-        paths: name of a program -> its file.
-    """
+    """Files of a module's programs by name, and their version, for example ``v1.37.2``."""
 
     version: str
     paths: Mapping[str, Path]
@@ -229,17 +224,9 @@ def _executable_name(name: str, package: str) -> str:
 
 
 def run_step(step: str, argv: list[str], folder: Path, *, log: Path, env: Mapping[str, str]) -> None:
-    """Run a command of a build. Its output goes to a log, and its newest line is printed as progress.
+    """Run a command of a build in a folder, with ``env`` as its whole environment. Raises BuildError if it fails.
 
-    Args:
-        step: name of the command for people.
-        argv: the command.
-        folder: its working directory.
-        log: path of the log, to which the output is added.
-        env: the whole environment.
-
-    Raises:
-        BuildError: the command failed.
+    Its output is added to a log, and the newest line is printed as progress of ``step``.
     """
     with print_step(step) as print_detail, log.open("ab") as output:
         log_start = output.tell()

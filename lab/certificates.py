@@ -62,13 +62,9 @@ class CertificateAuthority:
     def issue(
         self, file_name: str, common_name: str, *, organization: str = "", hosts: tuple[str, ...] = ()
     ) -> KeyPair:
-        """Sign and write a certificate that is valid for clients and for servers.
+        """Sign and write a certificate that is valid for clients and for servers with these DNS names and IP addresses.
 
-        Args:
-            file_name: stem of the two files.
-            common_name: the user's name to Kubernetes.
-            organization: the user's group to Kubernetes, if any.
-            hosts: DNS names and IP addresses of a server.
+        Kubernetes takes the common name for the user's name, and the organization for the user's group.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         attributes = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)]

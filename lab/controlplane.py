@@ -141,7 +141,6 @@ class ControlPlane:
 
     @property
     def kubectl(self) -> Path:
-        """The kubectl of the same version."""
         return self.binaries["kubectl"]
 
     @property
@@ -156,11 +155,7 @@ class ControlPlane:
         return output.decode()
 
     async def start_controller_manager(self, flags: Iterable[str] = ()) -> Program:
-        """Start kube-controller-manager and wait for the default service account, which it creates.
-
-        Args:
-            flags: further flags, which override the lab's.
-        """
+        """Start kube-controller-manager and wait for the default service account, which it creates. ``flags`` override the lab's."""
         kubeconfig = self.write_kubeconfig("controller-manager", "system:kube-controller-manager")
         binary = self.binaries["kube-controller-manager"]
         command = build_controller_manager_command(binary, kubeconfig, self.authority)
@@ -180,11 +175,8 @@ class ControlPlane:
     ) -> Program:
         """Start kube-scheduler and wait until it is ready.
 
-        Args:
-            config: a KubeSchedulerConfiguration without credentials; None to build it from ``extender_url`` and ``profiles``.
-            name: name of the program in this control plane.
-            extender_url: base URL of an extender; None for no extender.
-            profiles: scheduler names.
+        ``config`` is a KubeSchedulerConfiguration without credentials; None: that of `build_scheduler_config` with ``extender_url`` and
+        ``profiles``.
         """
         port = find_free_ports(1)[0]
         kubeconfig = self.write_kubeconfig("scheduler", "system:kube-scheduler")
@@ -235,12 +227,8 @@ class ControlPlane:
     ) -> Path:
         """Request a service account's token, valid for a day; write and return a kubeconfig with it.
 
-        Args:
-            namespace: namespace of the service account.
-            service_account: name of the service account.
-            file_name: stem of the file in the state directory; empty for the service account's name.
-            bound_pod: name and uid of the pod to bind the token to. The API server adds the node of a bound pod to the user's extra
-                fields, which the policy for agents needs.
+        ``file_name`` is the stem of the file, by default the service account's name. ``bound_pod`` is name and uid of the pod to bind the
+        token to; the API server adds the node of a bound pod to the user's extra fields, which the policy for agents needs.
         """
         spec: dict[str, Any] = {"expirationSeconds": _TOKEN_LIFETIME_S}
         if bound_pod is not None:

@@ -48,17 +48,10 @@ def build_etcd_command(
 def build_api_server_command(
     binary: Path, authority: CertificateAuthority, serving: KeyPair, *, address: str, port: int, etcd: str, tokens: Path
 ) -> list[str | Path]:
-    """The command of kube-apiserver.
+    """The command of kube-apiserver, which listens at an address and port; ``tokens`` is the file of static tokens.
 
-    Args:
-        binary: the program.
-        authority: signs the server's client certificates for kubelets and extension servers; its folder has the keys of etcd and of
-            service accounts.
-        serving: the server's certificate.
-        address: IP address to listen at.
-        port: port to listen at.
-        etcd: URL of etcd.
-        tokens: file of static tokens.
+    ``authority`` signs the server's client certificates for kubelets and extension servers. Its folder has the keys of etcd and of
+    service accounts.
     """
     pki, ca_file = authority.folder, authority.certificate
     to_kubelets = authority.issue("kubelet-client", "kube-apiserver", organization="system:masters")

@@ -305,18 +305,10 @@ async def run_demo(
     images: Mapping[str, Path] | None = None,
     seed: int | None = None,
 ) -> report.DemoReport:
-    """Run the demo in a new lab and remove the lab.
+    """Run the demo in a new lab and remove the lab; see `Demo` for ``placement`` and ``seed``.
 
-    Args:
-        topology: topology of the lab.
-        name: name of the lab.
-        placement: a key of `OVERLAY_BY_PLACEMENT`.
-        print_progress: prints a line of progress.
-        images: image name with tag -> OCI layout, if the topology's nodes are real.
-        seed: see `Demo`.
-
-    Raises:
-        LabError: a program did not start, or pods were not placed; alone or in an ExceptionGroup.
+    ``images`` are those of `find_or_build_images`, if the topology's nodes are real. Raises LabError, alone or in an ExceptionGroup, if a
+    program does not start or pods are not placed.
     """
     started = time.monotonic()
     async with Lab.start(topology, name=name, components=ALL_COMPONENTS if images else COMPONENTS) as lab:

@@ -185,16 +185,7 @@ async def _start_central_programs(client: Client, installation: Installation) ->
 def start_central_program(
     programs: Programs, name: str, verb: str, url: str, *, kubeconfig: Path, config: Path
 ) -> None:
-    """Start a verb of ``python -m controller`` on the host.
-
-    Args:
-        programs: running programs of the lab, to which it is added.
-        name: name of the program, and the pod name that it gets in POD_NAME.
-        verb: ``manager``, ``extender`` or another verb.
-        url: URL at which it listens.
-        kubeconfig: kubeconfig with its credentials.
-        config: file of the controller's configuration.
-    """
+    """Start a verb of ``python -m controller`` on the host, which listens at a URL; its name is also that of its pod (POD_NAME)."""
     argv = [sys.executable, "-m", "controller", verb]
     argv += [f"--credentials={credentials_dir(kubeconfig)}", f"--config={config}"]
     argv += [f"--listen={url.removeprefix('http://')}", f"--namespace={NETAWARE_NAMESPACE}"]

@@ -20,11 +20,9 @@ _COMPONENTS = ("main", "contrib", "non-free", "universe", "multiverse")
 
 @dataclass(frozen=True)
 class Netperf:
-    """Paths of netperf and netserver.
+    """Paths of netperf and netserver. Programs that run netperf need its folder on PATH.
 
     Attributes:
-        netperf: file of the client; programs that run it need its folder on PATH.
-        netserver: file of the server.
         env: environment variables that both need, such as LD_LIBRARY_PATH for an unpacked library; usually empty.
     """
 
@@ -34,11 +32,7 @@ class Netperf:
 
 
 def find_or_fetch_netperf() -> Netperf:
-    """Return netperf from PATH, from the cache, or from the distribution's mirror, in this order.
-
-    Raises:
-        UnsupportedError: netperf is not available; says why.
-    """
+    """Return netperf from PATH, the cache, or the distribution's mirror, in this order. Raises UnsupportedError, which says why not."""
     client, server = (shutil.which(name) for name in ("netperf", "netserver"))
     if client and server:
         return Netperf(Path(client), Path(server))

@@ -134,11 +134,7 @@ def _read_effective_capabilities() -> int:
 
 
 def create_network(nodes: Sequence[LabNode], state_dir: Path) -> LabNetwork:
-    """Reserve a free slot and create its devices. Blocks for about 25 ms per node.
-
-    Args:
-        nodes: nodes of the topology.
-        state_dir: the lab's state directory, in which the slot is written.
+    """Reserve a free slot, write it into the lab's state directory, and create its devices. Blocks for about 25 ms per node.
 
     Raises:
         UnsupportedError: this process lacks privileges.

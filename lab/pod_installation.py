@@ -19,22 +19,12 @@ _CONTROLLER_PORT = 9851
 
 
 def find_or_build_images() -> dict[str, Path]:
-    """Return image name with tag -> OCI layout for agent and controller, from the cache or built. Blocks.
-
-    Raises:
-        BuildError: as `find_or_build_image`.
-        UnsupportedError: as `find_or_build_image`.
-    """
+    """Return image name with tag -> OCI layout for agent and controller. Blocks; raises as `find_or_build_image`."""
     return {f"{recipe.name}:{IMAGE_TAG}": find_or_build_image(recipe) for recipe in (AGENT, CONTROLLER)}
 
 
 async def install_as_pods(lab: Lab, images: Mapping[str, Path], *, overlay: Path = OVERLAY) -> None:
-    """Apply an overlay and wait until every pod of it is ready.
-
-    Args:
-        lab: a lab with real nodes and a default scheduler.
-        images: result of `find_or_build_images`.
-        overlay: folder of the overlay.
+    """Apply an overlay and wait until every pod of it is ready, in a lab with real nodes and a default scheduler.
 
     Raises:
         BootError: the overlay cannot be applied; says why.

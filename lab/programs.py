@@ -139,17 +139,10 @@ class Programs:
         env: Mapping[str, str] | None = None,
         stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> Program:
-        """Start a program. Call from the main thread: the kernel kills the program when the thread that forked ends.
+        """Start a program, in a network namespace (default: the host's), with further environment variables.
 
-        Args:
-            name: stem of its log file.
-            argv: program and arguments.
-            netns: name of its network namespace under /run/netns; None for the host's.
-            env: further variables.
-            stop_timeout_s: as in `Program`.
-
-        Raises:
-            BootError: the command does not exist.
+        Call from the main thread: the kernel kills the program when the thread that forked ends. Raises BootError if the command does not
+        exist.
         """
         log = self._state_dir / LOGS_FOLDER / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -205,16 +198,9 @@ class Programs:
 async def run_command(
     argv: Sequence[str | Path], description: str, timeout_s: float, env: Mapping[str, str] | None = None
 ) -> bytes:
-    """Run a command until it ends, and return its stdout.
+    """Run a command with further environment variables; return its stdout.
 
-    Args:
-        argv: program and arguments.
-        description: names the command in errors.
-        timeout_s: the command is killed after this time.
-        env: further variables.
-
-    Raises:
-        BootError: the command failed, with its output, or did not end in time.
+    Raises BootError, with its description and output, if it fails, or if it was killed after the timeout.
     """
     process = await asyncio.create_subprocess_exec(
         *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={**os.environ, **(env or {})}

@@ -16,14 +16,12 @@ DEFAULT_NAME = "lab"
 
 
 def add_name(parser: argparse.ArgumentParser) -> None:
-    """Add the option ``--name``."""
     parser.add_argument(
         "--name", default=DEFAULT_NAME, help="which lab; labs of different names run side by side (%(default)s)"
     )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add the option ``--json``."""
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout and nothing else")
 
 
@@ -33,7 +31,6 @@ def print_json(value: object) -> None:
 
 
 def add_topology(parser: argparse.ArgumentParser) -> None:
-    """Add the option ``--topology``."""
     shipped = ", ".join(sorted(path.stem for path in TOPOLOGY_DIR.glob("*.yaml")))
     parser.add_argument(
         "--topology",
@@ -44,7 +41,6 @@ def add_topology(parser: argparse.ArgumentParser) -> None:
 
 
 def add_nodes(parser: argparse.ArgumentParser) -> None:
-    """Add the option ``--nodes``."""
     parser.add_argument(
         "--nodes",
         choices=KUBELETS,

@@ -21,7 +21,6 @@ from lab.unprivileged import plan_relaunch
 
 
 def add_parser(commands: Any) -> None:
-    """Register the subcommand."""
     parser = commands.add_parser(
         "demo", help="measure latency, compute costs, place pods, and show the gain", description=__doc__
     )

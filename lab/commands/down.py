@@ -21,7 +21,6 @@ _POLL_S = 0.05
 
 
 def add_parser(commands: Any) -> None:
-    """Register the subcommand."""
     parser = commands.add_parser("down", help="stop a lab, or clean up after a killed one", description=__doc__)
     arguments.add_name(parser)
     arguments.add_json(parser)

@@ -24,7 +24,6 @@ EXIT_NOT_RUNNING = 3
 
 
 def add_parser(commands: Any) -> None:
-    """Register the subcommand."""
     parser = commands.add_parser(
         "status", help="show programs and links of a lab; exit code 3 if it does not run", description=__doc__
     )

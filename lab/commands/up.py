@@ -37,7 +37,6 @@ _POLL_S, _SHOWN_LOG_CHARS = 0.05, 3000
 
 
 def add_parser(commands: Any) -> None:
-    """Register the subcommand."""
     parser = commands.add_parser("up", help="boot a lab and leave it running", description=__doc__)
     arguments.add_name(parser)
     arguments.add_topology(parser)

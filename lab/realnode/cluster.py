@@ -61,15 +61,7 @@ async def start_real_nodes(
     programs: Programs,
     binaries: NodeBinaries,
 ) -> RealNodes:
-    """Start every node whose kubelet is real, and apply DNS and metrics-server. The nodes become Ready later.
-
-    Args:
-        lab: name of the lab.
-        state_dir: state directory of the lab.
-        network: network of the lab; nodes with a range of pod addresses have a real kubelet.
-        control_plane: control plane at which the nodes register.
-        programs: running programs of the lab, to which those of the nodes are added.
-        binaries: files of the nodes' programs.
+    """Start the nodes with a range of pod addresses, and apply DNS and metrics-server. The nodes become Ready later.
 
     Raises:
         UnsupportedError: the machine cannot run real nodes.

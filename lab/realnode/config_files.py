@@ -13,11 +13,7 @@ PAUSE_IMAGE = "registry.k8s.io/pause:3.10.1"
 
 
 def build_containerd_config(*, snapshotter: str) -> str:
-    """Return the configuration of containerd, with the usual paths of CNI and registries.
-
-    Args:
-        snapshotter: ``overlayfs``, or ``native`` if the state directory's file system does not support overlays.
-    """
+    """Return the configuration of containerd, with the usual paths of CNI and registries."""
     return f"""version = 3
 root = "/var/lib/containerd"
 state = "/run/containerd"
@@ -67,13 +63,7 @@ def build_cni_config(pod_range: str) -> str:
 
 
 def build_kubelet_config(*, dns: str, max_pods: int, reserved: dict[str, str]) -> str:
-    """Return the kubelet's configuration.
-
-    Args:
-        dns: address of the cluster's DNS service.
-        max_pods: number of pods that the node can have.
-        reserved: resource -> amount that is not allocatable.
-    """
+    """Return the kubelet's configuration; ``reserved`` amounts of resources are not allocatable."""
     return yaml.safe_dump(
         {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -109,12 +99,7 @@ def build_kubelet_config(*, dns: str, max_pods: int, reserved: dict[str, str]) -
 
 
 def build_proxy_config(*, node: str, cluster_pod_range: str) -> str:
-    """Return kube-proxy's configuration.
-
-    Args:
-        node: name of the node.
-        cluster_pod_range: pod addresses of the whole cluster, in CIDR notation; traffic from others to Services is masqueraded.
-    """
+    """Return kube-proxy's configuration. Traffic to Services is masqueraded unless it is from the cluster's pods."""
     return yaml.safe_dump(
         {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",

@@ -28,12 +28,7 @@ _UNSHARE = ("unshare", "--net", "--mount", "--")
 
 
 def check_machine(environment: Mapping[str, str], nft: Path, *, node_count: int) -> None:
-    """Check that this machine can run ``node_count`` real nodes.
-
-    Args:
-        environment: variables with which ``nft`` finds its libraries.
-        nft: file of the program.
-        node_count: number of real nodes.
+    """Check that this machine can run ``node_count`` real nodes; ``nft`` finds its libraries by ``environment``.
 
     Raises:
         UnsupportedError: the machine lacks something; names all that it lacks.

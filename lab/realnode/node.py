@@ -27,18 +27,8 @@ from lab.realnode import cgroups, config_files
 from lab.realnode.programs import NodeBinaries
 
 _ROOT_SCRIPT = Path(__file__).with_name("root.sh")
-_UNSHARE = [
-    "unshare",
-    "--mount",
-    "--pid",
-    "--uts",
-    "--ipc",
-    "--cgroup",
-    "--fork",
-    "--kill-child=KILL",
-    "--propagation=private",
-    "--",
-]
+_NEW_NAMESPACES = ("--mount", "--pid", "--uts", "--ipc", "--cgroup")
+_UNSHARE = ["unshare", *_NEW_NAMESPACES, "--fork", "--kill-child=KILL", "--propagation=private", "--"]
 _ENTER_PATH = "/opt/node:/opt/containerd:/opt/debian/usr/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
 # A kubelet exits if containerd does not answer yet.
 _WAIT_FOR_CONTAINERD_AND_EXEC = ("sh", "-c", 'until ctr version >/dev/null 2>&1; do sleep 0.2; done; exec "$@"', "sh")

@@ -118,8 +118,7 @@ class Routes:
 def open_device(netns: str, device: str, nic_bps: int) -> int:
     """Open the TUN device of a namespace and set its speed; return a descriptor that is valid outside the namespace.
 
-    Raises:
-        OSError: the namespace or the device does not exist, or this process lacks privileges.
+    Raises OSError if the namespace or the device does not exist, or if this process lacks privileges.
     """
     with namespaces.enter(netns):
         fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)

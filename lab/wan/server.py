@@ -18,13 +18,7 @@ _COMMAND_BYTES = 4096
 
 
 class ControlServer:
-    """Answers one `Command` per connection.
-
-    Args:
-        listener: listening socket.
-        plan: plan of the network.
-        set_link: replaces a link in both directions.
-    """
+    """Answers one `Command` per connection; ``set_link`` replaces a link in both directions."""
 
     def __init__(self, listener: socket.socket, plan: WanPlan, set_link: Callable[[WanLink], None]) -> None:
         self._listener, self._set_link = listener, set_link
