@@ -1,7 +1,7 @@
 """Starts, watches and stops the programs of a lab, on the host or inside a node's network namespace.
 
-Each program has a log file. The kernel kills a program when the lab's process ends (PR_SET_PDEATHSIG, set by setpriv). `lab.processes`
-finds the processes that a lab left after SIGKILL.
+Each program has a log file. The kernel kills a program when the lab's process ends (PR_SET_PDEATHSIG, set by setpriv). The
+environment of all processes has `LAB_VARIABLE`, by which those that a lab left after SIGKILL are found.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ import psutil
 from lab import namespaces
 from lab.errors import BootError
 from lab.paths import LOGS_FOLDER
-from lab.processes import LAB_VARIABLE
 
-STOP_TIMEOUT_S = 15.0
+LAB_VARIABLE = "NETAWARE_LAB"
+"""Environment variable with the lab's state directory."""
+STOP_TIMEOUT_S, _KILL_TIMEOUT_S = 15.0, 5.0
 _POLL_S = 0.02
 _WATCH_S = 0.25
 _LOG_TAIL_BYTES = 2000
@@ -234,4 +235,36 @@ async def answers_ok(url: str, timeout_s: float = 2.0) -> bool:
         ):
             return response.status == 200
     except (aiohttp.ClientError, TimeoutError):
+        return False
+
+
+def find_processes(state_dir: Path) -> list[psutil.Process]:
+    """Running processes of the lab at ``state_dir``, except this one."""
+    return [
+        process
+        for process in psutil.process_iter(["environ"])
+        if (process.info["environ"] or {}).get(LAB_VARIABLE) == str(state_dir) and process.pid != os.getpid()
+    ]
+
+
+def kill_processes(state_dir: Path) -> int:
+    """Send SIGKILL to all processes of a lab, wait for up to 5 s until they ended, and return their number."""
+    killed: set[psutil.Process] = set()
+    deadline = time.monotonic() + _KILL_TIMEOUT_S
+    # A process has no environment for a moment during execve; the next iteration finds it.
+    while (processes := find_processes(state_dir)) or any(map(_is_running, killed)):
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        killed |= set(processes)
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_S)
+    return len(killed)
+
+
+def _is_running(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False

@@ -19,7 +19,7 @@ import psutil
 from lab.errors import LabError
 from lab.network import remove_network
 from lab.paths import LabPaths
-from lab.processes import kill_processes
+from lab.programs import kill_processes
 
 _LOCK_TIMEOUT_S, _POLL_S = 0.3, 0.02
 

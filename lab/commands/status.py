@@ -15,7 +15,7 @@ from lab.commands.up import read_description
 from lab.commands.wan import build_link_table, describe_links
 from lab.errors import WanError
 from lab.paths import LabPaths, lab_paths
-from lab.processes import find_processes
+from lab.programs import find_processes
 from lab.reclaim import find_running_pid
 from lab.wan.control import WanControl
 

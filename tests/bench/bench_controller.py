@@ -10,7 +10,7 @@ from netperf.contract import NETAWARE_NAMESPACE
 from tests.bench.control_plane import control_plane
 from tests.bench.figures import Figures, make_figure
 from tests.integration.controller.harness import Replica
-from tests.scale.objects import make_node, make_running_pod
+from tests.scale.populate import make_node, make_running_pod
 from tests.support.etcd import write_objects
 
 ZONES, NODES, PODS = 40, 10_000, 30_000

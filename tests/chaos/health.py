@@ -1,4 +1,4 @@
-"""Monitors the health of a lab from outside while faults are injected, and measures how long recovery takes.
+"""Monitors the health of a lab from outside while faults are injected, and compares its programs' usage.
 
 A lab is healthy if the API server answers, all programs of ours are ready, and a controller renews the Lease. Recovery
 lasts from the last fault, or from its revert, to the first moment at which the lab is healthy.
@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 
 import aiohttp
+import msgspec
+import psutil
 
 from controller.cluster.crds import NETPERF_COSTS
 from controller.topology.weights import zone_costs_of
@@ -20,15 +22,19 @@ from kubekit.client import Client
 from kubekit.errors import KubekitError
 from kubekit.lease import Lease
 from kubekit.wire import LEASES
+from lab.cluster import Lab
 from lab.installation import get_network_topology
 from netperf.contract import CONTROLLER, NETAWARE_NAMESPACE
-from tests.chaos.faults import FAULT_KINDS, Fault
+from tests.chaos.faults import CONTROL_PLANE, FAULT_KINDS, Fault
 
 STABLE_S = 10.0
 _POLL_S = 0.5
 _REQUEST_TIMEOUT_S = 2.0
 
 log = logging.getLogger(__name__)
+# Python returns memory to the system late, so only growth beyond these allowances is a leak.
+_RSS_FACTOR, _RSS_ALLOWANCE_BYTES = 1.5, 40 << 20
+_DESCRIPTORS_ALLOWANCE, _PROCESSES_ALLOWANCE = 25, 3
 
 
 class HealthMonitor:
@@ -119,3 +125,47 @@ class HealthMonitor:
     async def read_costs(self) -> dict[tuple[str, str], int]:
         """Costs between zones."""
         return zone_costs_of((await get_network_topology(self._client)).weight(NETPERF_COSTS))
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Resident memory in bytes, file descriptors and processes of a program with its children."""
+
+    rss_bytes: int
+    descriptors: int
+    processes: int
+
+
+def read_usage(lab: Lab) -> dict[str, Usage]:
+    """Name of a program -> its usage, without programs that have ended."""
+    usage_by_program = {}
+    for program in lab.programs:
+        try:
+            processes = program.find_process_tree()
+            rss_bytes = sum(p.memory_info().rss for p in processes)
+            usage_by_program[program.name] = Usage(rss_bytes, sum(p.num_fds() for p in processes), len(processes))
+        except psutil.Error:
+            continue
+    return usage_by_program
+
+
+def find_leaks(before: Mapping[str, Usage], after: Mapping[str, Usage]) -> list[str]:
+    """Violations by programs whose usage grew by more than an allowance.
+
+    Memory of the control plane is not compared: etcd and the API server's watch cache keep old versions until a
+    compaction, which the faults delay.
+    """
+    violations = []
+    for name, usage_before in before.items():
+        usage_after = after.get(name)
+        if usage_after is None:
+            violations.append(f"not running: {name}")
+            continue
+        max_rss_bytes = usage_before.rss_bytes * _RSS_FACTOR + _RSS_ALLOWANCE_BYTES
+        if name not in CONTROL_PLANE and usage_after.rss_bytes > max_rss_bytes:
+            mib_before, mib_after = usage_before.rss_bytes >> 20, usage_after.rss_bytes >> 20
+            violations.append(f"memory: {name} from {mib_before} to {mib_after} MiB")
+        if usage_after.descriptors > usage_before.descriptors + _DESCRIPTORS_ALLOWANCE:
+            violations.append(f"descriptors: {name} from {usage_before.descriptors} to {usage_after.descriptors}")
+        if usage_after.processes > usage_before.processes + _PROCESSES_ALLOWANCE:
+            violations.append(f"processes: {name} from {usage_before.processes} to {usage_after.processes}")
+    return violations

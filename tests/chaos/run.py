@@ -26,9 +26,9 @@ from lab.programs import agent_program_name
 from lab.topology import Topology
 from netperf.contract import CONTROLLER
 from netperf.policy import CostPolicy
-from tests.chaos import audit, usage
+from tests.chaos import audit
 from tests.chaos.faults import Fault, FaultTargets, draw_faults
-from tests.chaos.health import STABLE_S, HealthMonitor
+from tests.chaos.health import STABLE_S, HealthMonitor, find_leaks, read_usage
 from tests.chaos.injector import FaultInjector
 from tests.chaos.workload import Workload
 from tests.support.scheduling import running
@@ -174,7 +174,7 @@ async def _run_faults(run: ChaosRun, seed: int, minutes: float, audit_log: Path)
             )
         async with running({"workload": run.workload.run()}):
             await asyncio.sleep(STABLE_S)
-            usage_before = usage.read_usage(run.lab)
+            usage_before = read_usage(run.lab)
             log.info("%s faults of seed %s in %g minutes", len(faults), seed, minutes)
             await run.inject_all(faults)
         log.info("waits for recovery")
@@ -182,7 +182,7 @@ async def _run_faults(run: ChaosRun, seed: int, minutes: float, audit_log: Path)
             *await run.injector.wait_for_reverts(_REVERT_TIMEOUT_S),
             *await run.find_violations_after_faults(),
         ]
-        violations += [*usage.find_leaks(usage_before, usage.read_usage(run.lab)), *run.injector.crashes]
+        violations += [*find_leaks(usage_before, read_usage(run.lab)), *run.injector.crashes]
     violations += await asyncio.to_thread(_check_audit_log, run, audit_log)
     recoveries_s = sorted(round(duration_s, 1) for duration_s, _ in run.health.recoveries) or [0.0]
     p50_s, p99_s = recoveries_s[len(recoveries_s) // 2], recoveries_s[int(len(recoveries_s) * 0.99)]

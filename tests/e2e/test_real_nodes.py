@@ -13,8 +13,7 @@ import pytest
 
 from lab import namespaces
 from lab.realnode.programs import NodeBinaries
-from tests.e2e.labs import LabCommand
-from tests.e2e.leftovers import list_leftovers
+from tests.e2e.labs import LabCommand, list_leftovers
 from tests.e2e.real_cluster import Cluster, wait_until
 
 MIXED = """\

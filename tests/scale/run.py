@@ -26,11 +26,9 @@ from lab.programs import answers_ok
 from lab.progress import ProgressPrinter
 from netperf.contract import AGENT, CONTROLLER, NETAWARE_NAMESPACE
 from tests.scale import figures, populate
-from tests.scale.agents import ZoneAgents
-from tests.scale.changes import ClusterChanges
 from tests.scale.figures import ControllerUsage, MetricsSnapshot, ScaleReport
-from tests.scale.objects import zone_name
-from tests.scale.populate import Sizes
+from tests.scale.populate import Sizes, zone_name
+from tests.scale.simulation import ClusterChanges, ZoneAgents
 from tests.support.etcd import create_client_context
 from tests.support.scheduling import running
 

@@ -1,4 +1,4 @@
-"""Simulates the agents of whole zones, as the API server and the controller see them.
+"""Simulates what changes a cluster: agents of whole zones, rollouts, and the failure of a zone.
 
 Each `ZoneAgents` watches its zone's plan once. It writes the results of each agent in a separate request when the
 agent's probes are due. Latencies are derived from the names of the zones, with a noise of one per cent.
@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from kubekit.client import Client
+from kubekit.client import STRATEGIC_PATCH, Client
 from kubekit.errors import KubekitError
 from kubekit.reflector import Reflector
-from kubekit.wire import CONFIGMAPS, ConfigMap
+from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, NODES, ConfigMap, Node, Object
 from netperf.configmap_size import measure_size
 from netperf.contract import NETAWARE_NAMESPACE
 from netperf.measurement import Measurement
@@ -26,10 +27,12 @@ from netperf.plans import Probe, ZonePlan, decode_plan, plan_object_name
 from netperf.refusals import PlanRefusedError
 from netperf.results import encode_samples
 from netperf.sample import Sample
+from tests.scale.populate import zone_name
 from tests.support.samples import make_sample
 
 MEAN_WRITE_INTERVAL_S = 2.0
 _MIN_LATENCY_US, _MAX_LATENCY_US = 300.0, 150_000.0
+ROLLOUT_INTERVAL_S = 5.0
 
 
 def latency_between_us(zone_a: str, zone_b: str) -> float:
@@ -114,3 +117,48 @@ class ZoneAgents:
         with suppress(KubekitError):
             patch = {"data": encode_samples(samples)}
             await self._client.patch(CONFIGMAPS, plan.results_name, patch, ConfigMap, namespace=NETAWARE_NAMESPACE)
+
+
+class ClusterChanges:
+    """Rolls out Deployments, and lets a zone fail.
+
+    Attributes:
+        deployments: namespace and name of each Deployment that is rolled out.
+        unreachable_zones: names of zones that have failed now.
+        counts: number of changes by kind, ``rollouts`` and ``zone_failures``.
+    """
+
+    def __init__(self, client: Client, nodes_by_zone: Sequence[Sequence[str]]) -> None:
+        self._client, self._nodes_by_zone = client, nodes_by_zone
+        self.deployments: Sequence[tuple[str, str]] = ()
+        self.unreachable_zones: set[str] = set()
+        self.counts = {"rollouts": 0, "zone_failures": 0}
+
+    async def roll_out(self) -> None:
+        """Restart one Deployment after the other until cancelled."""
+        for namespace, name in itertools.cycle(self.deployments):
+            await asyncio.sleep(ROLLOUT_INTERVAL_S)
+            annotations = {"kubectl.kubernetes.io/restartedAt": f"{time.time():.0f}"}
+            patch = {"spec": {"template": {"metadata": {"annotations": annotations}}}}
+            with suppress(KubekitError):  # the API server is busy
+                await self._client.patch(
+                    DEPLOYMENTS, name, patch, Object, patch_type=STRATEGIC_PATCH, namespace=namespace
+                )
+                self.counts["rollouts"] += 1
+
+    async def fail_zone(self, zone: int, delay_s: float, duration_s: float) -> None:
+        """After a delay, let a zone fail for a time: its nodes are not Ready, and agents cannot reach it."""
+        await asyncio.sleep(delay_s)
+        self.unreachable_zones.add(zone_name(zone))
+        await self._set_ready(self._nodes_by_zone[zone], "Unknown")
+        self.counts["zone_failures"] += 1
+        await asyncio.sleep(duration_s)
+        self.unreachable_zones.discard(zone_name(zone))
+        await self._set_ready(self._nodes_by_zone[zone], "True")
+
+    async def _set_ready(self, node_names: Sequence[str], status: str) -> None:
+        condition = {"type": "Ready", "status": status, "reason": "Scale", "message": "set by the scale run"}
+        patch = {"status": {"conditions": [condition]}}
+        for name in node_names:
+            with suppress(KubekitError):
+                await self._client.patch(NODES, name, patch, Node, patch_type=STRATEGIC_PATCH, subresource="status")
