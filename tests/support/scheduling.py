@@ -38,18 +38,15 @@ async def run_leader(
     config: SchedulerConfig | None = None,
     *,
     writer: Client | None = None,
-    start: asyncio.Event | None = None,
     namespace: str = NETAWARE_NAMESPACE,
 ) -> AsyncIterator[GatingController]:
-    """Run the gating controller; it leads at once, or when ``start`` is set, and writes with ``writer``."""
+    """Run the gating controller; it leads at once, and writes with ``writer``."""
     registry, cache = CollectorRegistry(), ClusterCache(client, namespace)
     recorder = EventRecorder(client, component="netaware-controller", instance="tests", registry=registry)
     controller = GatingController(writer or client, cache, config or SchedulerConfig(), recorder, registry)
 
     async def lead() -> None:
         await cache.wait_for_sync()
-        if start is not None:
-            await start.wait()
         await controller.run()
 
     async with running(

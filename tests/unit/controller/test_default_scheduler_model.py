@@ -41,8 +41,7 @@ def node_cache() -> NodeCache:
 
 
 def make_node(name: str = "n") -> Node:
-    body = {"metadata": {"name": name}, "status": {"allocatable": {"cpu": "4", "memory": "8Gi", "pods": "110"}}}
-    return msgspec.convert(body, Node)
+    return groups.make_zone_node(name, "z", "4")
 
 
 def make_pod(name: str, *memory: str, node_name: str = "n") -> PodInfo:

@@ -18,6 +18,7 @@ from controller.scheduler.state import State
 from kubekit.stores import Store
 from kubekit.wire import Object, ObjectMeta
 from tests.support.bodies import make_appgroup_spec
+from tests.unit.controller.scheduler_objects import make_gated_pod
 
 NAMESPACES = ("a", "b", "c", "shared")
 CONSENTING = [
@@ -116,6 +117,14 @@ def test_a_pod_whose_label_changes_belongs_to_the_new_group_alone() -> None:
     assert one_pod.group_pods.pods_of("d/bank") == []
 
 
+def test_pods_are_counted_as_gated_until_their_gate_opens() -> None:
+    one_pod = OnePod()
+    one_pod.show(make_gated_pod(name="p", group="shop", metadata={"namespace": "d"}))
+    assert one_pod.group_pods.gated_count() == 1
+    one_pod.show(V1)
+    assert one_pod.group_pods.gated_count() == 0
+
+
 def test_a_written_pod_counts_until_the_store_has_it_or_a_later_version() -> None:
     one_pod = OnePod()
     assert one_pod.show(V1) is V1
@@ -126,15 +135,12 @@ def test_a_written_pod_counts_until_the_store_has_it_or_a_later_version() -> Non
     assert one_pod.show(V1) is V1, "the write is forgotten once the store was ahead"
 
 
-def test_a_written_pod_that_is_deleted_is_gone() -> None:
+def test_a_written_pod_counts_until_it_is_deleted_and_no_longer_than_the_longest_lag_of_the_store() -> None:
     one_pod = OnePod()
     one_pod.show(V1)
     one_pod.group_pods.record_write("d/p", V1, V2)
     assert one_pod.show(None) is None
 
-
-def test_a_written_pod_counts_no_longer_than_the_longest_lag_of_the_store() -> None:
-    one_pod = OnePod()
     one_pod.show(V1)
     one_pod.group_pods.record_write("d/p", V1, V2)
     one_pod.now_s = MAX_LAG_S

@@ -78,10 +78,6 @@ CASES = {
         CHAIN, ABC, {"pods": [CALLER, CALLEE, groups.make_bound_pod("w2-0", "w2", "c")]},
         {"w0-0": "c", "w1-0": "c"},
     ),
-    "requests of bound pods are not free": TargetCase(
-        PAIR, groups.make_nodes(a=2, b=2), {"used": {"a": {"cpu": 1000}}},
-        {"w0-0": "b", "w1-0": "b"},
-    ),
     "a released pod keeps its target": TargetCase(
         CHAIN, groups.make_nodes(a=1, b=9, c=9), {"released_targets": {CALLER_KEY: ON_A}},
         {"w0-0": "a", "w1-0": "b", "w2-0": "b"},
@@ -102,10 +98,6 @@ CASES = {
         PAIR, groups.make_nodes(a=1, b=2), {"used": {"b": {"cpu": 1000, "pods": 1}}, "assigned_nodes": {CALLER_KEY: "b"}},
         {"w1-0": "b"},
     ),
-    "the previous plan is kept if no other is better": TargetCase(
-        CHAIN, ABC, {"previous_targets": make_previous_targets(ON_C)},
-        {"w0-0": "c", "w1-0": "c", "w2-0": "c"},
-    ),
     "a pod with another gate gets no target": TargetCase(
         PAIR, groups.make_nodes(a=1), {"pods": [WITH_ANOTHER_GATE, CALLEE], "replicas": {"w0": 1}},
         {"w1-0": "a"},
@@ -123,10 +115,6 @@ CASES = {
         PAIR, groups.make_nodes(a=9, b=1), {"refused_nodes": {CALLER_KEY: frozenset("a")}},
         {"w0-0": "b", "w1-0": "a"},
     ),
-    "reservations of other groups are not free": TargetCase(
-        PAIR, groups.make_nodes(a=3, b=1), {"reserved": {"a": {"cpu": 1000, "pods": 1}}},
-        {"w0-0": "a", "w1-0": "a"},
-    ),
     "released pods count beside reservations of other groups": TargetCase(
         PAIR, groups.make_nodes(a=3, b=1), {"reserved": {"a": {"cpu": 2000}}, "released_targets": {CALLER_KEY: ON_A}},
         {"w0-0": "a", "w1-0": "b"},
@@ -142,10 +130,6 @@ CASES = {
     "the oldest pods get zones in turn, the youngest has no place": TargetCase(
         FIVE_REPLICAS, groups.make_nodes(a=2, b=2), {"pods": make_aged_pods(*"edcba")},
         {"e": "a", "d": "b", "c": "a", "b": "b", "a": None},
-    ),
-    "zones with several hosts also get pods in turn": TargetCase(
-        FIVE_REPLICAS, groups.make_nodes(a=2, a2=1, b=1), {"pods": make_aged_pods(*"dcba")},
-        {"d": "a", "c": "b", "b": "a", "a": "a2"},
     ),
     "the older of two pods keeps a host that fits one": TargetCase(
         FIVE_REPLICAS, groups.make_nodes(a=1, b=1),

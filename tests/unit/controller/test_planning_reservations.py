@@ -128,15 +128,13 @@ async def test_a_refused_node_is_not_planned_again_until_it_changes() -> None:
 async def test_a_refused_node_is_planned_again_when_its_usage_falls(
     event: str, *, is_bound: bool, is_refused: bool
 ) -> None:
-    cluster = PlanningCluster(1, 4)
-    for group in ("d/g1", "d/g2"):
-        cluster.add_group(group, 1)
+    cluster = make_cluster_with_one_pod(hosts=1, cpu=2)
+    cluster.add_group("d/g2", 1)
     cluster.add_pod("d/g2", "b", "P1", 3)
     if is_bound:
         cluster.bind_and_count("d/b", "n00")
     else:
         await cluster.plans.make_plan("d/g2")
-    cluster.add_pod("d/g1", "a", "P1", 2)
     cluster.refuse("d/a", "n00")
     assert cluster.refused_nodes("d/a") == {"n00"}
 

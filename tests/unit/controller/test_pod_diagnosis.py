@@ -46,7 +46,6 @@ ONLY_Z1 = PodSpec(node_selector={"zone": "z1"})
         ({"scheduler": "default-scheduler", "scheduler_names": ()}, "waiting", "has not tried to place it yet"),
         ({"node": "n1"}, "placed", "it is on n1"),
         ({"node": "n1", "workload": "wrong"}, "placed", "no AppGroup: AppGroup shop has no workload"),
-        ({"node": "n1", "group": "", "workload": ""}, "placed", "it is on n1"),
         ({"phase": "Failed"}, "finished", "Failed"),
         ({"is_terminating": True, "gates": (GATE,)}, "terminating", "being deleted"),
         ({"gates": (GATE,), "target": "n1"}, "planned", "planned onto n1"),

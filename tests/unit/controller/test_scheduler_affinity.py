@@ -250,17 +250,6 @@ def test_affinity_without_our_requirement_is_unchanged(annotation: str) -> None:
         assert without_added_requirement(pod) == pod
 
 
-@pytest.mark.parametrize("config", [CONFIG, SchedulerConfig()], ids=["affinity", "extender"])
-def test_patches_open_the_gate_of_the_seen_version_in_every_mode(config: SchedulerConfig) -> None:
-    pod = make_gated_pod(metadata={"resourceVersion": "7"})
-    patch = build_release_patch(make_state_with_p2_on(), config, pod, TARGET)
-    assert patch["metadata"]["resourceVersion"] == "7"
-    assert patch["spec"]["schedulingGates"] == [{"$patch": "delete", "name": GATE}]
-    assert ("affinity" in patch["spec"]) == (config is CONFIG)
-    target = msgspec.json.decode(patch["metadata"]["annotations"]["netaware.io/target"])
-    assert target == {"zone": "z2", "region": "r", "node": "n2"}
-
-
 def test_in_parity_a_patch_only_opens_the_gate() -> None:
     parity = SchedulerConfig(parity="upstream")
     pod = make_gated_pod(metadata={"resourceVersion": "7", "uid": "u1"})

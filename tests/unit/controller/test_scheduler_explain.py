@@ -8,9 +8,10 @@ import pytest
 from controller.cluster.pods import Pod, Target
 from controller.cluster.services import Service
 from controller.scheduler.explain import Candidate, Explanation, explain
-from controller.scheduler.state import NO_GROUP, NO_GROUP_LABEL, NOTHING_PLACED, State
+from controller.scheduler.state import NOTHING_PLACED, State
 from tests.unit.controller.scheduler_objects import WORKLOAD, make_group_state, make_node, make_pod, make_topology
 
+P2_ON_N1 = (("P2", "n1"),)
 CALLS = {"P0": {"P1": 5}, "P1": {"P2": 15}, "P2": {}}
 
 
@@ -66,36 +67,26 @@ def test_costs_by_peer_add_up_to_the_cost_of_their_candidate(distribution: str) 
 
 
 @pytest.mark.parametrize(
-    ("pod", "conclusion"),
+    ("placements", "pod", "conclusion"),
     [
-        (make_pod("P1", "n2"), "on n2 by NetworkOverhead: cost 1 (P2 1 of 15); 2 nodes refused"),
-        (make_planned_pod("z1", "n1", "n1"), "on n1 as planned with its group: cost 0 (P2 0 of 15); 2 nodes refused"),
-        (make_planned_pod("z1", "n1", "n2"), "on n2 in the planned zone: cost 1 (P2 1 of 15); 2 nodes refused"),
+        (P2_ON_N1, make_pod("P1", "n2"), "on n2 by NetworkOverhead: cost 1 (P2 1 of 15); 2 nodes refused"),
         (
+            P2_ON_N1,
             make_planned_pod("z1", "n1", "n3"),
             (
                 "on n3, though n1 was planned: cost 20 (P2 20 of 15, 1 beyond maxNetworkCost); "
                 "best in another zone n1 with cost 0; 2 nodes refused"
             ),
         ),
+        ((), make_planned_pod("z2", "n3"), "waits for n3, planned with its group"),
+        ((), make_pod("P1"), f"any node: {NOTHING_PLACED}"),
     ],
-    ids=["by the rule", "on the planned node", "in the planned zone", "elsewhere"],
+    ids=["by the rule", "elsewhere", "planned", "no placed peer"],
 )
-def test_the_conclusion_about_a_bound_pod_says_why_it_is_there(pod: Pod, conclusion: str) -> None:
-    assert explain(make_example_state(("P2", "n1")), pod).conclusion == conclusion
-
-
-@pytest.mark.parametrize(
-    ("pod", "conclusion"),
-    [
-        (make_planned_pod("z2", "n3"), "waits for n3, planned with its group"),
-        (make_pod("P1"), f"any node: {NOTHING_PLACED}"),
-        (make_pod("P1", group="unknown"), f"any node: {NO_GROUP}"),
-        (make_pod("P1", group=""), f"any node: {NO_GROUP_LABEL}"),
-    ],
-)
-def test_without_placed_peers_the_conclusion_says_why_any_node_will_do(pod: Pod, conclusion: str) -> None:
-    assert explain(make_example_state(), pod).conclusion == conclusion
+def test_the_conclusion_says_why_a_pod_is_on_its_node_or_where_it_will_be(
+    placements: tuple[tuple[str, str], ...], pod: Pod, conclusion: str
+) -> None:
+    assert explain(make_example_state(*placements), pod).conclusion == conclusion
 
 
 @pytest.mark.parametrize(
@@ -115,14 +106,3 @@ def test_ineligible_nodes_are_counted_and_never_the_best_place(ineligible: dict[
     assert dict(candidates["n1"].ineligible) == {"insufficient cpu": 1}
     assert candidates["n1"].score is None
     assert candidates["z1"].score == (100 if len(ineligible) == 1 else None)
-
-
-def test_nodes_without_labels_are_candidates_and_the_node_of_the_dependency_passes() -> None:
-    state = make_example_state(("P2", "bare"))
-    state.on_node_change("bare", None, make_node("bare", "", ""))
-    candidates = explain(state, make_pod("P1")).candidates
-    assert [(candidate.zone, candidate.node, candidate.passes) for candidate in candidates] == [
-        ("", "bare", True),
-        ("z1", "", False),
-        ("z2", "", False),
-    ]

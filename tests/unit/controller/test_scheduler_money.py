@@ -108,6 +108,4 @@ def test_without_prices_money_is_an_error_and_time_is_the_objective() -> None:
 
 def test_with_equal_prices_time_decides() -> None:
     case = PricedCase(1)
-    plan = case.plan("both", PriceTable())
-    assert plan.targets == case.plan("time", None).targets
-    assert plan.latency_us > 0
+    assert case.plan("both", PriceTable()).targets == case.plan("time", None).targets

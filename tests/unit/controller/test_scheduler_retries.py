@@ -64,6 +64,13 @@ def list_action_types(
     return [type(action) for action in actions]
 
 
+def assert_reported_once_and_not_replaced(tracker: UnschedulablePods, pod: Pod) -> None:
+    assert not tracker.may_require_zones(pod)
+    list_action_types(tracker, pod, 0, ON_B)
+    assert list_action_types(tracker, pod, REPLACE_AFTER_S, ON_B) == [Report]
+    assert list_action_types(tracker, pod, 10 * REPLACE_AFTER_S, ON_B) == []
+
+
 def retry(tracker: UnschedulablePods, pod: Pod, target: Target | None, state: State, now_s: float) -> bool:
     """Write the retry of a pod if one is due now; returns whether one was."""
     actions, _ = tracker.choose_actions([pod], make_plan(pod, target), state, now_s)
@@ -109,11 +116,7 @@ def test_a_pod_with_unmet_terms_is_replaced_and_its_successor_gets_preferred_ter
     ids=["Job", "DaemonSet", "no owner", "an unknown kind", "an owner that is no controller"],
 )
 def test_no_zone_is_required_of_a_pod_that_is_not_replaced_without_a_penalty(pod: Pod) -> None:
-    tracker = UnschedulablePods(CONFIG)
-    assert not tracker.may_require_zones(pod)
-    list_action_types(tracker, pod, 0, ON_B)
-    assert list_action_types(tracker, pod, REPLACE_AFTER_S, ON_B) == [Report]
-    assert list_action_types(tracker, pod, 10 * REPLACE_AFTER_S, ON_B) == []
+    assert_reported_once_and_not_replaced(UnschedulablePods(CONFIG), pod)
 
 
 def test_without_permission_to_delete_no_zone_is_required_and_unschedulable_pods_are_reported_once() -> None:
@@ -121,10 +124,7 @@ def test_without_permission_to_delete_no_zone_is_required_and_unschedulable_pods
     pod = make_zone_pod()
     assert tracker.may_require_zones(pod)
     tracker.may_delete = False
-    assert not tracker.may_require_zones(pod)
-    list_action_types(tracker, pod, 0, ON_B)
-    assert list_action_types(tracker, pod, REPLACE_AFTER_S, ON_B) == [Report]
-    assert list_action_types(tracker, pod, 10 * REPLACE_AFTER_S, ON_B) == []
+    assert_reported_once_and_not_replaced(tracker, pod)
 
     tracker.may_delete = True
     assert list_action_types(tracker, pod, 20 * REPLACE_AFTER_S, ON_B) == [PodReplacement]

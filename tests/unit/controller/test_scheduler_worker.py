@@ -81,33 +81,33 @@ async def test_the_process_plans_like_the_planner_and_follows_the_cluster() -> N
         assert_same_targets(await planner.plan(snapshot), plan_group(snapshot))
 
 
-async def test_after_a_plan_beyond_its_deadline_the_next_plan_is_made() -> None:
+@pytest.mark.parametrize(
+    ("time_limit_s", "signal_number", "error", "reason"),
+    [
+        pytest.param(0.2, signal.SIGSTOP, "no plan was found within 0.2 s", "DeadlineExceeded", id="late"),
+        pytest.param(60.0, signal.SIGKILL, "process ended", "PlannerFailed", id="ended"),
+    ],
+)
+async def test_a_process_that_is_late_or_ends_fails_only_its_current_plan(
+    time_limit_s: float, signal_number: signal.Signals, error: str, reason: str
+) -> None:
     cluster = ObservedCluster(3)
     async with run_process(cluster) as planner:
         await planner.plan(cluster.make_snapshot(1))
-        stopped_pid = read_pid(planner)
-        os.kill(stopped_pid, signal.SIGSTOP)
-        planner._time_limit_s = 0.2
-        with pytest.raises(PlanningError, match=r"no plan was found within 0.2 s") as caught:
-            await planner.plan(cluster.make_snapshot(2))
-        assert caught.value.reason == "DeadlineExceeded"
+        old_pid = read_pid(planner)
+        os.kill(old_pid, signal.SIGSTOP)
+        planner._time_limit_s = time_limit_s
+        plan = asyncio.create_task(planner.plan(cluster.make_snapshot(2)))
+        await asyncio.sleep(0.05)
+        os.kill(old_pid, signal_number)
+        with pytest.raises(PlanningError, match=error) as caught:
+            await plan
+        assert caught.value.reason == reason
+
         planner._time_limit_s = 60.0
         assert len((await planner.plan(cluster.make_snapshot(2))).targets) == 2
         with pytest.raises(ProcessLookupError):
-            os.kill(stopped_pid, 0)
-
-
-async def test_a_process_that_ends_fails_only_its_current_plan() -> None:
-    cluster = ObservedCluster(3)
-    async with run_process(cluster) as planner:
-        await planner.plan(cluster.make_snapshot(1))
-        os.kill(read_pid(planner), signal.SIGSTOP)
-        plan = asyncio.create_task(planner.plan(cluster.make_snapshot(1)))
-        await asyncio.sleep(0.05)
-        os.kill(read_pid(planner), signal.SIGKILL)
-        with pytest.raises(PlanningError, match="process ended"):
-            await plan
-        assert len((await planner.plan(cluster.make_snapshot(1))).targets) == 1
+            os.kill(old_pid, 0)
 
 
 async def test_a_failure_of_the_planner_is_reported_and_the_process_goes_on() -> None:

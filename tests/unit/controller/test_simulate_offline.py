@@ -106,18 +106,6 @@ def test_unplaced_pods_have_reasons_and_pods_without_a_group_are_left_out(simula
     assert "kueue" in answer["unplaced"]["default/held"]
 
 
-def test_a_resource_of_one_node_leaves_no_pod_unplaced(simulate: Any) -> None:
-    gpu: dict[str, Any] = {"containers": [{"name": "c", "resources": {"requests": {"nvidia.com/gpu": "1"}}}]}
-    allocatable = {"cpu": "8", "memory": "1Gi", "pods": 9, "nvidia.com/gpu": 1}
-    nodes = [
-        *(make_node(f"n{i}", cpu="64") for i in range(3)),
-        {**make_node("gpu"), "status": {"allocatable": allocatable}},
-    ]
-    answer = simulate(*nodes, make_group(), *(make_pod(f"p{i}", "w0") for i in range(9)), make_pod("q", "w1", **gpu))
-    assert answer["unplaced"] == {}
-    assert answer["placements"]["default/q"] == "gpu"
-
-
 def test_a_plan_counts_the_placements_of_earlier_plans(simulate: Any) -> None:
     hosts = (make_node("n0", cpu="4"), make_node("n1", cpu="4"))
     group, other = make_group(workloads=1), make_group(name="h", workloads=1, objective="parity")
