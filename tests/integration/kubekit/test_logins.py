@@ -150,9 +150,8 @@ async def test_a_revoked_token_is_replaced_in_the_same_request_and_a_failed_plug
 
 async def test_a_log_message_of_another_thread_does_not_fail_a_login(tmp_path: Path) -> None:
     write_plugin_status(tmp_path, expires_in_s=0, token="t")
-    login = KubeconfigLogin(
-        write_kubeconfig(tmp_path, {"server": "https://api.example"}, make_plugin_user(tmp_path)), None
-    )
+    kubeconfig = write_kubeconfig(tmp_path, {"server": "https://api.example"}, make_plugin_user(tmp_path))
+    login = KubeconfigLogin(kubeconfig, None)
     (tmp_path / "held").touch()
     login_task = asyncio.create_task(login.get_credential())
     await poll_until(lambda: count_plugin_calls(tmp_path) == 2)

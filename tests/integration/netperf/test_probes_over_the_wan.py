@@ -167,9 +167,7 @@ async def test_loss_under_netperf_is_flagged(wan: Wan, netperf_programs: Netperf
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.01, 0.02, 0.05, 0.1, 0.3])
-async def test_netperf_and_datagrams_measure_the_effect_of_loss_on_a_call(
-    wan: Wan, netperf_programs: Netperf, loss: float
-) -> None:
+async def test_both_probers_measure_the_effect_of_loss(wan: Wan, netperf_programs: Netperf, loss: float) -> None:
     """With 5 % loss in each direction, a tenth of the calls wait for a retransmission, so the p90 is at the edge."""
     wan.set_link(loss=loss)
     async with sending_datagrams(wan, 2 * WINDOW_S) as read_window:

@@ -140,9 +140,7 @@ async def test_a_source_is_recognized_by_its_series_and_gives_the_expected_rates
     assert all(flow.peak_bytes_per_s == pytest.approx(flow.bytes_per_s, rel=0.05) for flow in flows)
 
 
-async def test_ten_minutes_of_data_give_the_rates_of_ten_minutes(
-    prometheus_programs: Mapping[str, Path], tmp_path: Path
-) -> None:
+async def test_ten_minutes_of_data_give_their_rates(prometheus_programs: Mapping[str, Path], tmp_path: Path) -> None:
     """The mean over an hour would be a sixth of that."""
     lines = format_exposition(make_istio_series(), duration_s=600)
     async with run_prometheus(prometheus_programs, tmp_path, lines) as client:

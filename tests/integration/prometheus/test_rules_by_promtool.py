@@ -38,7 +38,5 @@ def test_promtool_accepts_names_and_types_of_all_metrics(prometheus_programs: Ma
 
 
 @pytest.mark.parametrize("test_file", TESTS, ids=lambda path: str(path.name))
-def test_rules_compute_expected_values_and_alerts_fire_and_resolve(
-    prometheus_programs: Mapping[str, Path], test_file: Path
-) -> None:
+def test_promtools_tests_of_rules_and_alerts_pass(prometheus_programs: Mapping[str, Path], test_file: Path) -> None:
     assert "SUCCESS" in run_promtool(prometheus_programs, "test", "rules", test_file)

@@ -94,9 +94,7 @@ async def test_an_expired_event_is_created_again_at_once(api: SimulatedApi) -> N
     assert api.count_requests("POST") == 3
 
 
-async def test_an_event_that_repeats_is_not_evicted_from_the_cache(
-    api: SimulatedApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_repeating_event_stays_in_the_cache(api: SimulatedApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kubekit.events._MAX_REMEMBERED_EVENTS", 2)
     async with run_recorder(api) as recorder:
         for note in ("a", "b", "a", "c"):

@@ -82,9 +82,7 @@ async def test_no_write_starts_in_the_last_retry_s_of_a_permission() -> None:
 
 
 @pytest.mark.parametrize("read_count", [0, 2], ids=["writes", "writes and reads"])
-async def test_a_write_that_waited_for_a_connection_is_not_sent_at_the_end_of_the_permission(
-    api: SimulatedApi, read_count: int
-) -> None:
+async def test_a_write_that_waited_is_not_sent_at_the_end_of_the_permission(api: SimulatedApi, read_count: int) -> None:
     now_s = 100.0
     fence = WriteFence(lambda: now_s, reserve_s=2.0)
     fence.extend(107.0)
@@ -133,9 +131,7 @@ async def test_a_write_without_a_response_counts_for_the_duration_of_a_lease(api
         with pytest.raises(UnreachableError):
             await write
     now_s += 9
-    assert not await fence.wait_for_writes(0.0, lease_duration_s), (
-        "9 s after its timeout, until which it may have been sent"
-    )
+    assert not await fence.wait_for_writes(0.0, lease_duration_s), "it may have been sent until its timeout, 9 s ago"
     now_s += 2
     assert await fence.wait_for_writes(0.0, lease_duration_s)
 

@@ -142,9 +142,7 @@ async def test_requests_for_unknown_public_host_names_are_refused(host: str, sta
         assert (await fetch(address, "/healthz", Host=host)).status == 200
 
 
-@pytest.mark.parametrize(
-    ("text", "host", "port"), [("127.0.0.1:80", "127.0.0.1", 80), ("[::1]:0", "::1", 0), (":9850", "::", 9850)]
-)
+@pytest.mark.parametrize(("text", "host", "port"), [("[::1]:0", "::1", 0), (":9850", "::", 9850)])
 def test_listen_addresses_have_a_host_and_a_port(text: str, host: str, port: int) -> None:
     assert parse_listen(text) == (host, port)
 

@@ -116,9 +116,7 @@ async def test_the_leader_keeps_a_lease_that_another_process_changed_or_deleted(
 
 
 @pytest.mark.parametrize("is_renewing", [False, True])
-async def test_a_stopping_leader_releases_its_lease_also_during_a_renewal(
-    api: SimulatedApi, *, is_renewing: bool
-) -> None:
+async def test_a_stopping_leader_releases_its_lease_also_in_a_renewal(api: SimulatedApi, *, is_renewing: bool) -> None:
     async with make_replicas(api, 2, LONG_LEASE) as (leader, successor):
         await leader.start_and_lead()
         successor.start()
@@ -181,9 +179,7 @@ async def test_a_former_leader_that_stops_does_not_release_its_successors_lease(
         assert read_holder(api) == "r1"
 
 
-async def test_a_former_leader_that_runs_and_stops_again_does_not_release_its_successors_lease(
-    api: SimulatedApi,
-) -> None:
+async def test_a_former_leader_that_restarts_and_stops_does_not_release_its_successors_lease(api: SimulatedApi) -> None:
     async with make_replicas(api, 2, NO_RENEWALS) as (former, successor):
         await former.start_and_lead()
         await former.stop()

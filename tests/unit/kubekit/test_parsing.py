@@ -58,9 +58,7 @@ def test_durations_have_units_and_several_parts() -> None:
     assert parse_duration(2, "f") == 2
 
 
-@pytest.mark.parametrize(
-    "invalid", ["15", "1 m", "", "m", "-1s", "1m 30s", "nan", float("nan"), float("inf"), "9" * 400 + "s"]
-)
+@pytest.mark.parametrize("invalid", ["15", "1 m", "", "m", "-1s", "nan", float("nan"), float("inf"), "9" * 400 + "s"])
 def test_errors_of_invalid_durations_name_the_field(invalid: str | float) -> None:
     with pytest.raises(ConfigError, match=r"^f: "):
         parse_duration(invalid, "f")

@@ -46,9 +46,7 @@ async def test_a_reflector_lists_all_pages_and_then_applies_changes(api: Simulat
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_lists_are_streamed_if_supported_and_one_malformed_object_is_left_out(
-    api: SimulatedApi, streams: bool
-) -> None:
+async def test_lists_are_streamed_if_supported_without_malformed_objects(api: SimulatedApi, streams: bool) -> None:
     api.streams_lists = streams
     api.put("good", data={"v": "1"})
     api.put("bad", data=["not", "a", "map"])
@@ -68,9 +66,7 @@ async def test_lists_are_streamed_if_supported_and_one_malformed_object_is_left_
     ("selector", "is_cached"),
     [("metadata.name=n", True), ("spec.nodeName=n", True), ("spec.nodeName!=", False), ("", False)],
 )
-async def test_lists_of_one_name_or_node_come_from_the_watch_cache(
-    api: SimulatedApi, selector: str, is_cached: bool
-) -> None:
+async def test_lists_of_one_name_or_node_use_the_watch_cache(api: SimulatedApi, selector: str, is_cached: bool) -> None:
     async with run_reflector(api, field_selector=selector) as running:
         await poll_until(running.reflector.synced.is_set)
         assert api.count_requests("resourceVersion=0") == is_cached
@@ -263,18 +259,15 @@ async def test_an_object_repaired_or_deleted_during_a_streamed_list_is_not_malfo
 ) -> None:
     api.put("a", data=7)
     api.streams_lists = True
-    api.events_during_lists = [
-        {"type": event, "object": {"metadata": {"name": "a", "resourceVersion": "9"}, "data": {"v": "1"}}}
-    ]
+    new_object = {"metadata": {"name": "a", "resourceVersion": "9"}, "data": {"v": "1"}}
+    api.events_during_lists = [{"type": event, "object": new_object}]
     async with run_reflector(api) as running:
         await poll_until(running.reflector.synced.is_set)
         assert running.values == values
         assert running.reflector.decode_error_by_key == {}
 
 
-async def test_an_object_that_becomes_malformed_keeps_its_last_good_state_until_it_is_repaired_or_deleted(
-    api: SimulatedApi,
-) -> None:
+async def test_a_malformed_object_keeps_its_last_good_state_until_it_is_repaired_or_deleted(api: SimulatedApi) -> None:
     api.put("a", data={"v": "1"})
     async with run_watch(api) as running:
         api.put("a", data=7)

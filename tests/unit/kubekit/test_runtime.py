@@ -64,9 +64,7 @@ def count_full_collections(object_count: int) -> int:
 
 
 @pytest.mark.parametrize("stop_signal", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_the_program_with_exit_code_0(
-    stop_signal: signal.Signals, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_signal_ends_a_program_with_code_0(stop_signal: signal.Signals, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         asyncio.get_running_loop().call_soon(os.kill, os.getpid(), stop_signal)
         await supervise({"work": wait_forever()})
@@ -89,9 +87,7 @@ def test_an_unreachable_cluster_a_defect_or_a_task_that_ends_by_itself_gives_exi
 
 # A call that yields reads the clock again, so with 3 ms a reading every second of 100 calls yields.
 @pytest.mark.parametrize(("reading_takes_s", "yield_count"), [(0.003, 50), (0.0, 0)])
-async def test_long_work_yields_after_each_time_slice_and_short_work_never(
-    reading_takes_s: float, yield_count: int
-) -> None:
+async def test_only_long_work_yields_after_each_time_slice(reading_takes_s: float, yield_count: int) -> None:
     iterations = 0
 
     async def count_iterations() -> None:

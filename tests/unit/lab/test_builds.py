@@ -27,7 +27,7 @@ def write_script(file: Path, script: str) -> None:
     file.chmod(0o755)
 
 
-def test_a_wrong_folder_of_prebuilt_programs_is_an_error_with_the_variable(
+def test_the_error_of_a_wrong_program_folder_names_the_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path / "absent"))
@@ -36,9 +36,7 @@ def test_a_wrong_folder_of_prebuilt_programs_is_an_error_with_the_variable(
         find_or_build_programs()
 
 
-def test_cached_packages_whose_programs_do_not_run_are_fetched_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_with_broken_programs_are_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tmp_path / "netaware" / "debian" / "tools"
     folder.mkdir(parents=True)
@@ -49,9 +47,7 @@ def test_cached_packages_whose_programs_do_not_run_are_fetched_again(
         find_or_unpack_packages("tools", ["nft"], programs=["usr/sbin/nft"])
 
 
-def test_two_processes_that_need_the_same_packages_fetch_them_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_processes_fetch_the_same_packages_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_script(tmp_path / "apt-get", APT_GET)
     write_script(tmp_path / "dpkg", DPKG)
     downloads = tmp_path / "downloads"

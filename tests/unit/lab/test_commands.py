@@ -67,16 +67,13 @@ def test_up_with_an_invalid_topology_prints_one_line_and_exits_with_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    topology_file = tmp_path / "bad.yaml"
-    topology_file.write_text("name: x\nregions: []\nfoo: 1\n")
-    assert main(["up", "--topology", str(topology_file)]) == 2
+    file = tmp_path / "bad.yaml"
+    file.write_text("name: x\nregions: []\nfoo: 1\n")
+    assert main(["up", "--topology", str(file)]) == 2
     output = capsys.readouterr()
-    assert (
-        output.err
-        == f"error: {topology_file}: foo: is not a field of this section (remove it, or check its spelling)\n"
-    )
+    assert output.err == f"error: {file}: foo: is not a field of this section (remove it, or check its spelling)\n"
     assert output.out == ""
-    assert list(tmp_path.iterdir()) == [topology_file], "nothing was started"
+    assert list(tmp_path.iterdir()) == [file], "nothing was started"
 
 
 @pytest.mark.parametrize(

@@ -56,17 +56,15 @@ def test_the_build_context_holds_what_the_images_copy_and_each_image_its_own_pro
 @pytest.mark.parametrize("program", ["agent", "controller"])
 def test_programs_accept_the_arguments_in_the_manifests(program: str) -> None:
     """They parse their arguments before they look for a token, which is missing here."""
-    environment = {"NODE_NAME": "node-a", "NODE_IP": "127.0.0.1", "POD_IP": "127.0.0.1", "POD_NAMESPACE": "ns"}
+    variables = {"NODE_NAME": "node-a", "NODE_IP": "127.0.0.1", "POD_IP": "127.0.0.1", "POD_NAMESPACE": "ns"}
     shipped_config = f"--config={MANIFESTS / 'base' / program / 'config.yaml'}"
     containers = [container for container in list_containers() if container["image"] == f"netaware-{program}"]
     assert containers
     for container in containers:
-        arguments = [re.sub(r"\$\((\w+)\)", lambda name: environment[name[1]], text) for text in container["args"]]
+        arguments = [re.sub(r"\$\((\w+)\)", lambda name: variables[name[1]], text) for text in container["args"]]
         arguments = [shipped_config if argument.startswith("--config=") else argument for argument in arguments]
-        command = [sys.executable, "-m", program, *arguments]
-        ended = subprocess.run(
-            command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=60, check=False
-        )
+        argv = [sys.executable, "-m", program, *arguments]
+        ended = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, env=variables, timeout=60, check=False)
         assert ended.returncode == 2, f"{arguments}: {ended.stderr}"
         assert "--credentials: /var/run" in ended.stderr, arguments
 

@@ -28,7 +28,7 @@ from tests.unit.netperf.builders import (
 
 LATENCIES_US = st.floats(min_value=0.01, max_value=1e8)
 COSTS = st.one_of(st.none(), st.integers(2, MAX_NETWORK_COST))
-LATENCIES_BY_PAIR = st.dictionaries(st.sampled_from(["ab", "ac", "cd", "db"]), LATENCIES_US, min_size=1)
+ZONES = st.sampled_from(["ab", "ac", "cd", "db"])
 
 
 def compute_shortest_us(edges: dict[tuple[str, str], float]) -> dict[tuple[str, str], float]:
@@ -169,7 +169,7 @@ def test_netperfs_percentile_replaces_one_of_too_few_datagrams() -> None:
     assert ("a", "b") in compute_once([throttled], policy).absent_pairs
 
 
-@given(LATENCIES_BY_PAIR)
+@given(st.dictionaries(ZONES, LATENCIES_US, min_size=1))
 def test_computing_costs_twice_changes_nothing(us_by_pair: dict[str, float]) -> None:
     computer, samples = CostComputer(), make_zone_samples(us_by_pair)
     costs = computer.compute(samples)
@@ -178,9 +178,7 @@ def test_computing_costs_twice_changes_nothing(us_by_pair: dict[str, float]) -> 
     assert computer.state == state
 
 
-@given(
-    st.dictionaries(st.sampled_from(["ab", "ac", "cd", "db"]), st.floats(2000, 1e6), min_size=1), st.floats(0.97, 1.03)
-)
+@given(st.dictionaries(ZONES, st.floats(2000, 1e6), min_size=1), st.floats(0.97, 1.03))
 def test_a_restart_within_the_noise_changes_no_measured_cost(us_by_pair: dict[str, float], drift: float) -> None:
     before = compute_once(make_zone_samples(us_by_pair))
     written = get_cost_by_pair(before)

@@ -82,13 +82,11 @@ def test_a_dead_node_changes_only_its_own_probes(sizes: list[int], data: st.Data
 
     after = plan_probes(alive, PlanOptions(), before.plan_by_zone, WALL_CLOCK_S + 2)
 
-    probes_after = list_netperf_probes(after)
+    new_probes = list_netperf_probes(after)
     if victim.zone not in after.plan_by_zone:
-        assert all(victim.zone not in get_zones(probe) for probe in probes_after)
+        assert all(victim.zone not in get_zones(probe) for probe in new_probes)
     other_probes = [probe for probe in list_netperf_probes(before) if victim.name not in probe.nodes]
-    assert {(probe.nodes, probe.slot) for probe in other_probes} <= {
-        (probe.nodes, probe.slot) for probe in probes_after
-    }
+    assert {(probe.nodes, probe.slot) for probe in other_probes} <= {(probe.nodes, probe.slot) for probe in new_probes}
     has_same_slots = after.slot_count == before.slot_count and after.interval_s == before.interval_s
     for zone, plan in after.plan_by_zone.items():
         plan_before = before.plan_by_zone[zone]
@@ -208,19 +206,15 @@ def test_a_hundred_zones_fit_far_below_a_mebibyte_per_object() -> None:
 def test_the_agents_role_names_every_results_object(zones: int) -> None:
     role = Path(__file__).parents[3] / "manifests" / "base" / "agent" / "rbac.yaml"
     rules = [rule for document in yaml.safe_load_all(role.read_text()) for rule in document.get("rules", ())]
-    resource_names = {
-        name for rule in rules if "configmaps" in rule["resources"] for name in rule.get("resourceNames", ())
-    }
+    role_names = {name for rule in rules if "configmaps" in rule["resources"] for name in rule.get("resourceNames", ())}
     names = shard_names("netperf-metrics", zones)
-    assert set(names) <= resource_names
+    assert set(names) <= role_names
     assert len(names) * zones_per_shard(zones) >= zones
     assert (names == ["netperf-metrics"]) == (zones <= 10), "the object that other tools know"
 
 
 @given(st.integers(1, 60), st.integers(1, 60))
-def test_shards_have_a_limited_number_of_zones_and_zones_keep_their_shard_if_possible(
-    zones_before: int, zones_after: int
-) -> None:
+def test_shards_have_few_zones_and_zones_keep_their_shard_if_possible(zones_before: int, zones_after: int) -> None:
     before = make_plan([1] * zones_before)
     after = plan_probes(make_nodes([1] * zones_after), PlanOptions(), before.plan_by_zone, WALL_CLOCK_S)
     zone_count_by_shard = Counter(plan.results_name for plan in after.plan_by_zone.values())

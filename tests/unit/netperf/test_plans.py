@@ -18,6 +18,7 @@ from tests.unit.netperf.builders import make_plan
 
 PLANS = make_plan([1] * 6).plan_by_zone
 PLAN = max(PLANS.values(), key=lambda p: len(p.probes))
+ZONE_NAMES = st.text(alphabet="abcXYZ019-._", min_size=1, max_size=63)
 
 
 def encode_with_probe(**probe_fields: object) -> dict[str, str]:
@@ -97,9 +98,7 @@ def test_a_plan_is_measured_in_bytes_and_not_in_characters() -> None:
         encode_plan(plan)
 
 
-@given(
-    st.text(alphabet="abcXYZ019-._", min_size=1, max_size=63), st.text(alphabet="abcXYZ019-._", min_size=1, max_size=63)
-)
+@given(ZONE_NAMES, ZONE_NAMES)
 def test_zones_have_legal_and_distinct_object_names(zone: str, other_zone: str) -> None:
     name = plan_object_name(zone)
     assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name)

@@ -170,9 +170,7 @@ def test_hourly_passphrases_differ_by_epoch_and_do_not_show_the_probing_passphra
 
 
 @given(st.floats(0, 4e9), st.floats(-1700, 1700))
-def test_peers_whose_clocks_differ_by_less_than_half_an_epoch_share_an_hourly_passphrase(
-    now_s: float, skew_s: float
-) -> None:
+def test_peers_whose_clocks_differ_by_less_than_half_an_epoch_share_a_passphrase(now_s: float, skew_s: float) -> None:
     peers_epoch = epoch_at(max(0.0, now_s + skew_s))
     assert peers_epoch in epochs_to_try(now_s)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kubekit.settings import YEAR_S
 from netperf.configmap_size import MAX_CONFIGMAP_BYTES, ConfigMapTooLargeError
-from netperf.measurement import Measurement, Percentile
+from netperf.measurement import PERCENTILES, Measurement, Percentile
 from netperf.pairs import PlanOptions, ProbeNode, plan_probes
 from netperf.results import (
     MAX_LISTED_REFUSALS,
@@ -154,9 +154,7 @@ def test_a_damaged_sample_is_refused_with_a_reason(damage: Callable[[str], str],
         ),
     ],
 )
-def test_a_sample_that_cannot_be_used_is_refused_with_a_reason(
-    sample: Sample, locations: dict[str, NodeLocation], reason: str
-) -> None:
+def test_an_unusable_sample_is_refused(sample: Sample, locations: dict[str, NodeLocation], reason: str) -> None:
     results = decode_results(encode_sample(sample), locations)
     assert results.samples == {}
     assert results.refusal_counts == {reason: 1}
@@ -251,11 +249,9 @@ def test_both_spellings_are_decoded_and_microseconds_have_precedence(order: int)
 
 
 def test_written_keys_have_milliseconds_and_our_sample_has_precedence() -> None:
-    data = encode_sample(
-        make_node_sample("a1", "b1.example", 1700, p50_us=3, p99_us=2400), upstream=("p50", "p90", "p99")
-    )
+    data = encode_sample(make_node_sample("a1", "b1.example", 1700, p50_us=3, p99_us=2400), upstream=PERCENTILES)
     key = "netperf.{}.latency.milliseconds.origin.a1.destination.b1.example"
-    assert [data[key.format(percentile)] for percentile in ("p50", "p90", "p99")] == ["1", "2", "2"], "at least 1"
+    assert [data[key.format(percentile)] for percentile in PERCENTILES] == ["1", "2", "2"], "at least 1"
     assert [sample.measurement.prober for sample in decode_results(data, LOCATIONS).samples.values()] == ["netperf"]
 
 
@@ -276,9 +272,7 @@ def test_keys_of_flagged_samples_are_not_written_and_keys_of_missing_numbers_are
         pytest.param("d1", "e1", False, id="zones without agents"),
     ],
 )
-def test_unplanned_keys_are_refused_in_zones_that_agents_measure(
-    origin: str, destination: str, is_refused: bool
-) -> None:
+def test_unplanned_keys_are_refused_in_measured_zones(origin: str, destination: str, is_refused: bool) -> None:
     locations = {name: NodeLocation(name, name[0]) for name in ("a1", "a2", "c1", "d1", "e1")}
     key = upstream_key(origin, destination, "p90")
     assert key is not None
