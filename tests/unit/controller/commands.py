@@ -42,22 +42,22 @@ class SnapshotSession(Session):
         return msgspec.structs.replace(self._snapshot, control_plane=unknown if everything else None)
 
 
-def parse_command(*argv: str) -> tuple[Command, argparse.Namespace]:
+def load_command_with_options(*argv: str) -> tuple[Command, argparse.Namespace]:
     """The command of an argv, and its options."""
     options = parse(argv)
     return load_command(options.command), options
 
 
-def print_answer(answer: object, *argv: str) -> str:
+def render_answer(answer: object, *argv: str) -> str:
     """A terminal's output for an answer of a command."""
-    command, options = parse_command(*argv)
+    command, options = load_command_with_options(*argv)
     Screen(out := Terminal()).print_answer(command, answer, options)
     return out.getvalue()
 
 
-async def print_command(snapshot: ClusterSnapshot, *argv: str, stream: io.StringIO | None = None) -> str:
+async def render_command(snapshot: ClusterSnapshot, *argv: str, stream: io.StringIO | None = None) -> str:
     """The output of a command about this cluster, on a terminal or this stream."""
-    command, options = parse_command(*argv)
+    command, options = load_command_with_options(*argv)
     out = Terminal() if stream is None else stream
     answer = await command.run(SnapshotSession(snapshot, options.namespace or None), options)
     Screen(out).print_answer(command, answer, options)
@@ -66,7 +66,7 @@ async def print_command(snapshot: ClusterSnapshot, *argv: str, stream: io.String
 
 async def run_command(session: Session, *argv: str) -> Any:
     """The answer of a command."""
-    command, options = parse_command(*argv)
+    command, options = load_command_with_options(*argv)
     return await command.run(session, options)
 
 

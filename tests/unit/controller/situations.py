@@ -28,7 +28,6 @@ from tests.unit.controller.cluster_facts import (
     make_stuck_facts,
     make_topology_facts,
     make_unready,
-    make_unschedulable,
     remove_pods,
 )
 
@@ -303,14 +302,12 @@ SITUATIONS: tuple[Situation, ...] = (
         "Allocated resources",
         "3 Insufficient cpu, 1 node(s) had untolerated taint {a: }. preemption: 0/4 nodes are available: 1 Preemption is not helpful for scheduling, 3 No preemption victims found",
     ),
-    make_situation(
+    make_without_node(
         "every node has a taint",
-        "no-node-taint",
+        "taint",
         '"op":"add","path":"/spec/template/spec/tolerations"',
-        make_pod_fact(
-            owner=OWNER,
-            scheduled=make_unschedulable("0/4 nodes are available: 4 node(s) had untolerated taint {gpu: only}."),
-        ),
+        "4 node(s) had untolerated taint {gpu: only}.",
+        owner=OWNER,
         nodes=TAINTED,
     ),
     make_without_node(
@@ -336,13 +333,11 @@ SITUATIONS: tuple[Situation, ...] = (
     make_without_node(
         "an unbound claim", "claim", "get storageclass", "pod has unbound immediate PersistentVolumeClaims."
     ),
-    Situation(
+    make_without_node(
         "a maxNetworkCost that no node meets",
-        "no-node-max-cost",
+        "max-cost",
         "kubectl netaware costs",
-        make_stuck_facts(
-            "0/2 nodes are available: 1 Node n0 does not meet several network requirements from Workload dependencies: Satisfied: 0 Violated: 1, 1 Node n1 does not meet several network requirements from Workload dependencies: Satisfied: 0 Violated: 1."
-        ),
+        "1 Node n0 does not meet several network requirements from Workload dependencies: Satisfied: 0 Violated: 1, 1 Node n1 does not meet several network requirements from Workload dependencies: Satisfied: 0 Violated: 1.",
     ),
     make_without_node(
         "no node has enough bandwidth",

@@ -35,14 +35,14 @@ make_group = partial(scheduler_objects.make_app_group, namespace="shop", name="g
 CHAIN: dict[str, dict[str, int]] = {"P1": {"P2": 15}, "P2": {}}
 
 
-def make_callee_service(distribution: str = "") -> Service:
+def make_callee_service(distribution: str) -> Service:
     """A Service of workload P2 with this trafficDistribution."""
     spec = {"selector": {WORKLOAD_LABEL: "P2"}, "trafficDistribution": distribution, "clusterIP": "10.0.0.1"}
     return msgspec.convert({"metadata": {"name": "p2", "namespace": "shop"}, "spec": spec}, Service)
 
 
 def compute_state(app_group: AppGroup, *pods: Pod, costs: CostTable = COSTS, **options: Any) -> GroupState:
-    membership = Membership.from_objects([app_group], (), options.pop("args", NetworkOverheadArgs()))
+    membership = Membership.from_objects([app_group], (), NetworkOverheadArgs())
     return compute_group_state(app_group, pods, LOCATION_BY_NODE, costs, membership, **options)
 
 

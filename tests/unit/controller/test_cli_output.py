@@ -27,7 +27,7 @@ from controller.scheduler.explain import Candidate, Explanation
 from controller.views.overview import build_overview
 from kubekit.wire import Condition, NodeStatus
 from tests.support.field_spellings import PROPOSAL_GROUP
-from tests.unit.controller.commands import print_answer, print_command
+from tests.unit.controller.commands import render_answer, render_command
 from tests.unit.controller.healthy_cluster import make_cluster_snapshot, make_healthy_snapshot, make_unhealthy_snapshot
 
 SCREENS = {
@@ -48,8 +48,8 @@ async def test_screens_fit_the_terminal_and_wide_matrices_are_drawn_in_blocks(
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("NO_COLOR", "1")
 
-    screens = [await print_command(make_unhealthy_snapshot(), *argv) for argv in SCREENS.values()]
-    matrix = await print_command(make_cluster_snapshot(40), "costs")
+    screens = [await render_command(make_unhealthy_snapshot(), *argv) for argv in SCREENS.values()]
+    matrix = await render_command(make_cluster_snapshot(40), "costs")
 
     assert max(map(len, "\n".join((*screens, matrix)).splitlines())) <= columns
     assert matrix.count("from \\ to") == blocks
@@ -60,15 +60,15 @@ def test_a_matrix_of_short_costs_does_not_fold_the_names_of_zones(monkeypatch: p
     network = build_network(make_cluster_snapshot(40))
     pairs = tuple(msgspec.structs.replace(pair, cost=7, basis="given", quality_flags=()) for pair in network.pairs)
     view = CostsView(read_at=0.0, network=msgspec.structs.replace(network, pairs=pairs))
-    assert re.search(r"^40 us-west-40 ", print_answer(view, "costs"), re.MULTILINE)
+    assert re.search(r"^40 us-west-40 ", render_answer(view, "costs"), re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", SCREENS)
 async def test_a_pipe_gets_no_colours_and_json_equals_yaml(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    assert "\x1b" not in await print_command(make_healthy_snapshot(), *SCREENS[name], stream=io.StringIO())
-    as_json = json.loads(await print_command(make_healthy_snapshot(), *SCREENS[name], "-o", "json"))
-    assert yaml.safe_load(await print_command(make_healthy_snapshot(), *SCREENS[name], "-o", "yaml")) == as_json
+    assert "\x1b" not in await render_command(make_healthy_snapshot(), *SCREENS[name], stream=io.StringIO())
+    as_json = json.loads(await render_command(make_healthy_snapshot(), *SCREENS[name], "-o", "json"))
+    assert yaml.safe_load(await render_command(make_healthy_snapshot(), *SCREENS[name], "-o", "yaml")) == as_json
 
 
 def test_all_keys_of_json_answers_are_in_camel_case() -> None:
@@ -90,15 +90,15 @@ def test_status_shows_the_newer_sample_of_both_directions_of_a_pair(ages_s: tupl
         for zones, age_s in zip(("ab", "ba"), ages_s, strict=True)
     )
     overview = msgspec.structs.replace(overview, network=NetworkView(pairs=pairs))
-    assert "oldest 60s ago" in print_answer(overview, "status")
+    assert "oldest 60s ago" in render_answer(overview, "status")
 
 
 async def test_status_allocates_only_bandwidth_of_nodes_that_publish_capacity() -> None:
     snapshot = make_healthy_snapshot()
-    assert "12 Gbit/s of 120 Gbit/s" in await print_command(snapshot, "status")
+    assert "12 Gbit/s of 120 Gbit/s" in await render_command(snapshot, "status")
     without_capacity = msgspec.structs.replace(snapshot.nodes[0], status=NodeStatus())
     snapshot = msgspec.structs.replace(snapshot, nodes=(without_capacity, *snapshot.nodes[1:]))
-    assert "0 bit/s of 110 Gbit/s" in await print_command(snapshot, "status"), "its pods request the 12 Gbit/s"
+    assert "0 bit/s of 110 Gbit/s" in await render_command(snapshot, "status"), "its pods request the 12 Gbit/s"
 
 
 def test_quality_flags_are_shown_except_for_costs_without_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,13 +115,13 @@ def test_quality_flags_are_shown_except_for_costs_without_a_sample(monkeypatch: 
     zones = tuple(ZoneView(name=zone, region="") for zone in "abc")
     view = CostsView(read_at=0.0, network=NetworkView(zones=zones, pairs=pairs))
 
-    matrix = print_answer(view, "costs")
+    matrix = render_answer(view, "costs")
 
     assert all(cell in matrix for cell in ("7*", "7x", "7!"))
-    assert print_answer(view, "costs", "--percentile", "p50").count("1!") == 3
+    assert render_answer(view, "costs", "--percentile", "p50").count("1!") == 3
     trusted_pair = msgspec.structs.replace(pairs[0], quality_flags=())
     latency = LatencyView(read_at=0.0, forward=trusted_pair, reverse=pairs[1])
-    assert "not trusted: throttled" in print_answer(latency, "latency", "a", "b")
+    assert "not trusted: throttled" in render_answer(latency, "latency", "a", "b")
 
 
 def test_rates_have_three_figures_and_a_share_above_zero_is_never_shown_as_zero() -> None:
@@ -134,9 +134,9 @@ async def test_a_terminal_gets_colours_unless_no_color_is_set(monkeypatch: pytes
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert "\x1b[3" in await print_command(make_unhealthy_snapshot(), "status")
+    assert "\x1b[3" in await render_command(make_unhealthy_snapshot(), "status")
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b[3" not in await print_command(make_unhealthy_snapshot(), "status")
+    assert "\x1b[3" not in await render_command(make_unhealthy_snapshot(), "status")
 
 
 async def test_graph_shows_every_condition_that_does_not_hold() -> None:
@@ -145,7 +145,7 @@ async def test_graph_shows_every_condition_that_does_not_hold() -> None:
     conditions = [Condition("Admitted", "False", message="not admitted by shop"), Condition("Balanced", "True")]
     status = msgspec.structs.replace(group.status, conditions=conditions)
     group = msgspec.structs.replace(group, status=status)
-    screen = await print_command(msgspec.structs.replace(snapshot, groups=(group,)), "graph", stream=io.StringIO())
+    screen = await render_command(msgspec.structs.replace(snapshot, groups=(group,)), "graph", stream=io.StringIO())
     assert "Admitted False  not admitted by shop" in screen
     assert "Balanced" not in screen
 
@@ -158,7 +158,7 @@ def test_explain_counts_the_candidates_that_it_does_not_show() -> None:
     candidates = (*[candidate] * (MAX_CANDIDATES_SHOWN + 2), msgspec.structs.replace(candidate, has_pod=True))
     explanation = Explanation("default/p", "", "", "", "", "", "", (), candidates, None, "")
     view = ExplainView(0.0, explanation, PodDiagnosis("waiting", "it waits"))
-    assert "and 2 more" in print_answer(view, "explain", "pod", "p")
+    assert "and 2 more" in render_answer(view, "explain", "pod", "p")
 
 
 def test_notes_are_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from controller.traffic.graph import ObservedDependency, TrafficGraph, WorkloadI
 from controller.traffic.proposals import Proposal, propose
 from controller.traffic.workloads import Workloads
 from kubekit.errors import ConfigError
-from tests.unit.controller.commands import print_answer, run_command, write_group_file
+from tests.unit.controller.commands import render_answer, run_command, write_group_file
 from tests.unit.controller.components import (
     CONFIG_HEAD,
     NODES,
@@ -138,7 +138,7 @@ async def test_simulate_shows_nodes_without_a_zone_by_name(tmp_path: Path) -> No
     path = write_group_file(tmp_path, make_group_body())
     node_without_zone = {**make_node_body("bare", ""), **STATUS_WITH_4_CPUS}
     simulation = await run_command(make_session(CONFIG_HEAD, node_without_zone), "simulate", "-f", path)
-    answer = print_answer(simulation, "simulate", "-f", path)
+    answer = render_answer(simulation, "simulate", "-f", path)
     assert "bare" in answer
     assert "does not fit" not in answer
 

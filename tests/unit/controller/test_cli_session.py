@@ -44,20 +44,6 @@ CONTROLLER_PODS = "/api/v1/namespaces/netaware-system/pods"
 UNAVAILABLE = {"kind": "Status", "code": 503, "reason": "ServiceUnavailable", "message": "no connection to the pod"}
 
 
-async def test_a_snapshot_has_the_settings_of_the_running_controller() -> None:
-    session = make_session(CUSTOM_CONFIG, *NODES)
-
-    snapshot = await session.read_snapshot()
-    assert session.read_errors == {}
-    facts = build_facts(await session.read_snapshot(everything=True))
-
-    assert snapshot.scheduler.network_overhead_args.weights_name == "Mine"
-    assert snapshot.scheduler.network_overhead_args.network_topology_name == "ours"
-    assert snapshot.policy.unit_us == 250
-    assert facts.max_gate_wait_s == 300
-    assert facts.scheduler_names == ("mine",)
-
-
 @pytest.mark.parametrize("config", [None, CONFIG_HEAD + "unheard: of\n"])
 async def test_an_unreadable_configuration_is_noted_and_defaults_are_used(config: str | None) -> None:
     session = make_session(config, *NODES)
@@ -103,17 +89,23 @@ async def test_controller_replicas_are_queried_concurrently_for_failed_checks() 
     assert not any("readyz" in topic for topic in session.read_errors)
 
 
-async def test_all_commands_use_the_networktopology_and_weights_of_the_scheduler(tmp_path: Path) -> None:
+async def test_all_commands_use_the_settings_of_the_running_controller(tmp_path: Path) -> None:
     path = write_group_file(tmp_path, make_group_body(max_cost=5))
     objects = (*NODES, *PODS, make_group_body(max_cost=5), CONFIGURED_TOPOLOGY, DEFAULT_TOPOLOGY)
     session = make_session(CUSTOM_CONFIG, *objects)
 
+    snapshot = await session.read_snapshot()
+    assert session.read_errors == {}
+    facts = build_facts(await session.read_snapshot(everything=True))
     network = (await run_command(session, "costs")).network
     assert session.notes == []
     (group_view,) = await run_command(session, "graph")
     simulation = await run_command(session, "simulate", "-f", path)
     explanation = (await run_command(session, "explain", "pod", "a-n1")).explanation
 
+    assert snapshot.policy.unit_us == 250
+    assert facts.max_gate_wait_s == 300
+    assert facts.scheduler_names == ("mine",)
     assert not network.is_unused
     assert [(edge.cost, edge.verdict) for edge in group_view.dependencies] == [(7, "violated")]
     for answer in (network, simulation, explanation):

@@ -1,4 +1,4 @@
-"""Usage of `kubectl netaware`: exit codes, help, version, and errors that name what is missing."""
+"""Usage of `kubectl netaware`: exit codes, help, and errors that name what is missing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from controller.cli.parser import EPILOG, parse
 from controller.cli.run import run
 from controller.cli.session import FORBIDDEN, MissingInputError
 from kubekit.errors import ConfigError
-from tests.unit.controller.commands import SnapshotSession, print_command, run_command, write_kubeconfig
+from tests.unit.controller.commands import SnapshotSession, render_command, run_command, write_kubeconfig
 from tests.unit.controller.healthy_cluster import make_healthy_snapshot
 
 
@@ -56,12 +55,6 @@ def test_help_imports_no_command_and_status_no_planner(code: str, unneeded_modul
     assert not unneeded_modules & set(completed.stdout.split())
 
 
-def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match=r"^0$"):
-        run(["--version"])
-    assert capsys.readouterr().out == f"kubectl-netaware {version('netaware')}\n"
-
-
 def test_every_example_of_the_help_is_valid_usage() -> None:
     commands = {name: load_command(name) for name in HELP_BY_COMMAND}
     assert all(command.examples for command in commands.values())
@@ -88,7 +81,7 @@ async def test_a_missing_zone_group_or_pod_name_is_an_error_that_names_it(
     argv: tuple[str, ...], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        await print_command(make_healthy_snapshot(), *argv)
+        await render_command(make_healthy_snapshot(), *argv)
 
 
 async def test_graph_fails_without_appgroups_but_costs_does_not() -> None:

@@ -18,18 +18,15 @@ from tests.support.descheduler_builders import (
     ReasonDurations,
     add_moves,
     decide_once,
-    evaluate_moves,
     find_node_state,
     list_moved_pods,
     make_config,
     make_loaded_snapshot,
-    make_single_pod,
     make_snapshot,
     to_usage,
 )
 from tests.unit.controller.move_outcomes import (
     FIRST_BACKOFF_S,
-    HALF_A_DAY_S,
     LIMITS,
     NODES,
     OUTCOME_S,
@@ -82,13 +79,6 @@ def test_the_history_keeps_a_bounded_number_of_back_offs_and_drops_those_that_en
     assert len(msgspec.json.encode(history)) < 1 << 19, "half of the largest ConfigMap"
 
 
-def test_a_full_history_drops_back_offs_of_replicas_for_one_of_a_workload() -> None:
-    full = History(backoffs={f"replica{i}": BackoffEntry(NOW_S + HALF_A_DAY_S) for i in range(MAX_BACKOFFS)})
-    history, outcomes = evaluate_after(make_view(make_web_pod("new", "hot")), 10, history=full)
-    assert outcomes == ["returned"]
-    assert len(history.backoffs) == MAX_BACKOFFS
-
-
 def test_expired_entries_are_dropped_and_failure_counts_outlive_their_back_off() -> None:
     """A workload's for a week, a replica's for as long as a first failure, evictions for 300 s."""
     backoffs = {
@@ -129,26 +119,6 @@ def test_the_breaker_stops_a_strategy_if_too_few_moves_helped(
     assert find_node_state(decision).is_stuck is is_stopped
     assert ("moves in 24 h helped" in find_node_state(decision).reason) is is_stopped
     assert dry_run.plan == decision.plan
-
-
-def test_a_replacement_is_not_moved_again_for_half_a_day() -> None:
-    """Neither before nor after the evaluation of its move; the back-off of its workload is removed."""
-    config = make_config()
-    replacement = make_single_pod("q", "idle", uid="q", owner="ReplicaSet/p-1", created_s=NOW_S)
-    evaluated_view = make_snapshot(NODES, [replacement], {"hot": to_usage(0.1, 1), "idle": to_usage(0.5, 1)})
-    usage = {"hot": to_usage(0.1, 1), "idle": to_usage(3, 1)}
-    loaded_view = make_snapshot(NODES, [replacement], usage, {"q": to_usage(1, 1)})
-    history = History(pending_moves=decide_once(ONE_POD, config).pending_moves)
-
-    for after_s in (30.0, 900.0, HALF_A_DAY_S - 3200):
-        history, _ = evaluate_moves(evaluated_view, history, config.limits, NOW_S + after_s)
-        replica_backoffs = {key: backoff for key, backoff in history.backoffs.items() if "/" not in key}
-        history = msgspec.structs.replace(history, backoffs=replica_backoffs)
-        decision = decide_once(loaded_view, config, history=history, now=NOW_S + after_s)
-        assert [(skip.pod, skip.condition) for skip in decision.plan.skips] == [("default/q", "replica-backoff")]
-
-    decision = decide_once(loaded_view, config, history=history, now=NOW_S + HALF_A_DAY_S + 3600)
-    assert list_moved_pods(decision) == ["q"]
 
 
 @pytest.mark.parametrize("has_restarts", [False, True])

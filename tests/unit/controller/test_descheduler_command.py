@@ -17,7 +17,7 @@ from tests.support.descheduler_builders import (
     make_snapshot,
     to_usage,
 )
-from tests.unit.controller.commands import print_answer, run_command
+from tests.unit.controller.commands import render_answer, run_command
 from tests.unit.controller.components import make_session
 
 
@@ -39,7 +39,7 @@ def make_preview() -> RoundPreview:
 
 
 def test_moves_overutilized_nodes_skipped_pods_and_dropped_readings_are_shown() -> None:
-    screen = print_answer(make_preview(), "deschedule", "--dry-run")
+    screen = render_answer(make_preview(), "deschedule", "--dry-run")
     (move_row,) = [line for line in screen.splitlines() if line.startswith("default/web-1")]
     assert "idle" in move_row
     # 3.5 of 4 cores, and 1.9 after the move of 1.6.
@@ -54,7 +54,7 @@ def test_moves_overutilized_nodes_skipped_pods_and_dropped_readings_are_shown() 
 def test_skipped_pods_that_the_plan_does_not_list_are_counted() -> None:
     plan = DeschedulePlan(skips=(Skip("default/db-0", "stuck", "disruption-budget", "protected"),))
     plan = msgspec.structs.replace(plan, skip_counts={"disruption-budget": 2501, "cooldown": 3})
-    screen = print_answer(RoundPreview(plan), "deschedule", "--dry-run")
+    screen = render_answer(RoundPreview(plan), "deschedule", "--dry-run")
     assert "and 2503 more" in screen
     assert "2500 disruption-budget, 3 cooldown" in screen
 

@@ -111,6 +111,14 @@ CASES = [
         "replica-backoff", pod={"uid": "q"}, history=History(backoffs={"q": BackoffEntry(NOW_S + 60, 1, "planner")})
     ),
     make_case(
+        "replica-backoff",
+        "the outcome of that move is not known yet",
+        {"uid": "q"},
+        history=History(
+            pending_moves=(make_pending_move(node="far", replacement_uid="q", replacement_bound_at_s=NOW_S),)
+        ),
+    ),
+    make_case(
         "workload-backoff",
         f"{WORKLOAD} had 2 failed moves in a row (returned); not moved for another 120 min",
         history=History(backoffs={WORKLOAD: BackoffEntry(NOW_S + 7200, 2, "returned")}),

@@ -18,7 +18,6 @@ from tests.support.descheduler_builders import (
     list_moved_pods,
     make_config,
     make_pending_move,
-    short_uid,
     to_usage,
 )
 from tests.unit.controller.misplacement import APART, COSTS, decide_misplacement, make_shop_pod, make_shop_world
@@ -83,11 +82,6 @@ def test_one_pod_of_a_group_moves_at_a_time() -> None:
     decision = decide_misplacement(world)
     assert len(decision.plan.moves) == 1
     assert "group-limit" in decision.plan.skip_counts
-
-    siblings = tuple(map(short_uid, ("uid-default-web-1", "uid-default-web-2")))
-    evicted = ("default/web-9", "9", "default/ReplicaSet/web-rs", "z3-n1")
-    pending_move = make_pending_move(*evicted, group="default/shop", sibling_short_uids=siblings)
-    assert list_moved_pods(decide_misplacement(world, history=History(pending_moves=(pending_move,)))) == []
 
 
 @pytest.mark.parametrize("fields", [{"not_ready": frozenset({"db-1"})}, {"members": 3}])
@@ -168,13 +162,6 @@ def test_a_pod_may_leave_the_zone_to_which_netaware_narrowed_its_affinity(*, is_
     assert bool(decide_misplacement(world).plan.moves) == is_narrowed
 
 
-def test_zone_survival_moves_one_replica_to_the_nearest_other_zone() -> None:
-    decision = decide_misplacement(make_shop_world(TOGETHER, spread="zone"))
-    (move,) = decision.plan.moves
-    assert (move.pod, move.strategy, move.target) == ("default/web-2", "ZoneSurvival", "z2-n1")
-    assert move.reason == "all replicas of its workload are in zone z1, and it should survive the loss of a zone"
-
-
 @pytest.mark.parametrize(
     ("spread", "max_cost", "cordoned"),
     [
@@ -206,11 +193,12 @@ def test_zone_survival_moves_one_replica_after_the_hold_time_and_network_misplac
         decision = decide_once(world.snapshot(), config, history=history, durations=durations, now=now)
         durations, history = decision.durations, add_moves(decision.history, decision.pending_moves)
         for move in decision.plan.moves:
-            moves.append((minute, move.strategy, move.target))
+            moves.append((minute, move.strategy, move.target, move.reason))
             world.on_pod_change(move.pod, None)
             name = f"web-{minute}"
             world.on_pod_change(f"default/{name}", make_shop_pod(name, move.target, created_s=now))
-    assert moves == [(5, "ZoneSurvival", "z2-n1")]
+    reason = "all replicas of its workload are in zone z1, and it should survive the loss of a zone"
+    assert moves == [(5, "ZoneSurvival", "z2-n1", reason)]
 
 
 def test_network_misplacement_may_move_the_only_replica_of_a_zone_to_a_third_zone() -> None:

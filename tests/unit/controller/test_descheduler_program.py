@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock, Mock
@@ -17,8 +16,9 @@ from prometheus_client import CollectorRegistry
 
 from controller.cluster.services import Service
 from controller.cluster.volumes import PersistentVolumeClaim
+from controller.descheduler import program
+from controller.descheduler.decide import UnconfirmedDecision, decide
 from controller.descheduler.history import BackoffEntry, History, HistoryStore
-from controller.descheduler.low_node_load import LowNodeLoadStrategy
 from controller.descheduler.program import Descheduler
 from kubekit.errors import ApiError
 from kubekit.wire import ConfigMap, Node, ObjectMeta
@@ -41,12 +41,12 @@ from tests.support.descheduler_builders import (
 )
 from tests.unit.controller.misplacement import decide_misplacement, make_shop_world
 
-EVENT_LOOP_TIMEOUT_S = 5.0
 POLICY = {
     "lowThresholds": {"cpu": 20, "memory": 30},
     "highThresholds": {"cpu": 50, "memory": 60},
     "anomalyCondition": IMMEDIATE_ANOMALY,
 }
+EVENT_LOOP_TIMEOUT_S = 5.0
 CORES_BY_NODE = {"hot": 3.6, "cold": 0.1, "cool": 0.2}
 HOT_TAINT_BODY = {"key": HOT_TAINT, "effect": "PreferNoSchedule"}
 NO_STRATEGY = {"apiVersion": "descheduler/v1alpha2", "kind": "DeschedulerConfiguration"}
@@ -118,24 +118,6 @@ def make_descheduler(
     return descheduler, world
 
 
-def act_during_decision(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> list[bool]:
-    """Call ``act`` on the event loop while LowNodeLoad decides; returns a list, which gets True if the loop was free for it."""
-    loop, plan_moves = asyncio.get_running_loop(), LowNodeLoadStrategy.plan_moves
-    has_acted, was_loop_free = threading.Event(), list[bool]()
-
-    def act_and_signal() -> None:
-        act()
-        has_acted.set()
-
-    def plan_moves_after_act(self: LowNodeLoadStrategy, *args: Any, **kwargs: Any) -> Any:
-        loop.call_soon_threadsafe(act_and_signal)
-        was_loop_free.append(has_acted.wait(EVENT_LOOP_TIMEOUT_S))
-        return plan_moves(self, *args, **kwargs)
-
-    monkeypatch.setattr(LowNodeLoadStrategy, "plan_moves", plan_moves_after_act)
-    return was_loop_free
-
-
 async def test_a_history_is_written_again_after_its_config_map_was_emptied() -> None:
     client, history = StoredConfigMap(), History(backoffs={"default/Deployment/web": BackoffEntry(NOW_S + 60)})
     store = HistoryStore(cast("Any", client), "netaware-system")
@@ -179,6 +161,7 @@ async def test_a_descheduler_that_does_not_relieve_nodes_removes_its_taints(
 async def test_changes_during_a_round_change_no_decision_and_outdated_moves_are_not_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The cluster changes in the event loop, which is free while the thread decides."""
     client = FakeClient()
     undisturbed = await make_descheduler(client)[0].run_round()
     assert client.evicted_pods == list_moved_pods(undisturbed) != []
@@ -187,16 +170,20 @@ async def test_changes_during_a_round_change_no_decision_and_outdated_moves_are_
     descheduler, world = make_descheduler(client)
     of_deleted_pod, of_replaced_pod, to_deleted_node = undisturbed.plan.moves[:3]
 
-    def change_cluster() -> None:
+    async def change_cluster() -> None:
         world.on_pod_change(of_deleted_pod.pod, None)
         pod_name = of_replaced_pod.pod.partition("/")[2]
         world.on_pod_change(of_replaced_pod.pod, make_pod_info(pod_name, "cool", uid="another"))
         world.on_node_change(to_deleted_node.target, None)
 
-    was_loop_free = act_during_decision(monkeypatch, change_cluster)
+    def decide_after_changes(*args: Any, **options: Any) -> UnconfirmedDecision:
+        asyncio.run_coroutine_threadsafe(change_cluster(), loop).result(EVENT_LOOP_TIMEOUT_S)
+        return decide(*args, **options)
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(program, "decide", decide_after_changes)
     decision = await descheduler.run_round()
 
-    assert was_loop_free == [True]
     assert list_moved_pods(decision) == list_moved_pods(undisturbed)
     changed_pods = {of_deleted_pod.pod, of_replaced_pod.pod}
     valid_moves = [

@@ -90,18 +90,18 @@ def make_random_pods(rng: random.Random, nodes: list[Host]) -> list[PodInfo]:
             "cpu": rng.choice(("", "10m", "500m", "1", "2")),
             "spec": rng.choice(SPECS),
         }
-        for i in range(rng.choice((1, 2, 3, 4, 6, 12))):
-            pods.append(
-                make_pod_info(
-                    f"w{number}-{i}",
-                    rng.choice(used_nodes).name,
-                    created_s=NOW_S - rng.choice((5, 600, 90_000)),
-                    phase=rng.choice((*("Running",) * 9, "Succeeded", "Failed", "Pending")),
-                    ready=not is_chosen(rng, 0.08),
-                    deleting=is_chosen(rng, 0.05),
-                    **fields,
-                )
+        pods += [
+            make_pod_info(
+                f"w{number}-{i}",
+                rng.choice(used_nodes).name,
+                created_s=NOW_S - rng.choice((5, 600, 90_000)),
+                phase=rng.choice((*("Running",) * 9, "Succeeded", "Failed", "Pending")),
+                ready=not is_chosen(rng, 0.08),
+                deleting=is_chosen(rng, 0.05),
+                **fields,
             )
+            for i in range(rng.choice((1, 2, 3, 4, 6, 12)))
+        ]
     return pods
 
 

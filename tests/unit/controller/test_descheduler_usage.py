@@ -93,16 +93,10 @@ def test_impossible_readings_are_dropped_and_counted(invalid_reading: UsageReadi
     assert store.view(NOW_S) == ({"n": {"cpu": 100}}, {"default/a": {"cpu": 50}})
 
 
-def test_an_older_reading_does_not_replace_a_newer_one() -> None:
-    store = UsageStore(180)
-    update_store(store, make_reading(100, NOW_S), make_reading(50, NOW_S - 30))
-    assert store.view(NOW_S).by_node == {"n": {"cpu": 100}}
-
-
 @pytest.mark.parametrize("expiry_s", [90, 180])
-def test_usage_expires_and_is_removed_with_its_node(expiry_s: int) -> None:
+def test_the_newest_reading_counts_until_it_expires_or_its_node_is_removed(expiry_s: int) -> None:
     store = UsageStore(expiry_s)
-    update_store(store, make_reading(100), make_reading(50, name="m"))
+    update_store(store, make_reading(100), make_reading(70, NOW_S - 30), make_reading(50, name="m"))
     assert store.view(NOW_S + expiry_s).by_node == {"n": {"cpu": 100}, "m": {"cpu": 50}}
     assert not store.view(NOW_S + expiry_s + 1).by_node
     store.update(UsageBatch(), {"m"}, (), NOW_S)
@@ -184,13 +178,13 @@ async def test_only_bandwidth_comes_from_prometheus_beside_the_metrics_api() -> 
     assert set(prometheus.time_by_query) == {"nb", "pb"}, "cpu and memory come from metrics.k8s.io"
 
 
-async def test_a_prometheus_that_is_down_is_a_fault_of_each_query_and_raises_nothing() -> None:
+async def test_a_prometheus_that_is_down_or_a_token_that_is_no_text_is_a_fault_and_raises_nothing(
+    tmp_path: Path,
+) -> None:
     batch = await read_prometheus("http://127.0.0.1:9")
     assert batch.readings == ()
-    assert len(batch.faults) == 5
+    assert len(batch.faults) == 5, "one for each query"
 
-
-async def test_a_token_that_is_no_text_is_a_fault_and_raises_nothing(tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(b"\xff")
     (fault,) = (await read_prometheus("http://127.0.0.1:9", str(tmp_path / "token"))).faults
     assert fault.startswith("descheduler.usage.prometheus.tokenFile: ")

@@ -17,7 +17,7 @@ from controller.diagnosis.diagnose import diagnose
 from controller.diagnosis.facts import Facts, NodeFact, PodFact
 from controller.diagnosis.findings import MAX_AFFECTED
 from kubekit.wire import Condition, Taint, format_time
-from netperf.contract import AGENT_POD_SELECTOR, NAME_LABEL
+from netperf.contract import NAME_LABEL
 from netperf.results import refresh_interval_s
 from tests.unit.controller.cluster_facts import (
     CORDONED,
@@ -43,7 +43,6 @@ from tests.unit.controller.cluster_facts import (
     remove_pods,
 )
 from tests.unit.controller.situations import SITUATIONS, Situation
-from tests.unit.manifests.metric_names import read_rules
 
 READING_VERBS = {"get", "describe", "logs", "netaware", "status"}
 CHANGING_VERBS = {"apply", "restart", "undo", "scale", "delete", "label", "uncordon", "patch", "edit"}
@@ -59,6 +58,7 @@ BY_AFFINITY = make_pod_fact("front-2", scheduler="default-scheduler", node="n2",
 MANY_SILENT = tuple(
     AgentView(node=f"n{i}", zone=f"z{i:02}", state="down", reason="gone") for i in range(2 * MAX_AFFECTED)
 )
+NINE_DOWN = tuple(AgentView(node=f"m{i}", zone="z9", state="down", reason="gone") for i in range(9))
 QUEUED = tuple(make_pod_fact(name, created_s=NOW_S - ago_s) for name, ago_s in (("new", 5), ("old", 60)))
 ALL_CORDONED = "0/4 nodes are available: 4 node(s) were unschedulable."
 LABELLED_CORDONED = {name: NodeFact({"name": name}, node.taints, node.zone) for name, node in CORDONED.items()}
@@ -240,17 +240,6 @@ def test_the_fix_tolerates_a_users_taint_but_not_a_taint_of_kubernetes() -> None
     assert "toler" not in diagnose(make_facts(nodes=nodes, pods=(owned_pod,)))[0].fix[-1]
 
 
-def test_few_failed_agents_are_restarted_one_by_one_and_many_by_the_daemonset() -> None:
-    fix = diagnose(make_facts(agents=make_agents(n1=SILENT, n3=SILENT)))[0].fix
-    assert [line for line in fix if " delete pods " in line] == [
-        f"kubectl -n netaware-system delete pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={node}"
-        for node in ("n1", "n3")
-    ]
-    agents_down = tuple(AgentView(node=f"m{i}", zone="z9", state="down", reason="gone") for i in range(9))
-    fix = diagnose(make_facts(agents=(*make_agents(), *agents_down)))[0].fix
-    assert fix[-1].endswith("rollout restart daemonset/netaware-agent")
-
-
 def test_terminating_pods_and_pods_that_a_rollout_replaces_are_no_finding() -> None:
     old: dict[str, Any] = {"node": "n1", "owner": OWNER, "workload": "renamed", "created_s": NOW_S - 900}
     new: dict[str, Any] = {"owner": OWNER, "created_s": NOW_S - 5}
@@ -274,11 +263,6 @@ def test_terminating_pods_and_pods_that_a_rollout_replaces_are_no_finding() -> N
         make_facts(pods=(make_pod_fact("bare", node="n1", workload="wrong"), make_pod_fact("right", node="n1")))
     )
     assert (finding.code, finding.affects, "edit" in finding.fix[-1]) == ("unknown-workload", ("web/bare",), False)
-
-
-def test_each_alert_of_a_finding_exists() -> None:
-    alerts = {finding.alert for situation in SITUATIONS for finding in diagnose(situation.facts)} - {""}
-    assert alerts <= {rule["alert"] for rule in read_rules("alerts.rules.yaml")}
 
 
 @pytest.mark.parametrize("interval_s", [6.0, 8.0, 60.0, 85.0, 120.0, 600.0])
@@ -354,6 +338,8 @@ def test_only_these_findings_follow_from_the_facts(facts: Facts, codes: list[str
             make_topology_facts("InputValid", "False", "BadCostPolicy", "costPolicy.unitUs: 0 is out of range"),
             """-p '{"spec":{"costPolicy":{"unitUs":null}}}'""",
         ),
+        (make_facts(agents=make_agents(n1=SILENT, n3=SILENT)), " --field-selector spec.nodeName=n3"),
+        (make_facts(agents=(*make_agents(), *NINE_DOWN)), "rollout restart daemonset/netaware-agent"),
         (make_facts(network=make_network(None, absent=(("z0", "z1"),))), " -k dist/overlay"),
         (
             make_facts(control_plane=make_control_plane(failed_checks=("a: store of nodes is 90 s old (403)",))),

@@ -32,7 +32,7 @@ from kubekit import logs
 from kubekit.errors import KubekitError
 from kubekit.text import NAME_PLACEHOLDER, format_command
 from tests.unit.controller.cluster_facts import NOW_S
-from tests.unit.controller.commands import parse_command, write_kubeconfig
+from tests.unit.controller.commands import load_command_with_options, write_kubeconfig
 from tests.unit.controller.hostile_objects import (
     APPLICATIONS,
     FORGED,
@@ -106,7 +106,7 @@ async def print_harmless_answer(
     cluster: HostileCluster, capsys: pytest.CaptureFixture[str], *argv: str
 ) -> Iterator[str]:
     """Print a command's answer in all formats, and its notes, and assert that they are harmless; the answer's fixes."""
-    command, options = parse_command(*argv)
+    command, options = load_command_with_options(*argv)
     session = cluster.session(None if options.all_namespaces else options.namespace or None)
     answer = await command.run(session, options)
     for options.output in FORMATS:

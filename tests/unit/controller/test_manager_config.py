@@ -17,6 +17,7 @@ from kubekit.config import ClusterConfig
 from kubekit.errors import ConfigError
 
 HEAD = "apiVersion: netaware.io/v1alpha1\nkind: ControllerConfiguration\n"
+BANDWIDTH_POLICY = {f"{name}Thresholds": {"network.aware.com/bandwidth": 30} for name in ("low", "high")}
 
 
 def write_config(tmp_path: Path, text: str) -> str:
@@ -49,17 +50,25 @@ def assert_refused(completed: subprocess.CompletedProcess[str], message: str) ->
         (HEAD + "logLevel: loud", "logLevel"),
         (HEAD + "leaderElection: {leaseDurationS: 0}", "leaderElection.leaseDurationS"),
         (HEAD + "topology: {probing: {interval: 5}}", "topology.probing.interval"),
-        (HEAD + "topology: {probing: {intervalS: 0}}", "topology.probing.intervalS"),
         (HEAD + "topology: {probing: {extraTests: [TCP_RR]}}", "topology.probing.extraTests"),
-        (HEAD + "topology: {probing: {test: TCP_STREAM2}}", "topology.probing.test"),
-        (HEAD + "topology: {costPolicy: {unitUs: -1}}", "topology.costPolicy.unitUs"),
         (HEAD + "topology: {costPolicy: {units: 1}}", "topology.costPolicy"),
-        (HEAD + "topology: {probing: {slotS: soon}}", "topology.probing.slotS"),
         (HEAD + "scheduler: {networkOverhead: {weightsName: ''}}", "scheduler.networkOverhead.weightsName"),
         (HEAD + "scheduler: {networkOverhead: {namespaces: []}}", "scheduler.networkOverhead.namespaces"),
         (HEAD + "scheduler: {gates: {maxWaitS: 0}}", "scheduler.gates.maxWaitS"),
         (HEAD + "scheduler: {gates: {missingWorkloadTimeoutS: 500}}", "scheduler.gates.missingWorkloadTimeoutS"),
         (HEAD + "scheduler: {allocatable: {resources: [{name: cpu, weight: 0}]}}", "scheduler.allocatable.resources"),
+        (HEAD + "descheduler: {intervalS: 0}", "descheduler.intervalS"),
+        (HEAD + "descheduler: {policy: {lowThresholds: {cpu: 101}}}", "descheduler.policy.lowThresholds.cpu"),
+        (HEAD + "descheduler: {limits: {perWorkload: 150%}}", "descheduler.limits.perWorkload"),
+        (HEAD + "descheduler: {limits: {perWorkload: some}}", "descheduler.limits.perWorkload"),
+        (HEAD + "descheduler: {usage: {prometheus: {url: 'prom:9090'}}}", "descheduler.usage.prometheus.url"),
+        (HEAD + "descheduler: {enabled: true, usage: {source: prometheus}}", "descheduler.usage.prometheus.url"),
+        (HEAD + f"descheduler: {{enabled: true, policy: {BANDWIDTH_POLICY}}}", "descheduler.usage.prometheus.url"),
+        (HEAD + "traffic: {prometheusUrl: 'user:secret@prometheus:9090'}", "traffic.prometheusUrl"),
+        (HEAD + "traffic: {prometheusUrl: 'http://user@'}", "traffic.prometheusUrl"),
+        (HEAD + "traffic: {prometheusUrl: 'http://['}", "traffic.prometheusUrl"),
+        (HEAD + "traffic: {prices: {betweenZones: -1}}", "traffic.prices.betweenZones"),
+        (HEAD + "traffic: {prices: {betweenZones: 999.5}}", "traffic.prices.betweenZones"),
         (HEAD + f"bootstrap: {{networkTopology: {'x' * 254}}}", "bootstrap.networkTopology"),
     ],
 )
@@ -69,6 +78,7 @@ def test_errors_name_file_and_field(tmp_path: Path, text: str, field: str) -> No
         load_config(path)
     assert field in caught.value.field
     assert path in str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
 def test_check_config_says_valid_or_exits_2_with_the_field(tmp_path: Path) -> None:

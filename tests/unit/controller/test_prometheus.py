@@ -36,8 +36,6 @@ async def test_a_password_of_the_url_is_sent_but_not_shown(host: str) -> None:
         await client.query("up")
     assert str(refused.value) == f"http://{host}/base: {encode_basic_auth('who', 'secret')}"
 
-
-async def test_an_error_of_a_connection_has_no_password() -> None:
     with pytest.raises(PrometheusError) as unreachable:
         await PrometheusClient("http://who:secret@127.0.0.1:9").query("up")
     assert "secret" not in str(unreachable.value)

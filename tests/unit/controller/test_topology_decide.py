@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from controller.cluster.crds import NETPERF_COSTS, NetworkTopology, NetworkTopologyStatus
 from controller.cluster.zones import ZoneMap
 from controller.topology import status
-from controller.topology.decision import TopologyDecision, TopologySnapshot, decide_topology, resolve_policy
+from controller.topology.decision import TopologyDecision, TopologySnapshot, decide_topology
 from controller.topology.weights import build_weight, plan_topology_patch
 from kubekit.wire import Condition
 from netperf.cost_state import CostState
@@ -22,8 +22,8 @@ from netperf.costs import ZoneCosts
 from netperf.latencies import ZonePair
 from netperf.measurement import Measurement
 from netperf.policy import CostPolicy
-from netperf.results import encode_failure, encode_samples
-from netperf.sample import Failure, NodeLocation, Sample
+from netperf.results import encode_samples
+from netperf.sample import NodeLocation, Sample
 from tests.support.bodies import make_weight_body
 
 REGION_BY_ZONE = {"z1": "west", "z2": "west", "z3": "east"}
@@ -34,14 +34,11 @@ PAIRS = [("z1", "z2"), ("z1", "z3"), ("z2", "z3")]
 LATENCY_MS = {("z1", "z2"): 4.5, ("z1", "z3"): 20.0, ("z2", "z3"): 22.0}
 POLICY = CostPolicy()
 START_S = 1_000_000.0
-MAX_SEQUENCE = 2**53 - 1
-"""The largest integer that JSON readers represent exactly; no agent counts so far."""
 USER_WEIGHT = make_weight_body({("z1", "z3"): {"networkCost": 9, "bandwidthCapacity": "10Gi"}})
-NETPERF_WEIGHT = {"name": NETPERF_COSTS, "topologyList": []}
 ONE_ZONE = ZoneMap({"z1": "west"}, {"n-z1": ZONE_MAP.location_by_node["n-z1"]})
 
 
-def make_results(latency_ms: Mapping[ZonePair, float], sequence: int = 1) -> dict[str, str]:
+def make_results(latency_ms: Mapping[ZonePair, float]) -> dict[str, str]:
     """The results ConfigMap's data with a sample of each pair; the latency is its p90, which decides the cost."""
     samples = [
         Sample(
@@ -50,7 +47,7 @@ def make_results(latency_ms: Mapping[ZonePair, float], sequence: int = 1) -> dic
             measurement=Measurement(
                 prober="netperf", test="TCP_RR", p50_us=ms * 900, p90_us=ms * 1000, p99_us=ms * 1100, transactions=500
             ),
-            sequence=sequence,
+            sequence=1,
             taken_at=START_S,
         )
         for (origin, destination), ms in latency_ms.items()
@@ -128,31 +125,21 @@ RESULTS_OF_FAILING_NETPERF = {
 }
 
 
-@pytest.mark.parametrize(
-    "weights", [[USER_WEIGHT], [], None, [NETPERF_WEIGHT, USER_WEIGHT], [USER_WEIGHT, {**USER_WEIGHT, "name": "Mine"}]]
-)
-def test_other_weights_stay_as_the_user_wrote_them(weights: list[dict[str, Any]] | None) -> None:
-    network_topology = make_own_topology(weights=weights)
-    after = apply_patch(network_topology, decide(network_topology, make_results(LATENCY_MS)))
-    assert after is not None
-    names = [weight["name"] for weight in weights or ()]
-    assert [weight.name for weight in after.spec.weights or ()] == list(dict.fromkeys([*names, NETPERF_COSTS]))
-    for weight in network_topology.spec.weights or ():
-        assert weight.name == NETPERF_COSTS or after.weight(weight.name) == weight
-
-
 @given(
     st.dictionaries(st.sampled_from(PAIRS), st.floats(0.05, 500), max_size=3),
     st.dictionaries(st.sampled_from(PAIRS), st.integers(0, 10**10), max_size=2),
+    st.sampled_from([[], [USER_WEIGHT], [{**USER_WEIGHT, "name": "Mine"}, USER_WEIGHT]]),
 )
-def test_measurements_write_a_weight_and_the_same_measurements_write_nothing_again(
-    latency_ms: dict[ZonePair, float], allocated: dict[ZonePair, int]
+def test_measurements_write_a_weight_beside_the_users_and_the_same_measurements_write_nothing_again(
+    latency_ms: dict[ZonePair, float], allocated: dict[ZonePair, int], weights: list[dict[str, Any]]
 ) -> None:
-    network_topology, data = make_own_topology(USER_WEIGHT), make_results(latency_ms)
+    network_topology, data = make_own_topology(*weights), make_results(latency_ms)
     decision = decide(network_topology, data, allocated=allocated)
     patched = apply_patch(network_topology, decision)
     assert (patched is not None) == bool(latency_ms)
     after = patched or network_topology
+    assert after.weight("UserDefined") == network_topology.weight("UserDefined")
+    assert [weight.name for weight in after.spec.weights or ()].count(NETPERF_COSTS) == bool(latency_ms)
     # Going on, after a restart of all replicas, and after a restart that finds no results.
     for state, data_then in ((decision.state, data), (None, data), (None, {})):
         later_decision = decide(after, data_then, at_s=START_S + 30, state=state, allocated=allocated)
@@ -161,10 +148,8 @@ def test_measurements_write_a_weight_and_the_same_measurements_write_nothing_aga
 
 
 def test_the_policy_of_the_object_overrides_the_defaults_field_by_field() -> None:
-    network_topology = make_own_topology(costPolicy={"unitUs": 100, "percentile": "p50"})
-    policy, fault = resolve_policy(network_topology, CostPolicy(hysteresis=0.7))
-    assert (policy.unit_us, policy.percentile, policy.hysteresis) == (100, "p50", 0.7)
-    assert fault == ""
+    policy = decide(make_own_topology(costPolicy={"unitUs": 100, "percentile": "p50"}), {}).policy
+    assert policy == msgspec.structs.replace(POLICY, unit_us=100, percentile="p50")
 
 
 @pytest.mark.parametrize("invalid_policy", [{"unitUs": "x"}, {"units": 1}, {"hysteresis": 7}, [], "fast"])
@@ -174,18 +159,6 @@ def test_a_bad_policy_is_reported_and_the_defaults_are_used(invalid_policy: obje
     assert decision.policy == POLICY
     assert (condition.status, condition.reason) == ("False", "BadCostPolicy")
     assert "costPolicy" in condition.message
-
-
-@pytest.mark.parametrize(("sequence", "is_reported"), [(2, False), (MAX_SEQUENCE, True)])
-def test_an_invalid_sequence_does_not_hide_a_failure(sequence: int, *, is_reported: bool) -> None:
-    """A sample hides failures with a lower sequence, 1 here."""
-    origin, destination = (ZONE_MAP.location_by_node[f"n-{zone}"] for zone in ("z1", "z2"))
-    failure = Failure(origin=origin, destination=destination, reason="timeout", sequence=1)
-    failure_data = {key: value for key, value in encode_failure(failure, "TCP_RR").items() if value is not None}
-    assert (
-        bool(decide(make_own_topology(), make_results(LATENCY_MS, sequence) | failure_data).results.failures)
-        == is_reported
-    )
 
 
 def test_capacities_and_allocations_are_written_sorted_for_upstreams_search() -> None:

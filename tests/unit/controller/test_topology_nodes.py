@@ -1,27 +1,20 @@
-"""Zones and regions from node labels, the nodes of the probe plan, and results that are no longer planned."""
+"""Zones and regions from node labels, and the nodes of the probe plan."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
-from unittest.mock import AsyncMock, Mock
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 
-from controller.cluster.cluster_cache import ClusterCache
 from controller.cluster.zones import build_zone_map, is_location_unchanged
-from controller.topology.config import TopologyConfig
-from controller.topology.planner import ProbePlanner
 from controller.topology.probe_nodes import AgentPods, agent_pods_by_node, is_probe_node_unchanged, to_probe_node
 from kubekit.addresses import parse_address
-from kubekit.errors import ApiError
-from kubekit.wire import ConfigMap, Node, NodeAddress, ObjectMeta
+from kubekit.wire import Node, NodeAddress
 from netperf.pairs import select_probe_nodes
 from netperf.sample import NodeLocation
 from tests.support.descheduler_builders import PodInfo, make_node, read_pod
-from tests.unit.controller.components import fill_store
 
 ANNOUNCEMENT = '{"address": "10.0.0.1", "port": 1}'
 
@@ -135,14 +128,3 @@ def test_an_agent_is_ready_when_one_of_its_pods_is_and_not_terminating() -> None
         make_agent_pod(""),
     ]
     assert {name: pods.is_ready for name, pods in agent_pods_by_node(pods).items()} == {"a": True, "b": False}
-
-
-async def test_keys_of_a_deleted_results_configmap_do_not_count_as_removed() -> None:
-    client, registry = Mock(patch=AsyncMock(side_effect=ApiError(404, "NotFound", "deleted"))), CollectorRegistry()
-    cache = ClusterCache(client, "home")
-    metadata = ObjectMeta(name="netperf-metrics", namespace="home")
-    fill_store(cache.results, [ConfigMap(metadata=metadata, data={"netaware.v1.malformed": "1"})])
-    planner = ProbePlanner(client, cache, TopologyConfig(), registry)
-    await planner._remove_obsolete_results()
-    removed = registry.get_sample_value("netaware_probe_plan_writes_total", {"result": "results-keys-removed"})
-    assert not removed

@@ -16,7 +16,6 @@ from controller.cluster.membership import Membership
 from controller.prometheus import PrometheusClient, PrometheusError, VectorSample
 from controller.traffic.config import TrafficConfig
 from controller.traffic.graph import Flow, WorkloadId, build_traffic_graph
-from controller.traffic.prices import PriceTable
 from controller.traffic.reconciler import AS_DESCRIBED, TrafficController
 from controller.traffic.sources import read_flows
 from kubekit.conditions import make_condition
@@ -176,14 +175,3 @@ async def test_in_each_leadership_a_condition_becomes_unknown_if_traffic_cannot_
         assert [condition.status for condition in controller.conditions("shop/g")] == ["Unknown"]
         leading.cancel()
         await asyncio.gather(leading, return_exceptions=True)
-
-
-def test_errors_name_the_traffic_setting_but_no_password() -> None:
-    TrafficConfig().validate()
-    for url in ("prometheus:9090", "http:///path", "http://[", "http://user@", "user:secret@prometheus:9090"):
-        with pytest.raises(ConfigError, match="prometheusUrl") as refused:
-            TrafficConfig(prometheus_url=url).validate()
-        assert "secret" not in str(refused.value)
-    for prices in (PriceTable(between_zones=-1.0), PriceTable(between_zones=999.5)):
-        with pytest.raises(ConfigError, match=r"prices\.betweenZones"):
-            TrafficConfig(prices=prices).validate()
