@@ -38,7 +38,7 @@ class SimulatedConfigMap:
     Attributes:
         refused_keys: keys that the API server refuses in patches.
         attempts_s: times of all requests.
-        writes_s: times of the patches that succeeded, and by key.
+        writes_s_by_key: times of the patches that succeeded.
         on_write: called after each patch that succeeded.
     """
 
@@ -46,7 +46,6 @@ class SimulatedConfigMap:
         self.data, self.is_reachable, self.is_forbidden = data or {}, True, False
         self.refused_keys: set[str] = set()
         self.attempts_s: list[float] = []
-        self.writes_s: list[float] = []
         self.writes_s_by_key: dict[str, list[float]] = {}
         self.on_write: Callable[[], None] = lambda: None
 
@@ -64,8 +63,8 @@ class SimulatedConfigMap:
             self._refuse()
         merged = {**(before.data or {}), **body["data"]}
         self.data = {key: value for key, value in merged.items() if value is not None}
-        for writes_s in (self.writes_s, *(self.writes_s_by_key.setdefault(key, []) for key in body["data"])):
-            writes_s.append(asyncio.get_running_loop().time())
+        for key in body["data"]:
+            self.writes_s_by_key.setdefault(key, []).append(asyncio.get_running_loop().time())
         self.on_write()
         return ConfigMap(metadata=before.metadata, data=dict(self.data))
 
@@ -121,13 +120,12 @@ def make_key(destination: str, origin: str = NODE) -> str:
     return sample_key(LOCATIONS[origin], LOCATIONS[destination], "TCP_RR")
 
 
-def make_sample(destination: str, sequence: int = 1, p50_us: float = 2000.0, *, origin: str = NODE) -> Sample:
-    return Sample(
-        origin=LOCATIONS[origin],
-        destination=LOCATIONS[destination],
-        measurement=make_measurement(p50_us),
-        sequence=sequence,
-    )
+def make_sample(
+    destination: str, sequence: int = 1, p50_us: float = 2000.0, *, origin: str = NODE, **fields: Any
+) -> Sample:
+    """A sample; ``fields`` are those of its measurement."""
+    measurement, endpoint = make_measurement(p50_us, **fields), LOCATIONS[destination]
+    return Sample(origin=LOCATIONS[origin], destination=endpoint, measurement=measurement, sequence=sequence)
 
 
 def encode_to_data(*samples: Sample) -> dict[str, str]:

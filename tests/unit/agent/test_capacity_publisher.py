@@ -22,7 +22,7 @@ from kubekit.wire import Condition, ObjectMeta, Resource
 from netperf.contract import BANDWIDTH_RESOURCE
 from tests.support.tasks import running_tasks
 
-pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
+pytestmark = pytest.mark.looptime
 G = 10**9
 
 

@@ -13,7 +13,6 @@ PASSPHRASE = b"0123456789abcdef"
 
 
 @pytest.mark.looptime
-@pytest.mark.asyncio
 async def test_a_passphrase_that_cannot_be_used_never_turns_authentication_off(tmp_path: Path) -> None:
     passphrase_file, misnamed_file = tmp_path / "passphrase", tmp_path / "password"
     source = PassphraseSource(passphrase_file)

@@ -18,7 +18,7 @@ from netperf.probers.netperf import NetperfProber
 from tests.support.tasks import running_tasks
 from tests.unit.agent.probing import PEERS, make_measurement, make_plan
 
-pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
+pytestmark = pytest.mark.looptime
 START_S = 1_800_000_000.0
 ROUND_S = 60.0
 """Interval of the plans of `make_plan`."""

@@ -17,7 +17,7 @@ from tests.unit.agent.results_writing import (
     running_writer,
 )
 
-pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
+pytestmark = pytest.mark.looptime
 
 
 async def test_a_refused_writer_is_a_problem_until_it_may_write_or_has_nothing_to_write() -> None:
