@@ -23,14 +23,7 @@ from agent.bandwidth.annotations import PodBandwidthSpec, read_annotation
 from agent.bandwidth.cni import Network, ResultCache
 from agent.bandwidth.rules import RepairPolicy, plan_limits, plugin_ifb_name
 from agent.bandwidth.snapshot import take_snapshot as take_snapshot_of
-from agent.bandwidth.state import (
-    PLUGIN_HANDLE,
-    Action,
-    BandwidthPlan,
-    BandwidthSnapshot,
-    LimitStatus,
-    SetEgressLimit,
-)
+from agent.bandwidth.state import PLUGIN_HANDLE, Action, BandwidthPlan, BandwidthSnapshot, LimitStatus, SetEgressLimit
 from agent.bandwidth.tc_writer import execute as execute_action
 from tests.support.plugin_bucket import compute_plugin_params
 

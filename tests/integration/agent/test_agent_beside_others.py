@@ -14,14 +14,7 @@ from agent.bandwidth.rules import RepairPolicy
 from agent.bandwidth.state import INGRESS_HOOK, SetEgressLimit
 from agent.netlink import KernelError
 from tests.integration.agent.bpf_programs import loaded_program, make_program_dropping_udp
-from tests.integration.agent.pods_on_node import (
-    NodePod,
-    enforce,
-    execute,
-    needs_root,
-    node_pod,
-    run_command,
-)
+from tests.integration.agent.pods_on_node import NodePod, enforce, execute, needs_root, node_pod, run_command
 from tests.support.plugin_bucket import compute_plugin_params
 
 pytestmark = needs_root

@@ -30,10 +30,7 @@ from tests.integration.agent.pods_on_node import (
 pytestmark = [pytest.mark.real_nodes, needs_root]
 MAIN_VERSION = CNI.version
 """Version of all plugins except bandwidth, whose version the test chooses."""
-CHECKSUMS = {
-    CNI.version: CNI.checksum,
-    "v1.1.1": "h1:+AGfFigZ5TiQH00vhR8qPeSatj53eNGz0C1d3wVYlHE=",
-}
+CHECKSUMS = {CNI.version: CNI.checksum, "v1.1.1": "h1:+AGfFigZ5TiQH00vhR8qPeSatj53eNGz0C1d3wVYlHE="}
 PROGRAMS = {"ptp": "./plugins/main/ptp", **CNI.programs}
 RATE_BPS = 20_000_000
 BURST_BITS = RATE_BPS // 10

@@ -38,10 +38,7 @@ table ip proxy {{
 """
 """A rule that names a connection's state turns tracking on, whether or not anything is translated."""
 
-pytestmark = [
-    needs_root,
-    pytest.mark.timeout(240),
-]
+pytestmark = [needs_root, pytest.mark.timeout(240)]
 
 
 @contextmanager
@@ -104,10 +101,7 @@ def read_device_bytes(pod: NodePod) -> tuple[int, int]:
     """Bytes that the pod's device sent and received, with IP headers."""
     stats = json.loads(run_command(f"ip -n {pod.namespace} -j -s link show dev eth0"))[0]["stats64"]
     sent, received = stats["tx"], stats["rx"]
-    return (
-        sent["bytes"] - ETHERNET_BYTES * sent["packets"],
-        received["bytes"] - ETHERNET_BYTES * received["packets"],
-    )
+    return sent["bytes"] - ETHERNET_BYTES * sent["packets"], received["bytes"] - ETHERNET_BYTES * received["packets"]
 
 
 def start_pod(stack: ExitStack, number: int, node_name: str) -> NodePod:

@@ -1,7 +1,7 @@
 """A node's capacity is that of the physical devices below its default routes, or unknown with a reason.
 
-The recordings are snapshots in the reader's own format. ``virtio``, ``lab_node`` and ``container_on_veth`` are as read on
-a machine; those of hardware that no test machine has were composed from what its drivers are documented to report.
+The recordings are snapshots in the reader's own format. ``virtio`` and ``lab_node`` are as read on a machine; those of
+hardware that no test machine has were composed from what its drivers are documented to report.
 """
 
 from __future__ import annotations
@@ -55,14 +55,11 @@ BRIDGE_OF_PODS = (
     ("recording", "rate_bps", "devices"),
     [
         ("bare_nic", 10 * G, ("eno1",)),
-        ("bond_active_backup", 10 * G, ("eno1",)),
-        ("bond_802_3ad", 50 * G, ("eno1", "eno2")),
         ("bond_balance_rr_one_slave_down", 10 * G, ("eno1",)),
         ("bond_broadcast", 1 * G, ("eno1", "eno2")),
         ("vlan_on_bond", 50 * G, ("eno1", "eno2")),
         ("bridge_on_nic", 1 * G, ("eno1", "eno2")),  # the slower of two ports
         ("macvlan_on_nic", 10 * G, ("eno1",)),
-        ("two_uplinks_together", 20 * G, ("eno1", "eno2")),
         ("two_uplinks_one_waits", 10 * G, ("eno1",)),
         ("only_psutil_knows", 5 * G // 2, ("en0",)),
         # Counters are read also where the speed is unknown.
@@ -86,12 +83,10 @@ def test_capacity_is_that_of_the_physical_devices_below_the_default_route(
         ("azure_mana", "Azure's ports are faster"),
         ("vmware", "vmxnet3 reports 10 Gbit/s on any port"),
         ("lab_node", "kind tun"),
-        ("container_on_veth", "kind veth"),
         ("no_uplink", "there is no default route"),
         ("bond_with_unknown_slave", "eth0 (virtio_net): its speed is unknown"),
         ("loop_of_vlans", "is below 8 other devices"),
         ("open_vswitch", "kind openvswitch"),
-        ("wireguard_default", "kind wireguard"),
         ("vf_in_a_machine", "virtual function"),
     ],
 )

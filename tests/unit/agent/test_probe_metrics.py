@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from agent.probing.metrics import BUCKETS_S, ProbeMetrics
+from agent.probing.metrics import ProbeMetrics
 from agent.probing.plan_source import PlanSource
 from tests.unit.agent.probing import PEERS, make_measurement, make_outcome, make_plan
 
@@ -44,8 +42,6 @@ def test_latency_comes_from_the_newest_run_and_failures_are_counted() -> None:
 
 def test_the_histogram_doubles_from_50_microseconds_and_counts_medians() -> None:
     metrics, registry = make_metrics()
-    assert BUCKETS_S[0] == 50e-6
-    assert all(later == 2 * earlier for earlier, later in pairwise(BUCKETS_S))
     for p50_us in (50.0, 51.0, 3_000_000.0):
         metrics.add_outcome(make_outcome(PEERS[0], make_measurement(**PERCENTILES | {"p50_us": p50_us})))
     bucket = "netaware_probe_rtt_seconds_bucket"

@@ -1,12 +1,16 @@
-"""A pod's processes, and counters and index of its eth0, are found in procfs."""
+"""A pod's processes, counters and CNI results are found in procfs and in libcni's cache (``cachedInfo``)."""
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agent.bandwidth.cni import Attachment, Network, ResultCache, read_network
 from agent.bandwidth.counters import parse_device_counters, read_device_counters
 from agent.bandwidth.meters import DeviceCounters
 from agent.bandwidth.processes import find_sandboxes, is_in_host_network, parse_cgroup, read_pod_interface_index
@@ -23,18 +27,16 @@ CONTAINER_CGROUPS = (
     f"0::/../../{POD_SLICE}/cri-containerd-{CONTAINER}.scope",
     f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-{POD_SLICE}/cri-containerd-{CONTAINER}.scope",
     f"12:pids:/kubepods/burstable/pod{UID}/{CONTAINER}\n3:cpu:/kubepods/burstable/pod{UID}/{CONTAINER}\n0::/",
-    f"9:memory:/kubepods.slice/{POD_SLICE}/docker-{CONTAINER}.scope\n1:name=systemd:/x",
     f"0::/system.slice/containerd.service/{POD_SLICE}:cri-containerd:{CONTAINER}",
     f"0::/kubepods.slice/kubepods-pod{PLAIN_UID}.slice/cri-containerd-{CONTAINER}.scope",
 )
 OTHER_CGROUPS = (
     "0::/",
-    "0::/system.slice/kubelet.service",
     "12:pids:/user.slice\n0::/user.slice/user-0.slice",
     f"0::/kubepods.slice/{POD_SLICE}/crio-conmon-{CONTAINER}.scope",
-    "0::/podman/libpod-0123",
     "",
 )
+REQUESTED_BANDWIDTH = {"ingressRate": 10_000_000, "ingressBurst": 2_147_483_647}
 DEVICE_TABLE = b"""Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
     lo:  100       1    0    0    0     0          0         0      100       1    0    0    0     0       0          0
@@ -49,6 +51,28 @@ def write_process(proc: Path, pid: int, cgroup: str, started: int, name: str = "
     (directory / "cgroup").write_text(cgroup)
     stat = f"{pid} ({name}) S " + " ".join(["0"] * 18) + f" {started} 0 0\n"
     (directory / "stat").write_text(stat, errors="surrogateescape")
+
+
+def encode_config(name: str, *plugins: str) -> str:
+    """A network configuration as the cache has it."""
+    return base64.b64encode(json.dumps({"name": name, "plugins": [{"type": p} for p in plugins]}).encode()).decode()
+
+
+def write_entry(directory: Path, name: str, *, mtime: int = 1000, **changes: Any) -> None:
+    """Write a cached result of the bandwidth plugin's network, except for ``changes``."""
+    entry = {
+        "kind": "cniCacheV1",
+        "containerId": "a" * 64,
+        "config": encode_config("cbr0", "bridge", "bandwidth"),
+        "ifName": "eth0",
+        "networkName": "cbr0",
+        "cniArgs": [["IgnoreUnknown", "1"], ["K8S_POD_NAME", "p"], ["K8S_POD_UID", UID]],
+        "capabilityArgs": {"bandwidth": REQUESTED_BANDWIDTH},
+        "result": {"cniVersion": "1.0.0", "interfaces": [{"name": "veth1"}, {"name": "eth0", "sandbox": "/x"}]},
+        **changes,
+    }
+    (directory / name).write_text(json.dumps(entry))
+    os.utime(directory / name, (mtime, mtime))
 
 
 @pytest.mark.parametrize(
@@ -66,9 +90,8 @@ def test_a_cgroup_names_pod_and_container_in_every_layout(cgroup: str, expected:
 def test_the_oldest_process_of_a_pod_is_found(tmp_path: Path) -> None:
     pause_container = "f" * 64
     write_process(tmp_path, 300, f"0::/kubepods/pod{UID}/{CONTAINER}", 900)
-    write_process(
-        tmp_path, 40000, f"0::/kubepods/pod{UID}/{pause_container}", 100, name="a) (\udcff"
-    )  # a byte that is not UTF-8
+    not_utf8 = "a) (\udcff"
+    write_process(tmp_path, 40000, f"0::/kubepods/pod{UID}/{pause_container}", 100, name=not_utf8)
     write_process(tmp_path, 77, "0::/init.scope", 1)
     (tmp_path / "self").mkdir()
     (tmp_path / "88").mkdir()  # ended between listing and reading
@@ -107,3 +130,44 @@ def test_eth0_is_found_among_many_devices(tmp_path: Path) -> None:
 def test_a_table_without_eth0_has_no_counters() -> None:
     assert parse_device_counters(DEVICE_TABLE.replace(b" eth0:", b"eth01:")) is None
     assert parse_device_counters(DEVICE_TABLE[:230]) is None, "cut before eth0"
+
+
+def test_the_bandwidth_plugins_entry_wins_and_then_the_newest(tmp_path: Path) -> None:
+    write_entry(tmp_path, "other", networkName="other", config=encode_config("other", "bridge"), mtime=3500)
+    write_entry(tmp_path, "multus-a", networkName="multus", config=encode_config("multus", "multus"), mtime=3000)
+    write_entry(tmp_path, "cbr0-old", containerId="old", mtime=1000)
+    write_entry(tmp_path, "cbr0-new", containerId="new", mtime=2000)
+    write_entry(tmp_path, "extra-net1", ifName="net1", networkName="extra", mtime=4000)
+    cache = ResultCache(tmp_path)
+    assert cache.read_attachments() == {
+        UID: Attachment(
+            pod_uid=UID,
+            container_id="new",
+            network="cbr0",
+            plugins=("bridge", "bandwidth"),
+            requested_bandwidth=REQUESTED_BANDWIDTH,
+        )
+    }
+
+    (tmp_path / "cbr0-new").unlink()
+    assert cache.read_attachments()[UID].container_id == "old"
+    write_entry(tmp_path, "cbr0-old", containerId="rewritten", mtime=5000)
+    assert cache.read_attachments()[UID].container_id == "rewritten"
+
+
+def test_other_files_are_ignored(tmp_path: Path) -> None:
+    (tmp_path / "rubbish").write_bytes(b"\xff{")
+    write_entry(tmp_path, "other-kind", kind="cniCacheV9")
+    write_entry(tmp_path, "no-uid", cniArgs=None)
+    write_entry(tmp_path, "odd-config", config="!", result=None, capabilityArgs=None)
+    assert ResultCache(tmp_path).read_attachments()[UID].plugins == ()
+    assert ResultCache(tmp_path / "missing").read_attachments() == {}
+
+
+def test_the_network_is_named_by_the_first_configuration(tmp_path: Path) -> None:
+    (tmp_path / "10-broken.conflist").write_text("{")
+    (tmp_path / "20-calico.conflist").write_text('{"name": "k8s-pod-network", "plugins": []}')
+    (tmp_path / "30-other.conf").write_text('{"name": "other"}')
+    (tmp_path / "00-readme.txt").write_text('{"name": "no"}')
+    assert read_network(tmp_path).name == "k8s-pod-network"
+    assert read_network(tmp_path / "missing") == Network()
