@@ -1,18 +1,16 @@
-"""kube-scheduler binds pods as planned beside volumes, node selectors, preemption and autoscalers."""
+"""kube-scheduler binds pods as planned, also if zones are small or volumes are in other zones."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from itertools import pairwise
 
 import pytest
 
-from controller.cluster.pods import PlacementMode, Pod, target_of
+from controller.cluster.pods import PlacementMode, target_of
 from controller.cluster.volumes import VOLUMES
 from controller.scheduler.config import SchedulerConfig
 from kubekit.wire import STATEFUL_SETS, Object
-from lab.polling import poll_until
 from netperf.contract import ZONE_LABEL
 from tests.integration.scheduler.harness import LONG_WAIT, PROFILE, SchedulerHarness, make_deployment
 from tests.support.bodies import make_symmetric_costs
@@ -40,12 +38,6 @@ async def reserve_volume(harness: SchedulerHarness, claim: str, zone: str) -> As
         yield
     finally:
         await harness.client.delete(VOLUMES, name)
-
-
-def is_seen_by_autoscaler(pod: Pod) -> bool:
-    """Whether Cluster Autoscaler would create a node for the pod: it lists unschedulable pods."""
-    condition = pod.condition("PodScheduled")
-    return pod.is_waiting and condition is not None and condition.reason == "Unschedulable"
 
 
 @pytest.mark.parametrize("mode", ["extender", "affinity"])
@@ -95,28 +87,3 @@ async def test_a_pod_with_a_volume_in_another_zone_goes_there_and_the_others_sta
         await harness.client.create(STATEFUL_SETS, stateful_set, Object, namespace=harness.namespace)
         node_by_pod = await harness.wait_until_bound("p1-0", "p1-1", "p1-2")
     assert node_by_pod == {"p1-0": "n-a", "p1-1": "n-b", "p1-2": "n-a"}
-
-
-async def test_the_autoscaler_sees_all_pods_of_an_unschedulable_chain(harness: SchedulerHarness) -> None:
-    """Gates do not wait for a workload that is unschedulable; otherwise one pod would be seen in ten minutes."""
-    await harness.create_zones("a", capacity={"cpu": "2"})
-    chain = ("P1", "P2", "P3", "P4")
-    await harness.create_group({caller: {callee: 10} for caller, callee in pairwise(chain)} | {"P4": {}})
-    names = [workload.lower() for workload in chain]
-
-    async def list_chain() -> list[Pod]:
-        return [await harness.read_pod(name) for name in names]
-
-    async def are_all_seen() -> bool:
-        return all(map(is_seen_by_autoscaler, await list_chain()))
-
-    async with harness.run_scheduling(SchedulerConfig(gates=LONG_WAIT)):
-        for workload in chain:
-            await harness.create_pod(workload.lower(), group="a1", workload=workload, requests={"cpu": "4"})
-        await poll_until(are_all_seen)
-        assert [pod.spec.affinity for pod in await list_chain()] == [None] * len(names)
-
-        for node in ("n-b", "n-c"):
-            await harness.create_ready_node(node, zone="a", region="r", capacity={"cpu": "8"})
-        node_by_pod = await harness.wait_until_bound(*names)
-    assert set(node_by_pod.values()) == {"n-b", "n-c"}

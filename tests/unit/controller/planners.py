@@ -19,7 +19,7 @@ from controller.descheduler.fit import FitChecker
 from controller.descheduler.snapshot import take_snapshot
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.scheduler.placement.inputs import PlanInputs
-from kubekit.wire import Node
+from tests.unit.controller.groups import make_zone_node
 from tests.unit.controller.planning_cluster import PlanningCluster
 
 ZONE, HOST = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
@@ -33,24 +33,17 @@ class Planners(PlanningCluster):
         super().__init__(0, 4)
         self.file = ClusterFile()
         for i in range(6):
-            labels = {ZONE: f"z{i % 3}", "topology.kubernetes.io/region": "r", HOST: f"n{i:02d}"}
-            self.put_node(f"n{i:02d}", labels=labels)
+            self.put_node(f"n0{i}")
         self.add_group("d/g", 2)
         self.file.groups.append(self.state.groups["d/g"])
 
-    def put_node(self, name: str, labels: Any = None, **spec: Any) -> None:
-        """Add or change a node; it keeps its labels if none are given."""
-        node_by_name = {node.metadata.name: node for node in self.file.nodes}
-        before = node_by_name.get(name)
-        body = {
-            "metadata": {"name": name, "labels": labels or (before.metadata.labels if before else {})},
-            "spec": spec,
-            "status": {"allocatable": {"cpu": "4", "memory": "64Gi", "pods": "110"}},
-        }
-        node_by_name[name] = msgspec.convert(body, Node)
-        self.file.nodes[:] = node_by_name.values()
-        self.state.on_node_change(name, before, node_by_name[name])
-        self.node_cache.on_node_change(name, before, node_by_name[name])
+    def put_node(self, name: str, **spec: Any) -> None:
+        """Add or change a node; n00 and n03 are in z0, n01 and n04 in z1, n02 and n05 in z2."""
+        node = make_zone_node(name, f"z{int(name[1:]) % 3}", "4", **spec)
+        before = next((other for other in self.file.nodes if other.metadata.name == name), None)
+        self.file.nodes[:] = [*(other for other in self.file.nodes if other is not before), node]
+        self.state.on_node_change(name, before, node)
+        self.node_cache.on_node_change(name, before, node)
 
     def add_foreign_pod(self, node: str, spec: dict[str, Any], namespace: str = "d") -> None:
         """Add a running pod with the label `NOISY` that belongs to no group."""

@@ -28,6 +28,12 @@ GATES = [{"name": "netaware.io/topological-order"}, {"name": "kueue.x-k8s.io/adm
 WITH_ANOTHER_GATE = groups.make_waiting_pod("w0-0", "w0", schedulingGates=GATES)
 
 
+SCALE_OUT_GROUP = groups.GroupCase(
+    replicas=(3, 3), edges=((0, 1, 100),), cost=((0, 9, 9), (9, 0, 9), (9, 9, 0)), slots=(9, 9, 9)
+)
+"""w0 calls w1. Nodes and pods are those of each scale-out."""
+
+
 class TargetCase(NamedTuple):
     """A group on some nodes.
 
@@ -40,6 +46,15 @@ class TargetCase(NamedTuple):
     nodes: list[Node]
     changes: dict[str, Any]
     expected: dict[str, str | None]
+
+
+class ScaleOut(NamedTuple):
+    """Zones of the running callers and callees, and those of the new replicas of the workload that is scaled out."""
+
+    workload: str
+    callers: tuple[int, ...]
+    callees: tuple[int, ...]
+    new_zones: list[str]
 
 
 def make_aged_pods(*names: str) -> list[Pod]:
@@ -71,6 +86,18 @@ def plan_avoiding(avoided: str, callee: Pod) -> Plan:
         previous_targets={CALLER_KEY: ON_A},
         pods=[CALLER, callee],
     )
+
+
+def plan_new_replicas(case: ScaleOut) -> list[str]:
+    """Zones of the new replicas in the plan."""
+    pods = [groups.make_bound_pod(f"w0-{i}", "w0", f"n{zone}-0") for i, zone in enumerate(case.callers)]
+    pods += [groups.make_bound_pod(f"w1-{i}", "w1", f"n{zone}-0") for i, zone in enumerate(case.callees)]
+    pods += [groups.make_waiting_pod(f"{case.workload}-new-{i}", case.workload) for i in range(len(case.new_zones))]
+    nodes = [groups.make_zone_node(f"n{zone}-{number}", f"z{zone}", "9") for zone in range(3) for number in range(4)]
+    services = [groups.make_service("w1", "PreferSameZone")]
+    plan = groups.plan_case(SCALE_OUT_GROUP, nodes, pods=pods, services=services, objective="time", spread="soft")
+    assert not plan.unplaced
+    return sorted(target.zone for target in plan.targets.values())
 
 
 CASES = {
@@ -147,6 +174,16 @@ CASES = {
         {"w0-0": "b", "w0-1": "a"},
     ),
 }  # fmt: skip
+
+
+SCALE_OUTS = {
+    "callees go to zones whose callers have none": ScaleOut("w1", (0, 1, 2), (0,), ["z1", "z2"]),
+    "callees go to the zone of most callers": ScaleOut("w1", (0, 0, 1), (1,), ["z0", "z0"]),
+    "a callee goes beside an overloaded one": ScaleOut("w1", (0, 0, 0, 0), (0, 1), ["z0"]),
+    "callees are spread by the share of callers": ScaleOut("w1", (0, 0, 0, 1), (0, 1), ["z0", "z0"]),
+    "a callee goes to the zone with more load per callee": ScaleOut("w1", (1, 1, 2, 2), (1, 1, 2), ["z2"]),
+    "a caller goes near a callee without load": ScaleOut("w0", (0, 0), (0, 2), ["z2"]),
+}
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -254,3 +291,8 @@ def test_tolerations_of_every_taint_do_not_admit_nodes_that_are_not_ready(taint:
     pod = groups.make_waiting_pod("w0-0", "w0", tolerations=[{"operator": "Exists"}])
     plan = groups.plan_case(groups.make_chain((1,)), [msgspec.structs.replace(node, status=status)], pods=[pod])
     assert plan.unplaced_reasons == {"default/w0-0": f"0/1 nodes are available: 1 {reason}"}
+
+
+@pytest.mark.parametrize("case", SCALE_OUTS.values(), ids=SCALE_OUTS)
+def test_new_replicas_go_where_callers_are_and_replicas_are_overloaded(case: ScaleOut) -> None:
+    assert plan_new_replicas(case) == case.new_zones
