@@ -172,14 +172,15 @@ class ControlPlane:
         name: str = "kube-scheduler",
         extender_url: str | None = None,
         profiles: Sequence[str] = (DEFAULT_PROFILE, OUR_SCHEDULER),
+        kubeconfig: Path | None = None,
     ) -> Program:
         """Start kube-scheduler and wait until it is ready.
 
         ``config`` is a KubeSchedulerConfiguration without credentials; None: that of `build_scheduler_config` with ``extender_url`` and
-        ``profiles``.
+        ``profiles``. Without a ``kubeconfig``, it has the rights of Kubernetes' own scheduler.
         """
         port = find_free_ports(1)[0]
-        kubeconfig = self.write_kubeconfig("scheduler", "system:kube-scheduler")
+        kubeconfig = kubeconfig or self.write_kubeconfig("scheduler", "system:kube-scheduler")
         data = {**(config or build_scheduler_config(extender_url=extender_url, profiles=profiles))}
         data["clientConnection"] = {**data.get("clientConnection", {}), "kubeconfig": str(kubeconfig)}
         config_file = self.state_dir / f"{name}.yaml"

@@ -42,22 +42,6 @@ def start_shipped_lab(
     return Cluster(lab)
 
 
-def make_deployment(
-    name: str, container: Mapping[str, Any], *, labels: Mapping[str, str] | None = None, replicas: int = 1, **spec: Any
-) -> dict[str, Any]:
-    """A Deployment of pods with a container and the label ``app``; other keywords are fields of the pods' spec."""
-    template = {
-        "metadata": {"labels": {"app": name, **(labels or {})}},
-        "spec": {"terminationGracePeriodSeconds": 1, "containers": [container], **spec},
-    }
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": name},
-        "spec": {"replicas": replicas, "selector": {"matchLabels": {"app": name}}, "template": template},
-    }
-
-
 class Cluster:
     """A lab as an operator sees it: through kubectl."""
 

@@ -25,13 +25,12 @@ from tests.e2e.real_cluster import (
     NAMESPACE,
     TIMEOUT_S,
     Cluster,
-    make_deployment,
     start_shipped_lab,
     wait_until,
 )
 from tests.e2e.terminal import Terminal
 from tests.integration.manifests.kubectl import write_kustomization
-from tests.support.bodies import make_appgroup_body
+from tests.support.bodies import make_appgroup_body, make_deployment
 from tests.support.controller_program import generate_webhook_manifests
 from tests.support.documents import read_shell_blocks
 from tests.support.tools.builds import find_or_fetch_operator_definitions

@@ -22,9 +22,8 @@ from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL
 from lab.cluster import Lab
 from netperf.contract import BANDWIDTH_RESOURCE, ZONE_LABEL
 from tests.e2e.labs import installed_lab
-from tests.e2e.real_cluster import make_deployment
 from tests.e2e.terminal import Terminal, summarize
-from tests.support.bodies import make_appgroup_body
+from tests.support.bodies import make_appgroup_body, make_deployment
 from tests.support.tasks import running_tasks
 from tests.unit.controller.situations import SITUATIONS
 

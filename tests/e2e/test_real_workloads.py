@@ -27,8 +27,9 @@ from lab.image_build import CONTROLLER, IMAGE_TAG
 from lab.realnode.cluster import APP_IMAGE
 from lab.realnode.programs import NodeBinaries
 from lab.topology import load_topology
-from tests.e2e.real_cluster import NAMESPACE, Cluster, make_deployment, wait_until
+from tests.e2e.real_cluster import NAMESPACE, Cluster, wait_until
 from tests.integration.manifests.kubectl import write_kustomization
+from tests.support.bodies import make_deployment
 from tests.support.prometheus_program import run_prometheus
 
 NODES = ("e2e-w1", "e2e-w2", "e2e-w3")

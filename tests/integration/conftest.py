@@ -132,9 +132,13 @@ async def install_crds(client: Client) -> list[str]:
     bodies = read_crd_bodies()
     for name, body in bodies.items():
         await client.apply(CUSTOM_RESOURCE_DEFINITIONS, name, body, Object, field_manager="tests")
-    for name in bodies:
-        await poll_until(partial(_is_established, client, name))
+    await wait_until_crds_are_served(client)
     return list(bodies)
+
+
+async def wait_until_crds_are_served(client: Client) -> None:
+    for name in read_crd_bodies():
+        await poll_until(partial(_is_established, client, name))
 
 
 async def _is_established(client: Client, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Builds bodies of AppGroups and NetworkTopologies."""
+"""Builds bodies of AppGroups, NetworkTopologies and Deployments."""
 
 from __future__ import annotations
 
@@ -63,6 +63,22 @@ def make_weight_body(
         lists = [{"origin": origin, "costList": entries} for origin, entries in sorted(origins.items())]
         levels.append({"topologyKey": key, "originList": lists})
     return {"name": name, "topologyList": levels}
+
+
+def make_deployment(
+    name: str, container: Mapping[str, Any], *, labels: Mapping[str, str] | None = None, replicas: int = 1, **spec: Any
+) -> dict[str, Any]:
+    """A Deployment of pods with a container and the label ``app``; other keywords are fields of the pods' spec."""
+    template = {
+        "metadata": {"labels": {"app": name, **(labels or {})}},
+        "spec": {"terminationGracePeriodSeconds": 1, "containers": [container], **spec},
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name},
+        "spec": {"replicas": replicas, "selector": {"matchLabels": {"app": name}}, "template": template},
+    }
 
 
 def make_random_weight(zones: Sequence[str], regions: Sequence[str]) -> dict[str, Any]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from controller.cluster.crds import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL, AppGroup
-from kubekit.client import MERGE_PATCH, Client
+from controller.cluster.crds import APPGROUPS, AppGroup
+from controller.cluster.pods import Pod
+from kubekit.client import MERGE_PATCH
 from kubekit.conditions import find_condition
-from kubekit.wire import PODS, Object
+from kubekit.wire import Object
 from lab.polling import poll_until
+from tests.integration.scheduler.harness import PodNamespace
 from tests.support.bodies import make_appgroup_body
 
 GROUP = "g"
@@ -24,13 +26,10 @@ def make_group(
     return make_appgroup_body(name, dependencies, members=members, algorithm=algorithm)
 
 
-class AppGroupNamespace:
+class AppGroupNamespace(PodNamespace):
     """A namespace with AppGroups, and with pods of the workloads of the group `GROUP`."""
 
-    def __init__(self, client: Client, namespace: str) -> None:
-        self.client, self.namespace = client, namespace
-
-    async def create_group(self, body: dict[str, Any]) -> None:
+    async def create_group_body(self, body: dict[str, Any]) -> None:
         await self.client.create(APPGROUPS, body, Object, namespace=self.namespace)
 
     async def patch_group(self, patch: dict[str, Any], name: str = GROUP) -> None:
@@ -50,17 +49,9 @@ class AppGroupNamespace:
 
         await poll_until(has_condition, f"{type_} to be {status} with '{text}'")
 
-    async def create_pod(self, workload: str, node_name: str, pod_name: str = "") -> Object:
+    async def create_bound_pod(self, workload: str, node_name: str, pod_name: str = "") -> Pod:
         """Create a pod of a workload, which is bound to a node; its default name is that of the workload."""
-        labels = {APPGROUP_LABEL: GROUP, WORKLOAD_LABEL: workload}
-        spec = {
-            "nodeName": node_name,
-            "containers": [{"name": "c", "image": "none"}],
-            "automountServiceAccountToken": False,
-            "tolerations": [{"operator": "Exists"}],
-        }
-        body = {"metadata": {"name": pod_name or workload, "labels": labels}, "spec": spec}
-        return await self.client.create(PODS, body, Object, namespace=self.namespace)
-
-    async def delete_pod(self, name: str) -> None:
-        await self.client.delete(PODS, name, namespace=self.namespace, grace_period_s=0)
+        tolerations = [{"operator": "Exists"}]
+        return await self.create_pod(
+            pod_name or workload, group=GROUP, workload=workload, nodeName=node_name, tolerations=tolerations
+        )

@@ -28,11 +28,10 @@ from lab.credentials import credentials_dir
 from lab.polling import poll_until
 from netperf.contract import PLAN_SELECTOR
 from netperf.latencies import ZonePair
-from netperf.measurement import Measurement
 from netperf.plans import ZonePlan, decode_plan
 from netperf.refusals import PlanRefusedError
 from netperf.results import encode_samples
-from tests.support.samples import make_sample
+from tests.support.samples import make_measurement, make_sample
 
 ROOT = Path(__file__).parents[3]
 FAST_PROBING = {"intervalS": 1, "slotS": 0.2, "durationS": 0.1}
@@ -134,14 +133,6 @@ async def read_plans(client: Client, namespace: str) -> list[ZonePlan]:
         with contextlib.suppress(PlanRefusedError):
             plans.append(decode_plan(plan_object.data).plan)
     return plans
-
-
-def make_measurement(latency_us: float) -> Measurement:
-    """A measurement of netperf whose p90 is the latency."""
-    p50_us, p99_us = latency_us * 0.9, latency_us * 1.1
-    return Measurement(
-        prober="netperf", test="TCP_RR", p50_us=p50_us, p90_us=latency_us, p99_us=p99_us, transactions=500
-    )
 
 
 class SimulatedAgents:

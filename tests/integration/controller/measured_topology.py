@@ -10,7 +10,7 @@ from controller.cluster.crds import NETPERF_COSTS, NETWORK_TOPOLOGIES, NetworkTo
 from controller.topology.weights import zone_costs_of
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.conditions import find_condition
-from kubekit.wire import CONFIGMAPS, EVENTS, NODES, ConfigMap, Node, Object
+from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Node, Object
 from lab.polling import poll_until
 from netperf.latencies import ZonePair
 from tests.integration.controller.appgroups import AppGroupNamespace
@@ -88,9 +88,6 @@ class MeasuredTopology(AppGroupNamespace):
     async def read_planned_nodes(self) -> set[str]:
         plans = await read_plans(self.client, self.namespace)
         return {end.node for plan in plans for probe in plan.probes for end in (probe.origin, probe.destination)}
-
-    async def list_events(self) -> list[dict[str, Any]]:
-        return await self.client.list(EVENTS, dict, namespace=self.namespace)
 
     async def wait_for_costs(self, costs: Mapping[ZonePair, int]) -> None:
         await wait_until_equal(self.read_costs, costs)

@@ -12,16 +12,14 @@ from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES, WORKLOAD_LABE
 from controller.diagnosis.events import EventReporter
 from kubekit.client import MERGE_PATCH
 from kubekit.events import EventRecorder
-from kubekit.wire import EVENTS, SERVICES, Object
+from kubekit.wire import SERVICES, Object
 from lab.polling import poll_until
 from lab.programs import Program
 from tests.integration.conftest import CreateNode
 from tests.integration.controller.appgroups import AppGroupNamespace, make_group
 from tests.integration.controller.harness import Replica, StartManager
 from tests.support.bodies import make_topology_body, make_weight_body
-from tests.support.online_boutique import BOUTIQUE, BOUTIQUE_CALLS, EXPECTED_ORDERS
 
-BOUTIQUE_CALLEES = {name: BOUTIQUE_CALLS.get(name, "") for name in BOUTIQUE}
 DEBOUNCE_S = 1.0
 """Longer than the manager waits after a change of a group before it writes."""
 
@@ -31,27 +29,10 @@ def replica(crds: list[str], start_manager: StartManager) -> Replica:
     return start_manager()
 
 
-async def test_every_algorithm_gives_the_documented_order(replica: Replica, groups: AppGroupNamespace) -> None:
-    await groups.create_group(make_group(BOUTIQUE_CALLEES, members=len(BOUTIQUE)))
-    for algorithm, selectors_in_order in EXPECTED_ORDERS.items():
-        patch = {"spec": {"topologySortingAlgorithm": algorithm}}
-        await groups.patch_group(patch)
-        await groups.wait_for_group_condition("SpecValid", "True", f"by {algorithm}")
-
-        status = (await groups.read_group()).status
-        assert status.topology_order is not None
-        by_index = sorted(status.topology_order, key=lambda entry: entry.index)
-        assert " ".join(entry.workload.selector for entry in by_index) == selectors_in_order
-        stored_selectors = [entry.workload.selector for entry in status.topology_order]
-        assert stored_selectors == sorted(stored_selectors)
-        assert status.topology_calculation_time is not None
-
-
 async def test_the_manager_never_writes_the_spec_and_not_the_status_of_an_unchanged_spec(
     replica: Replica, groups: AppGroupNamespace
 ) -> None:
-    body = make_group(BOUTIQUE_CALLEES)
-    await groups.create_group(body)
+    await groups.create_group_body(make_group({"a": "b", "b": ""}))
     created: dict[str, Any] = await groups.client.get(APPGROUPS, "g", dict, namespace=groups.namespace)
     await groups.wait_for_group_condition("SpecValid", "True")
     write_count = (await replica.read_metrics())["netaware_appgroup_writes_total"]
@@ -65,13 +46,6 @@ async def test_the_manager_never_writes_the_spec_and_not_the_status_of_an_unchan
     assert group["spec"] == created["spec"]
 
 
-async def test_a_group_of_500_workloads_is_ordered(replica: Replica, groups: AppGroupNamespace) -> None:
-    selectors = [f"w{i:03}" for i in range(500)]
-    callees = {selector: " ".join(selectors[i + 1 : i + 4]) for i, selector in enumerate(selectors)}
-    await groups.create_group(make_group(callees))
-    await groups.wait_for_group_condition("SpecValid", "True", "500 workloads")
-
-
 async def test_the_status_has_the_number_of_pods_and_whether_costs_are_met(
     replica: Replica, groups: AppGroupNamespace, kwok: Program, create_node: CreateNode
 ) -> None:
@@ -80,11 +54,11 @@ async def test_the_status_has_the_number_of_pods_and_whether_costs_are_met(
     await create_node(far, zone="z2", region="west")
     topology = make_topology_body(weights=[make_weight_body({("z1", "z2"): 30})])
     await groups.client.create(NETWORK_TOPOLOGIES, topology, Object, namespace=groups.namespace)
-    await groups.create_group(make_group({"a": "b", "b": ""}, members=2, max_cost=15))
+    await groups.create_group_body(make_group({"a": "b", "b": ""}, members=2, max_cost=15))
     await groups.wait_for_group_condition("Complete", "False", "0 of 2")
 
-    await groups.create_pod("a", near)
-    await groups.create_pod("b", far)
+    await groups.create_bound_pod("a", near)
+    await groups.create_bound_pod("b", far)
     await groups.wait_for_group_condition("Complete", "True", "2 of 2 pods run")
     await groups.wait_for_group_condition("CostsMet", "False", "a to b costs 30, at most 15 (z1 to z2)")
     status = (await groups.read_group()).status
@@ -92,7 +66,7 @@ async def test_the_status_has_the_number_of_pods_and_whether_costs_are_met(
     assert status.schedule_start_time is not None
 
     await groups.delete_pod("b")
-    await groups.create_pod("b", near, "b2")
+    await groups.create_bound_pod("b", near, "b2")
     await groups.wait_for_group_condition("CostsMet", "True", "1 of 1")
 
 
@@ -101,11 +75,11 @@ async def test_a_condition_names_a_service_that_needs_traffic_distribution(
 ) -> None:
     service = {"metadata": {"name": "b"}, "spec": {"selector": {WORKLOAD_LABEL: "b"}, "ports": [{"port": 80}]}}
     await groups.client.create(SERVICES, service, Object, namespace=groups.namespace)
-    await groups.create_group(make_group({"a": "b", "b": ""}, members=4, max_cost=10_000))
+    await groups.create_group_body(make_group({"a": "b", "b": ""}, members=4, max_cost=10_000))
     for zone in ("z1", "z2"):
         await create_node(f"{groups.namespace}-{zone}", zone=zone, region="west")
         for workload in ("a", "b"):
-            await groups.create_pod(workload, f"{groups.namespace}-{zone}", f"{workload}-{zone}")
+            await groups.create_bound_pod(workload, f"{groups.namespace}-{zone}", f"{workload}-{zone}")
 
     no_distribution = f"Service {groups.namespace}/b has no trafficDistribution: with PreferSameZone a call would take"
     await groups.wait_for_group_condition("RoutedNear", "False", no_distribution)
@@ -117,18 +91,15 @@ async def test_a_condition_names_a_service_that_needs_traffic_distribution(
 
 
 async def test_a_running_pod_of_an_unknown_workload_gets_one_event(groups: AppGroupNamespace) -> None:
-    await groups.create_group(make_group({"web": ""}))
-    pod = await groups.create_pod("wbe", "nowhere")
-    session, recorder = (
-        Session(groups.client, None, None, groups.namespace),
-        EventRecorder(groups.client, component="test", instance="test"),
-    )
+    await groups.create_group_body(make_group({"web": ""}))
+    pod = await groups.create_bound_pod("wbe", "nowhere")
+    session = Session(groups.client, None, None, groups.namespace)
+    recorder = EventRecorder(groups.client, component="test", instance="test")
     reporter = EventReporter(lambda: session.read_snapshot(everything=True), recorder)
 
     async def report_and_list_events() -> list[dict[str, Any]]:
         await reporter.report()
-        events: list[dict[str, Any]] = await groups.client.list(EVENTS, dict, namespace=groups.namespace)
-        return [event for event in events if event["reason"] == "UnknownWorkload"]
+        return [event for event in await groups.list_events() if event["reason"] == "UnknownWorkload"]
 
     recording = asyncio.ensure_future(recorder.run())
     try:

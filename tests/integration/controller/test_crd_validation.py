@@ -19,6 +19,7 @@ DEPLOYMENT_A = {"kind": "Deployment", "name": "a"}
 SELECTORS = {f"w{i}" for i in range(72)}
 ALL_CALL_ALL = make_group({caller: " ".join(SELECTORS - {caller}) for caller in SELECTORS})["spec"]["workloads"]
 """72 * 71 = 5112 dependencies; the definition's limit is 5000."""
+HOSTILE_TEXTS = ("x $(id>/tmp/pwned)", "`id`", "a;b", "a\nb", "\x1b[31mred", "-n", "a b", "a'b", 'a"b')
 EMPTY_WEIGHT = {"name": "a", "topologyList": []}
 
 
@@ -62,13 +63,22 @@ async def test_an_invalid_appgroup_is_refused(
     groups: AppGroupNamespace, path: str, value: object, message: str
 ) -> None:
     with pytest.raises(ApiError, match=message) as refusal:
-        await groups.create_group(make_group_with(path, value))
+        await groups.create_group_body(make_group_with(path, value))
     assert refusal.value.status == 422
+
+
+@pytest.mark.parametrize("reference", ["workloads.0.workload", "workloads.0.dependencies.0.workload"])
+@pytest.mark.parametrize("field", ["kind", "name", "selector", "apiVersion", "namespace"])
+async def test_names_that_could_be_commands_are_refused(groups: AppGroupNamespace, reference: str, field: str) -> None:
+    """Names that tenants write are part of commands that people run."""
+    for text in HOSTILE_TEXTS:
+        with pytest.raises(ApiError, match=f"{field}: Invalid value"):
+            await groups.create_group_body(make_group_with(f"{reference}.{field}", text))
 
 
 @pytest.mark.parametrize("rate", ["100Mi", "1e3", 5, "0.5G"])
 async def test_bandwidths_may_be_texts_or_numbers(groups: AppGroupNamespace, rate: str | int) -> None:
-    await groups.create_group(make_group_with("workloads.0.dependencies.0.minBandwidth", rate))
+    await groups.create_group_body(make_group_with("workloads.0.dependencies.0.minBandwidth", rate))
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
-import pytest
 import yaml
 
 from controller.cluster.crds import NETPERF_COSTS, NETWORK_TOPOLOGIES
@@ -14,13 +12,10 @@ from kubekit.wire import CONFIGMAPS, Object, Resource
 from lab.controlplane import ControlPlane
 from lab.polling import poll_until
 from lab.programs import Program
-from tests.integration.conftest import CRDS, CreateNode
+from tests.integration.conftest import CRDS
 from tests.integration.controller.appgroups import make_group
-from tests.integration.controller.harness import Replica, StartManager, read_plans, wait_until_equal
-from tests.integration.controller.measured_topology import ALL_COSTS, REGION_BY_ZONE, USER_WEIGHT, MeasuredTopology
-
-RUN_INTERVAL_S = 4.0
-"""Longer than the manager takes to read a round of results; it reads two rounds within this time as one."""
+from tests.integration.controller.harness import Replica, StartManager, wait_until_equal
+from tests.integration.controller.measured_topology import ALL_COSTS, USER_WEIGHT, MeasuredTopology
 
 
 async def grant_shipped_rights(client: Client, namespace: str, user: str) -> None:
@@ -37,23 +32,7 @@ async def grant_shipped_rights(client: Client, namespace: str, user: str) -> Non
         await client.create(resource, body, Object, namespace=namespace)
 
 
-async def test_every_pair_of_zones_is_planned_and_gets_its_measured_costs(
-    topology: MeasuredTopology, manager: Replica
-) -> None:
-    plans = await read_plans(topology.client, topology.namespace)
-    assert {plan.zone for plan in plans} == set(REGION_BY_ZONE)
-    pair_indexes = [probe.pair_index for plan in plans for probe in plan.probes]
-    assert pair_indexes.count(0) == 3, "one pair of nodes of each pair of zones runs netperf"
-    assert len(pair_indexes) > 3
-
-    assert await topology.read_costs() == ALL_COSTS
-    await topology.wait_for_condition("Measured", "True", "AllPairsMeasured")
-    status = (await topology.read()).status
-    assert status.node_count >= 6
-    assert status.weight_calculation_time is not None
-
-
-async def test_costs_are_written_beside_the_users_weight_under_our_field_manager(
+async def test_costs_are_written_beside_the_users_weights_also_after_a_client_side_apply(
     topology: MeasuredTopology, start_manager: StartManager
 ) -> None:
     await topology.create()
@@ -70,10 +49,6 @@ async def test_costs_are_written_beside_the_users_weight_under_our_field_manager
     (status_entry,) = (entry for entry in our_entries if entry.get("subresource") == "status")
     assert status_entry["operation"] == "Apply"
 
-
-async def test_costs_are_written_again_after_a_client_side_apply_of_the_users_weights(
-    topology: MeasuredTopology, manager: Replica
-) -> None:
     changed_weight = json.loads(json.dumps(USER_WEIGHT))
     changed_weight["topologyList"][1]["originList"][0]["costList"][0]["networkCost"] = 7
     second_weight = {**changed_weight, "name": "Second"}
@@ -88,16 +63,6 @@ async def test_costs_are_written_again_after_a_client_side_apply_of_the_users_we
     weight_by_name = {weight["name"]: weight for weight in (await topology.read_raw())["spec"]["weights"]}
     assert weight_by_name["UserDefined"] == changed_weight
     assert weight_by_name["Second"] == second_weight
-
-
-async def test_a_changed_latency_of_two_rounds_changes_the_costs_of_its_pair_only(
-    topology: MeasuredTopology, manager: Replica
-) -> None:
-    topology.agents.set_latency("z1", "z3", 41)
-    for _ in range(2):
-        await topology.agents.measure()
-        await asyncio.sleep(RUN_INTERVAL_S)
-    await topology.wait_for_costs({**ALL_COSTS, ("z1", "z3"): 41, ("z3", "z1"): 41})
 
 
 async def test_costs_without_new_results_become_stale_and_are_then_removed_but_never_zero(
@@ -164,49 +129,15 @@ async def test_refused_keys_too_large_and_deleted_results_set_the_condition_and_
     assert await topology.read_costs() == ALL_COSTS
 
 
-@pytest.mark.slow
-async def test_a_recreated_topology_gets_its_costs_again(topology: MeasuredTopology, manager: Replica) -> None:
-    await topology.client.delete(NETWORK_TOPOLOGIES, "nt-default", namespace=topology.namespace)
-    await topology.create()
-    await topology.measure_until_priced()
-    assert await manager.is_leader()
-
-
-@pytest.mark.slow
-async def test_results_of_another_program_give_costs_without_agents(
-    topology: MeasuredTopology, start_manager: StartManager, create_node: CreateNode
-) -> None:
-    name, node_p, node_q = f"foreign-{topology.namespace}", topology.node_name("p"), topology.node_name("q")
-    await create_node(node_p, zone="z7", region="west")
-    await create_node(node_q, zone="z8", region="west")
-    data = {
-        f"netperf.p90.latency.milliseconds.origin.{node_p}.destination.{node_q}": "33",
-        f"netperf_p90_latency_microseconds.origin.{node_q}.destination.{node_p}": "31500",
-    }
-    body = {"metadata": {"name": name}, "data": data}
-    await topology.client.create(CONFIGMAPS, body, Object, namespace="default")
-    await topology.create(name, "default", configmapName=name)
-    start_manager(topology={"namespaces": ["default"]})
-
-    async def are_priced() -> bool:
-        costs = await topology.read_costs(name, "default")
-        return {("z7", "z8"): 33, ("z8", "z7"): 32}.items() <= costs.items()
-
-    try:
-        await poll_until(are_priced)
-    finally:
-        await topology.client.delete(NETWORK_TOPOLOGIES, name, namespace="default")
-
-
 async def test_bandwidth_of_placed_pods_is_allocated_and_released(
     topology: MeasuredTopology, manager: Replica, kwok: Program
 ) -> None:
     group = make_group({"a": "b", "b": ""})
-    await topology.create_group(group)
+    await topology.create_group_body(group)
     assert await topology.read_allocations() == {}
 
-    await topology.create_pod("a", topology.node_name("z1a"))
-    await topology.create_pod("b", topology.node_name("z3a"))
+    await topology.create_bound_pod("a", topology.node_name("z1a"))
+    await topology.create_bound_pod("b", topology.node_name("z3a"))
     # The dependency's 10M between the zones of its pods, and between their regions.
     allocations = {("z1", "z3"): "10000000", ("west", "east"): "10000000"}
     await wait_until_equal(topology.read_allocations, allocations)

@@ -24,6 +24,7 @@ from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 from tests.integration.conftest import CreateNode
 from tests.integration.controller.appgroups import AppGroupNamespace, make_group
 from tests.integration.controller.harness import StartManager
+from tests.support.bodies import make_deployment
 from tests.support.prometheus_program import Series, format_exposition, run_prometheus
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(240)]
@@ -51,15 +52,12 @@ async def deployments(groups: AppGroupNamespace, create_node: CreateNode) -> Non
     for zone in ("z1", "z2"):
         await create_node(f"{groups.namespace}-{zone}", zone=zone, region="r1")
     for name, zone in ZONE_BY_WORKLOAD.items():
-        pod_spec = {
-            "nodeName": f"{groups.namespace}-{zone}",
-            "automountServiceAccountToken": False,
-            "containers": [{"name": "c", "image": "none"}],
-            "tolerations": [{"operator": "Exists"}],
-        }
-        template = {"metadata": {"labels": {"app": name}}, "spec": pod_spec}
-        spec = {"replicas": 1, "selector": {"matchLabels": {"app": name}}, "template": template}
-        body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
+        body = make_deployment(
+            name,
+            {"name": "c", "image": "none"},
+            nodeName=f"{groups.namespace}-{zone}",
+            tolerations=[{"operator": "Exists"}],
+        )
         await groups.client.create(DEPLOYMENTS, body, Object, namespace=groups.namespace)
 
 
@@ -92,7 +90,7 @@ async def wait_until_described(groups: AppGroupNamespace, status: str, text: str
 async def test_the_condition_compares_the_declared_with_the_measured_calls_while_prometheus_runs(
     start_manager: StartManager, prometheus_run: PrometheusRun, groups: AppGroupNamespace, netaware_namespace: str
 ) -> None:
-    await groups.create_group(make_shop(OUTDATED_CALLEES))
+    await groups.create_group_body(make_shop(OUTDATED_CALLEES))
     async with prometheus_run as prometheus:
         start_manager(namespace=netaware_namespace, traffic=make_traffic_section(prometheus))
         for reason in ("ads -> db is declared, and no calls were seen", "web -> ads is not declared"):
@@ -109,7 +107,7 @@ async def test_the_condition_compares_the_declared_with_the_measured_calls_while
 async def test_measured_weights_are_written_once_and_drift_and_price_are_metrics(
     start_manager: StartManager, prometheus_run: PrometheusRun, groups: AppGroupNamespace, netaware_namespace: str
 ) -> None:
-    await groups.create_group(make_shop(OUTDATED_CALLEES))
+    await groups.create_group_body(make_shop(OUTDATED_CALLEES))
     async with prometheus_run as prometheus:
         replica = start_manager(namespace=netaware_namespace, traffic=make_traffic_section(prometheus))
         await wait_until_described(groups, "False")

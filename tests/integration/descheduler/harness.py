@@ -185,7 +185,6 @@ class Event(Object, frozen=True):
 
     reason: str = ""
     note: str = ""
-    type: str = ""
 
 
 @dataclass
@@ -215,16 +214,14 @@ class DeschedulerHarness:
             "nodeMetricExpirationSeconds": 15,
             "anomalyCondition": {"timeout": "20s", "consecutiveAbnormalities": 3, "consecutiveNormalities": 2},
         }
-        usage = {"source": "prometheus", "prometheus": {"url": self.prometheus_url, "queries": QUERIES}}
-        # A test is shorter than the default of `minPodAgeS`, and some of its workloads have one pod.
-        protection = {"minPodAgeS": 0, "minReplicas": 1}
         return {
             "enabled": True,
             "intervalS": 1,
             "policy": policy,
-            "usage": usage,
+            "usage": {"source": "prometheus", "prometheus": {"url": self.prometheus_url, "queries": QUERIES}},
             "limits": SHORT_LIMITS,
-            "protection": protection,
+            # A test is shorter than the default of `minPodAgeS`, and some of its workloads have one pod.
+            "protection": {"minPodAgeS": 0, "minReplicas": 1},
             **sections,
         }
 

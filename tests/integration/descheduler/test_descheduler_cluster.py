@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,22 +16,50 @@ import yaml
 from controller.descheduler.disruption_budgets import DISRUPTION_BUDGETS
 from controller.descheduler.evict import evict
 from controller.descheduler.plan import Move
+from kubekit.client import Client
 from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, NODES, PODS, Node, Object, Pod
+from lab.controlplane import ControlPlane
 from lab.polling import poll_until
-from lab.programs import run_command
+from lab.programs import Program, run_command
 from netperf.contract import CONTROLLER, HOT_TAINT
-from tests.integration.conftest import StartScheduler
+from tests.integration.conftest import CreateNode, StartScheduler
 from tests.integration.descheduler.harness import (
     DeschedulerHarness,
     count_eviction_attempts,
+    serve_usage,
     wait_for_rounds,
 )
+from tests.support.bodies import make_deployment
+from tests.support.prometheus_program import run_prometheus
 
 
 @pytest_asyncio.fixture(autouse=True)
 async def stock_scheduler(start_scheduler: StartScheduler) -> None:
     """kube-scheduler without the extender, for replacements."""
     await start_scheduler()
+
+
+@pytest_asyncio.fixture
+async def harness(
+    client: Client,
+    namespace: str,
+    netaware_namespace: str,
+    control_plane: ControlPlane,
+    kwok: Program,
+    prometheus_programs: Mapping[str, Path],
+    create_node: CreateNode,
+    tmp_path: Path,
+) -> AsyncIterator[DeschedulerHarness]:
+    """Replicas that a test leaves running are stopped at its end."""
+    async with serve_usage(client, namespace) as usage:
+        job = {"job_name": "usage", "static_configs": [{"targets": [f"127.0.0.1:{usage.port}"]}]}
+        async with run_prometheus(prometheus_programs, tmp_path, jobs=[job]) as prometheus:
+            harness = DeschedulerHarness(
+                client, namespace, netaware_namespace, control_plane, tmp_path, usage, prometheus.address, create_node
+            )
+            yield harness
+            for replica in harness.replicas:
+                await replica.stop()
 
 
 def make_move(pod: Pod, uid: str = "") -> Move:
@@ -43,11 +72,8 @@ async def run_dry_run(harness: DeschedulerHarness) -> Any:
     data = {"config.yaml": yaml.safe_dump({**head, "descheduler": harness.make_config()})}
     config_map = {**CONFIGMAPS.type_meta, "metadata": {"name": "config"}, "data": data}
     await harness.client.create(CONFIGMAPS, config_map, Object, namespace=harness.netaware_namespace)
-    labels, volume = {"app": CONTROLLER}, {"name": "config", "configMap": {"name": "config"}}
-    pod_spec = {"containers": [{"name": "main", "image": "none"}], "volumes": [volume]}
-    template = {"metadata": {"labels": labels}, "spec": pod_spec}
-    spec = {"replicas": 0, "selector": {"matchLabels": labels}, "template": template}
-    deployment = {**DEPLOYMENTS.type_meta, "metadata": {"name": CONTROLLER}, "spec": spec}
+    volume = {"name": "config", "configMap": {"name": "config"}}
+    deployment = make_deployment(CONTROLLER, {"name": "main", "image": "none"}, replicas=0, volumes=[volume])
     await harness.client.create(DEPLOYMENTS, deployment, Object, namespace=harness.netaware_namespace)
     program = Path(sys.executable).parent / "kubectl-netaware"
     flags = [f"--kubeconfig={harness.control_plane.kubeconfig}", f"--netaware-namespace={harness.netaware_namespace}"]

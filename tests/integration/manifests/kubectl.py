@@ -12,7 +12,7 @@ import yaml
 
 from kubekit.client import Client
 from lab.controlplane import ControlPlane
-from tests.integration.conftest import remove_crds
+from tests.integration.conftest import remove_crds, wait_until_crds_are_served
 
 MANIFESTS = Path(__file__).parents[3] / "manifests"
 NAMESPACE = "netaware-system"
@@ -91,8 +91,8 @@ async def install_overlay(plane: ControlPlane, overlay: str) -> AsyncIterator[tu
     """Install a shipped overlay during the block; yields kubectl and a client with the administrator's rights."""
     kubectl = Kubectl(plane.kubectl, plane.kubeconfig)
     await kubectl("apply", "--server-side", "-k", str(MANIFESTS / "overlays" / overlay))
-    await wait_until_established(kubectl)
     async with Client(plane.client_config) as admin:
+        await wait_until_crds_are_served(admin)
         try:
             yield kubectl, admin
         finally:
@@ -110,10 +110,3 @@ async def uninstall(kubectl: Kubectl, admin: Client, overlay: str) -> None:
 async def delete_pods(kubectl: Kubectl, namespace: str) -> None:
     """Delete pods of a namespace without waiting for kubelets."""
     await kubectl("delete", "pods", "--all", "-n", namespace, "--force", "--grace-period=0", "--wait=false")
-
-
-async def wait_until_established(kubectl: Kubectl) -> None:
-    """Wait until our CustomResourceDefinitions are served."""
-    for plural in ("appgroups.appgroup", "networktopologies.networktopology"):
-        name = f"customresourcedefinition/{plural}.diktyo.x-k8s.io"
-        await kubectl("wait", "--for=condition=Established", "--timeout=20s", name)

@@ -15,13 +15,7 @@ from tests.integration.manifests.attacks import Json, Schemas, dry_run, find_pat
 from tests.integration.manifests.conftest import TokenFor
 from tests.integration.manifests.kubectl import MANIFESTS, Kubectl
 from tests.integration.manifests.named_attacks import ATTACKS, NODE_A, NODE_B, RESULTS, SHIPPED_CONFIG, TOPOLOGY, Attack
-from tests.integration.manifests.victims import (
-    FOREIGN_ANNOTATION,
-    GROUP_POD,
-    SYSTEM_POD,
-    UNRELATED_POD,
-    make_object,
-)
+from tests.integration.manifests.victims import FOREIGN_ANNOTATION, GROUP_POD, SYSTEM_POD, UNRELATED_POD, make_object
 
 pytestmark = pytest.mark.usefixtures("victims")
 

@@ -119,14 +119,14 @@ async def _start_programs(installation: Installation, folder: Path) -> None:
     probing = {"intervalS": 3, "slotS": 1.5, "durationS": 0.5}
     config["topology"] = {"probing": probing, "costPolicy": cost_policy}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    extender_port, scheduler_port = find_free_ports(2)
+    (extender_port,) = find_free_ports(1)
     plane, admin = installation.plane, installation.admin
     commands = (("manager", 0), ("extender", extender_port), ("gate-opener", 0))
     for account, (command, port) in zip(CENTRAL_ACCOUNTS, commands, strict=True):
         kubeconfig = await write_bound_kubeconfig(admin, plane, account, account)
         url, config_file = f"http://127.0.0.1:{port}", folder / "config.yaml"
         start_central_program(plane.programs, command, command, url, kubeconfig=kubeconfig, config=config_file)
-    _start_scheduler(installation, folder, extender_port, scheduler_port)
+    await _start_scheduler(plane, extender_port)
     passphrase = folder / "passphrase"
     passphrase.write_text("0123456789abcdef0123456789abcdef")
     for node, (_, address) in ZONE_AND_ADDRESS_BY_NODE.items():
@@ -146,18 +146,13 @@ async def _build_agent_command(installation: Installation, node: str) -> list[st
     return [sys.executable, "-m", "agent", "run", f"--node-name={node}", credentials]
 
 
-def _start_scheduler(installation: Installation, folder: Path, extender_port: int, port: int) -> None:
+async def _start_scheduler(plane: ControlPlane, extender_port: int) -> None:
     """Start kube-scheduler with the shipped configuration, and another URL of the extender."""
-    kubeconfig = installation.plane.kubeconfig_of("netaware-scheduler")
     config = yaml.safe_load((MANIFESTS / "scheduler" / "kube-scheduler.yaml").read_text())
-    config["clientConnection"] = {**config.get("clientConnection", {}), "kubeconfig": str(kubeconfig)}
     for extender in config["extenders"]:
         extender["urlPrefix"] = extender["urlPrefix"].replace("9876", str(extender_port))
-    (folder / "kube-scheduler.yaml").write_text(yaml.safe_dump(config))
-    argv = [str(installation.plane.binaries["kube-scheduler"]), f"--config={folder / 'kube-scheduler.yaml'}"]
-    argv += [f"--authentication-kubeconfig={kubeconfig}", f"--authorization-kubeconfig={kubeconfig}"]
-    argv += ["--bind-address=127.0.0.1", f"--secure-port={port}", f"--cert-dir={folder}"]
-    installation.plane.programs.start("netaware-scheduler", argv)
+    name = "netaware-scheduler"
+    await plane.start_scheduler(config, name=name, kubeconfig=plane.kubeconfig_of(name))
 
 
 def list_granted_rights(documents: Documents) -> Iterator[RequestKind]:

@@ -12,8 +12,9 @@ from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES
 from kubekit.client import Client
 from kubekit.wire import CONFIGMAPS, ConfigMap, Object
 from lab.polling import poll_until
-from tests.integration.conftest import read_crd_bodies, remove_crds
-from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Kubectl, uninstall, wait_until_established
+from tests.integration.conftest import read_crd_bodies, remove_crds, wait_until_crds_are_served
+from tests.integration.controller.harness import wait_until_equal
+from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Kubectl, uninstall
 from tests.support.documents import read_shell_blocks
 
 
@@ -43,7 +44,7 @@ async def test_definitions_upgrade_in_place_and_keep_their_objects(kubectl: Kube
             version.pop("subresources", None)
             version.pop("additionalPrinterColumns", None)
         await kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(definition))
-    await wait_until_established(kubectl)
+    await wait_until_crds_are_served(admin)
     examples = ("online-boutique/appgroup.yaml", "networktopology.yaml")
     manifest = "---\n".join((MANIFESTS / "examples" / name).read_text() for name in examples)
     await kubectl("apply", "-n", "default", "-f", "-", stdin=manifest.replace(NAMESPACE, "default"))
@@ -91,9 +92,6 @@ async def test_changing_the_overlay_as_documented_revokes_rights(kubectl: Kubect
         question = ("auth", "can-i", "create", "pods", "--subresource=eviction", controller)
         return "yes" in await kubectl(*question, ok_codes=(0, 1))
 
-    async def may_not_evict() -> bool:
-        return not await may_evict()
-
     await kubectl("apply", "--server-side", "-k", str(MANIFESTS / "overlays" / "descheduler"))  # the first installation
     await kubectl(*shlex.split(namespace.replace("manifests", str(MANIFESTS)))[1:])
     await apply("descheduler")
@@ -104,7 +102,7 @@ async def test_changing_the_overlay_as_documented_revokes_rights(kubectl: Kubect
     pruned = [text for text in (await apply("default")).splitlines() if text.endswith("pruned")]
     assert pruned
     assert all("netaware-descheduler" in text or "controller-config" in text for text in pruned), pruned
-    await poll_until(may_not_evict)
+    await wait_until_equal(may_evict, expected=False)
     await admin.get(CONFIGMAPS, "netperf-metrics", ConfigMap, namespace=NAMESPACE)
     assert "pruned" not in await apply("default")
     await uninstall(kubectl, admin, "default")

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest
 import pytest_asyncio
 import yaml
 from prometheus_client import CollectorRegistry
 
 from controller.cluster.cluster_cache import ClusterCache
-from controller.page import server
 from controller.page.access import PageAuthorizer
 from controller.page.config import PageConfig
+from controller.page.server import Page
 from controller.page.snapshots import SnapshotReader
 from controller.scheduler.config import SchedulerConfig
 from kubekit.client import Client
@@ -26,34 +24,19 @@ from tests.support.scheduling import running
 
 PAGE_MANIFEST = Path(__file__).parents[3] / "manifests" / "base" / "controller" / "page.yaml"
 RBAC = {kind: Resource("rbac.authorization.k8s.io", "v1", f"{kind.lower()}s", kind) for kind in ("Role", "RoleBinding")}
-ServePage = Callable[..., Awaitable[str]]
-
-
-@asynccontextmanager
-async def run_page(client: Client, namespace: str, config: PageConfig) -> AsyncIterator[str]:
-    """Serve the page during the block; yields its URL."""
-    cache = ClusterCache(client, namespace)
-    snapshots = SnapshotReader(cache, client, namespace, policy=CostPolicy(), scheduler=SchedulerConfig())
-    page = server.Page(config, snapshots, PageAuthorizer(client, namespace))
-    http = Server("127.0.0.1:0", registry=CollectorRegistry())
-    page.add_routes(http.app)
-    async with running(cache.reflector_tasks()), http.running() as address:
-        await asyncio.wait_for(cache.wait_for_sync(), 20)
-        yield f"http://{address}"
 
 
 @pytest_asyncio.fixture
-async def serve_page(
-    client: Client, namespace: str, crds: list[str], monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[ServePage]:
-    """``await serve_page(config)`` serves the page until the end of the test, and returns its URL."""
-    monkeypatch.setattr(server, "MIN_REFRESH_INTERVAL_S", 0.1)
-    async with AsyncExitStack() as stack:
-
-        async def serve(config: PageConfig | None = None) -> str:
-            return await stack.enter_async_context(run_page(client, namespace, config or PageConfig(auth="none")))
-
-        yield serve
+async def page_url(client: Client, namespace: str, crds: list[str]) -> AsyncIterator[str]:
+    """The URL of a page that needs a token."""
+    cache = ClusterCache(client, namespace)
+    snapshots = SnapshotReader(cache, client, namespace, policy=CostPolicy(), scheduler=SchedulerConfig())
+    page = Page(PageConfig(), snapshots, PageAuthorizer(client, namespace))
+    server = Server("127.0.0.1:0", registry=CollectorRegistry())
+    page.add_routes(server.app)
+    async with running(cache.reflector_tasks()), server.running() as address:
+        await asyncio.wait_for(cache.wait_for_sync(), 20)
+        yield f"http://{address}"
 
 
 @pytest_asyncio.fixture

@@ -15,12 +15,15 @@ from aiohttp.test_utils import TestServer
 from controller.diagnosis.control_plane import LeaseStatus, ProgramPod
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page.document import build_csp, build_document
-from controller.page.encoding import encode_overview
-from controller.views.overview import build_overview
 from tests.support.browser import Tab, open_tab
 from tests.support.chromium import Chromium
 from tests.unit.controller.cluster_facts import HEALTHY, READY, make_control_plane
-from tests.unit.controller.healthy_cluster import NOW_S, make_cluster_snapshot
+from tests.unit.controller.healthy_cluster import (
+    NOW_S,
+    encode_page_data,
+    make_cluster_snapshot,
+    make_unhealthy_snapshot,
+)
 
 TABS = ("now", "matrix", "groups")
 WIDTHS = (1440, 1024, 390)
@@ -36,23 +39,10 @@ CELL = 'document.querySelector(\'[data-from="2"][data-to="1"]\')'
 
 
 def make_broken_snapshot() -> ClusterSnapshot:
-    """A cluster without a leader and a ready scheduler, and with a zone without an agent."""
-    healthy = make_cluster_snapshot(6)
-    without_agent = [
-        msgspec.structs.replace(node, metadata=msgspec.structs.replace(node.metadata, annotations={}))
-        for node in healthy.nodes[:2]
-    ]
+    """The unhealthy cluster without a leader and a ready scheduler."""
     scheduler_pod = ProgramPod("scheduler", "scheduler-0", "n2", "Pending", reason="ImagePullBackOff")
     without_leader = make_control_plane(lease=LeaseStatus("controller-0", NOW_S - 90), pods=(READY[0], scheduler_pod))
-    return msgspec.structs.replace(healthy, nodes=(*without_agent, *healthy.nodes[2:]), control_plane=without_leader)
-
-
-def encode_page_data(snapshot: ClusterSnapshot) -> dict[str, Any]:
-    """The page's data of a cluster, as the browser decodes it."""
-    overview = build_overview(snapshot)
-    encoded = msgspec.json.encode({"readAt": overview.read_at, **encode_overview(overview)})
-    data: dict[str, Any] = msgspec.json.decode(encoded)
-    return data
+    return msgspec.structs.replace(make_unhealthy_snapshot(), control_plane=without_leader)
 
 
 DATA_BY_CLUSTER: dict[str, dict[str, Any]] = {
@@ -132,7 +122,7 @@ async def test_axe_finds_no_serious_problem_and_no_view_is_wider_than_its_window
     assert await tab.evaluate(FIND_SERIOUS_PROBLEMS) != [], "axe finds a button without a name"
 
 
-async def test_the_matrix_shows_the_cost_of_the_chosen_pair(tab: Tab, url: str) -> None:
+async def test_the_matrix_shows_the_cost_of_the_chosen_pair_and_then_the_chosen_measure(tab: Tab, url: str) -> None:
     await open_matrix(tab, url)
     names = await tab.evaluate("[state.names[2], state.names[1]]")
     headers = f"[{CELL}.parentElement.cells[0].innerText, {CELL}.closest('table').rows[0].cells[2].innerText]"
@@ -142,11 +132,7 @@ async def test_the_matrix_shows_the_cost_of_the_chosen_pair(tab: Tab, url: str) 
     cost = await tab.evaluate("state.overview.matrix.cost[findCellIndex(2, 1)]")
     assert await tab.evaluate(f"{CELL}.innerText") == str(cost)
     assert f"Cost\n{cost}" in await read_text(tab, "#pair-facts")
-    assert not tab.problems
 
-
-async def test_the_matrix_shows_the_chosen_measure(tab: Tab, url: str) -> None:
-    await open_matrix(tab, url)
     await tab.evaluate("byId('measure').value = 'p50'; byId('measure').dispatchEvent(new Event('change'))")
     p50_ms = await tab.evaluate("formatNumber(state.overview.matrix.p50Us[findCellIndex(2, 1)] / 1000)")
     assert await tab.evaluate(f"{CELL}.innerText") == p50_ms
@@ -193,18 +179,15 @@ async def test_findings_and_their_commands_appear_without_a_reload(
     assert not tab.problems
 
 
-async def test_the_age_of_a_finding_grows_without_new_data(tab: Tab, url: str) -> None:
-    await open_page(tab, url, "broken")
-    assert "for 90 s" in await read_text(tab, "#panel-now"), "since the lease"
-    await tab.evaluate("clockOffset += 3600; drawAges()")
-    assert "for 61 min" in await read_text(tab, "#panel-now")
-    assert not tab.problems
-
-
-async def test_other_views_show_that_something_is_wrong_and_lead_to_the_findings(tab: Tab, url: str) -> None:
+async def test_other_views_lead_to_the_findings_whose_age_grows_without_new_data(tab: Tab, url: str) -> None:
     await open_page(tab, url, "broken")
     await tab.evaluate("showTab('matrix')")
     assert "and" in await read_text(tab, "#problems"), "of several findings"
+
     await tab.evaluate("document.querySelector('#problems button').click()")
     assert not await tab.evaluate("byId('panel-now').hidden")
+    assert "for 90 s" in await read_text(tab, "#panel-now"), "since the lease"
+
+    await tab.evaluate("clockOffset += 3600; drawAges()")
+    assert "for 61 min" in await read_text(tab, "#panel-now")
     assert not tab.problems

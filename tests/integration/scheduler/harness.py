@@ -123,10 +123,10 @@ class PodNamespace:
 
         return str((await poll_until(find_notes))[0])
 
-    async def list_events(self, pod: str) -> list[dict[str, Any]]:
-        """List events about a pod."""
+    async def list_events(self, pod: str = "") -> list[dict[str, Any]]:
+        """List events about a pod, by default all of the namespace."""
         events: list[dict[str, Any]] = await self.client.list(EVENTS, dict, namespace=self.namespace)
-        return [event for event in events if event["regarding"]["name"] == pod]
+        return [event for event in events if pod in {"", event["regarding"]["name"]}]
 
     async def wait_until_scheduler_sees_cordon(self, node_name: str) -> None:
         """Wait until kube-scheduler refuses a pod that can run only on this cordoned node."""

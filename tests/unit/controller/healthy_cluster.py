@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import random
 import zlib
-
-# import BANDWIDTH, HOME, NOW_S, make_cluster_snapshot, make_node, make_pod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,10 @@ from controller.cluster.membership import Membership
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import Pod
 from controller.diagnosis.snapshot import ClusterSnapshot
+from controller.page.encoding import encode_overview
 from controller.topology.probe_nodes import to_probe_node
 from controller.topology.weights import Bandwidths, build_weight
+from controller.views.overview import build_overview
 from kubekit.wire import Node
 from netperf.contract import AGENT_ANNOTATION, REGION_LABEL, ZONE_LABEL, Announcement, encode_announcement
 from netperf.cost_state import update_state
@@ -225,3 +225,11 @@ def make_unhealthy_snapshot() -> ClusterSnapshot:
     node = msgspec.structs.replace(node, metadata=msgspec.structs.replace(node.metadata, annotations={}))
     snapshot = msgspec.structs.replace(snapshot, nodes=(*snapshot.nodes[:2], node, *snapshot.nodes[3:]))
     return replace_samples(snapshot, [*old_samples, *samples[5:]])
+
+
+def encode_page_data(snapshot: ClusterSnapshot) -> dict[str, Any]:
+    """The page's data of a cluster, as the browser decodes it."""
+    overview = build_overview(snapshot)
+    encoded = msgspec.json.encode({"readAt": overview.read_at, **encode_overview(overview)})
+    data: dict[str, Any] = msgspec.json.decode(encoded)
+    return data

@@ -24,19 +24,14 @@ from controller.page import server, snapshots
 from controller.page.access import PageAuthorizer
 from controller.page.config import PageConfig
 from controller.page.document import build_csp, build_document
-from controller.page.encoding import encode_overview
 from controller.page.snapshots import SnapshotReader
 from controller.scheduler.config import SchedulerConfig
 from controller.views.overview import Overview, build_overview
 from kubekit.errors import UnreachableError
-from kubekit.wire import NodeStatus
+from kubekit.wire import ConfigMap, NodeStatus, ObjectMeta
 from netperf.policy import CostPolicy
-from tests.unit.controller.healthy_cluster import make_cluster_snapshot, make_pod, read_pod_info
-
-
-def make_page_data(snapshot: ClusterSnapshot) -> dict[str, Any]:
-    """The data as the browser decodes it."""
-    return dict(msgspec.json.decode(msgspec.json.encode(encode_overview(build_overview(snapshot)))))
+from tests.unit.controller.components import fill_store
+from tests.unit.controller.healthy_cluster import encode_page_data, make_cluster_snapshot, make_pod, read_pod_info
 
 
 def make_client(reply: Any) -> Any:
@@ -44,16 +39,17 @@ def make_client(reply: Any) -> Any:
     return Mock(get=AsyncMock(side_effect=reply), list=AsyncMock(side_effect=reply))
 
 
-def make_reader(client: Any) -> SnapshotReader:
-    """A reader of the objects of an empty cluster."""
+def make_reader(client: Any, *results: ConfigMap) -> SnapshotReader:
+    """A reader of the objects of a cluster that is empty but for results."""
     cache = ClusterCache(client, "netaware")
+    fill_store(cache.results, results)
     return SnapshotReader(cache, client, "netaware", policy=CostPolicy(), scheduler=SchedulerConfig())
 
 
 def test_columns_of_the_matrix_are_in_the_order_of_the_zones_without_the_diagonal() -> None:
     snapshot = make_cluster_snapshot(5)
     overview = build_overview(snapshot)
-    data = make_page_data(snapshot)
+    data = encode_page_data(snapshot)
     zones = [zone["name"] for zone in data["network"]["zones"]]
     assert {len(column) for column in data["matrix"].values()} == {5 * 4}, "ordered pairs of five zones"
     pairs = overview.network.pairs_by_zones
@@ -67,12 +63,12 @@ def test_requests_on_nodes_without_capacity_are_not_in_the_allocated_bandwidth()
     names = [node.metadata.name for node in snapshot.nodes]
     pods = tuple(read_pod_info(make_pod(f"on-{name}", node=name, request="1G")) for name in names)
     nodes = (without_capacity, *snapshot.nodes[1:])
-    bandwidth = make_page_data(msgspec.structs.replace(snapshot, nodes=nodes, bandwidth_pods=pods))["bandwidth"]
+    bandwidth = encode_page_data(msgspec.structs.replace(snapshot, nodes=nodes, bandwidth_pods=pods))["bandwidth"]
     assert (bandwidth["totalNodes"], bandwidth["nodesWithCapacity"], bandwidth["allocatedBps"]) == (2, 1, 10**9)
 
 
 def test_a_hundred_zones_are_less_than_a_megabyte_and_compress_to_a_fifth() -> None:
-    data = msgspec.json.encode(make_page_data(make_cluster_snapshot(100, 1)))
+    data = msgspec.json.encode(encode_page_data(make_cluster_snapshot(100, 1)))
     assert len(data) < 1_000_000
     assert len(gzip.compress(data, 6)) < 200_000
 
@@ -124,15 +120,31 @@ async def test_a_failed_computation_is_answered_by_503_until_the_next_one_succee
         is_broken.clear()
         answer = await browser.get("/api/v1/overview")
         assert (answer.status, answer.headers["Content-Security-Policy"]) == (200, policy)
+        etag = {"If-None-Match": answer.headers["ETag"]}
+        assert (await browser.get("/api/v1/overview", headers=etag)).status == 304
         next_answer = await browser.get("/api/v1/overview")
         assert next_answer.headers["ETag"] == answer.headers["ETag"]
         assert (await next_answer.json())["readAt"] > (await answer.json())["readAt"]
         monkeypatch.setattr(server, "MIN_REFRESH_INTERVAL_S", 3600.0)
         is_broken.set()
-        failure = await browser.get("/api/v1/overview", headers={"If-None-Match": answer.headers["ETag"]})
+        failure = await browser.get("/api/v1/overview", headers=etag)
         assert (failure.status, failure.headers["Content-Security-Policy"]) == (503, policy)
         is_broken.clear()
         assert (await browser.get("/api/v1/overview")).status == 503, "a failure is not repeated at once either"
+
+
+@pytest.mark.parametrize(("enabled", "methods"), [(True, {"GET", "HEAD"}), (False, set())])
+def test_the_page_is_read_only_and_can_be_disabled(*, enabled: bool, methods: set[str]) -> None:
+    client, app = make_client(UnreachableError("simulated")), web.Application()
+    page = server.Page(PageConfig(enabled=enabled), make_reader(client), PageAuthorizer(client, "netaware"))
+    page.add_routes(app)
+    assert {route.method for route in app.router.routes()} == methods
+
+
+async def test_results_of_agents_are_in_the_snapshot() -> None:
+    results = ConfigMap(metadata=ObjectMeta(name="netperf-metrics", namespace="netaware"), data={"key": "value"})
+    snapshot = await make_reader(make_client(UnreachableError("simulated")), results).read(0.0)
+    assert snapshot.results == {"netaware/netperf-metrics": {"key": "value"}}
 
 
 async def test_an_api_server_that_hangs_does_not_hide_findings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,11 +20,11 @@ from kubekit.wire import Condition
 from netperf.cost_state import CostState
 from netperf.costs import ZoneCosts
 from netperf.latencies import ZonePair
-from netperf.measurement import Measurement
 from netperf.policy import CostPolicy
 from netperf.results import encode_samples
 from netperf.sample import NodeLocation, Sample
 from tests.support.bodies import make_weight_body
+from tests.support.samples import make_measurement
 
 REGION_BY_ZONE = {"z1": "west", "z2": "west", "z3": "east"}
 ZONE_MAP = ZoneMap(
@@ -44,9 +44,7 @@ def make_results(latency_ms: Mapping[ZonePair, float]) -> dict[str, str]:
         Sample(
             origin=ZONE_MAP.location_by_node[f"n-{origin}"],
             destination=ZONE_MAP.location_by_node[f"n-{destination}"],
-            measurement=Measurement(
-                prober="netperf", test="TCP_RR", p50_us=ms * 900, p90_us=ms * 1000, p99_us=ms * 1100, transactions=500
-            ),
+            measurement=make_measurement(ms * 1000),
             sequence=1,
             taken_at=START_S,
         )
