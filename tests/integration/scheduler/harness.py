@@ -65,12 +65,9 @@ class PodNamespace:
         name: str = "a1",
         algorithm: str = "KahnSort",
         members: int | None = None,
-        namespaces: dict[str, str] | None = None,
     ) -> AppGroup:
-        """Create an AppGroup with maxNetworkCost by caller and callee; ``namespaces`` are those of foreign selectors."""
-        body = make_appgroup_body(
-            name, calls, members=members or len(calls), algorithm=algorithm, namespaces=namespaces
-        )
+        """Create an AppGroup with maxNetworkCost by caller and callee."""
+        body = make_appgroup_body(name, calls, members=members or len(calls), algorithm=algorithm)
         return await self.client.create(APPGROUPS, body, AppGroup, namespace=self.namespace)
 
     async def set_costs(

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from controller.appgroups.status import GroupState, build_status, compute_group_state
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable, Location
-from controller.cluster.crds import WORKLOAD_LABEL, AppGroup, AppGroupStatus, WeightInfo
+from controller.cluster.crds import AppGroup, AppGroupStatus, WeightInfo
 from controller.cluster.membership import Membership
 from controller.cluster.pods import Pod
-from controller.cluster.services import Service, ServiceIndex
 from kubekit.wire import Condition
 from tests.support.bodies import make_symmetric_costs, make_weight_body
 from tests.unit.controller import scheduler_objects
@@ -35,12 +34,6 @@ make_group = partial(scheduler_objects.make_app_group, namespace="shop", name="g
 CHAIN: dict[str, dict[str, int]] = {"P1": {"P2": 15}, "P2": {}}
 
 
-def make_callee_service(distribution: str) -> Service:
-    """A Service of workload P2 with this trafficDistribution."""
-    spec = {"selector": {WORKLOAD_LABEL: "P2"}, "trafficDistribution": distribution, "clusterIP": "10.0.0.1"}
-    return msgspec.convert({"metadata": {"name": "p2", "namespace": "shop"}, "spec": spec}, Service)
-
-
 def compute_state(app_group: AppGroup, *pods: Pod, costs: CostTable = COSTS, **options: Any) -> GroupState:
     membership = Membership.from_objects([app_group], (), NetworkOverheadArgs())
     return compute_group_state(app_group, pods, LOCATION_BY_NODE, costs, membership, **options)
@@ -49,13 +42,6 @@ def compute_state(app_group: AppGroup, *pods: Pod, costs: CostTable = COSTS, **o
 def read_condition(app_group: AppGroup, type_: str, *pods: Pod, **options: Any) -> Condition:
     status = build_status(app_group, compute_state(app_group, *pods, **options), 1000.0)
     return next(condition for condition in status.conditions or () if condition.type == type_)
-
-
-def read_routed_check(distribution: str, *pods: Pod) -> tuple[str, int]:
-    """Verdict and cost of a dependency with maxNetworkCost 3, whose callees have a Service with this trafficDistribution."""
-    services = ServiceIndex.from_objects([make_callee_service(distribution)])
-    (check,) = compute_state(make_group({"P1": {"P2": 3}, "P2": {}}), *pods, services=services).checks
-    return check.verdict, check.cost
 
 
 def test_indexes_count_from_one_and_the_list_is_sorted_by_selector() -> None:
@@ -161,15 +147,3 @@ def test_an_unchanged_status_is_not_written_again(
     stored = msgspec.json.decode(msgspec.json.encode(status), type=AppGroupStatus)
     unchanged = msgspec.structs.replace(app_group, status=stored)
     assert build_status(unchanged, compute_state(unchanged, *reversed(pods)), 9000.0) == stored
-
-
-def test_costs_are_met_if_the_answering_replica_is_near() -> None:
-    """There is one replica per zone; with PreferSameZone each caller calls its own."""
-    caller_n1, caller_n3 = make_group_pod("P1", "n1"), make_group_pod("P1", "n3", name="q")
-    callee_n2, callee_n3 = make_group_pod("P2", "n2", name="r"), make_group_pod("P2", "n3", name="s")
-    pods = (caller_n1, caller_n3, callee_n2, callee_n3)
-    assert read_routed_check("", *pods) == ("violated", 5)
-    assert read_routed_check("PreferSameZone", *pods) == ("met", 1)
-    assert read_routed_check("PreferSameNode", *pods) == ("met", 1), "n1 has none, so n2 answers"
-    assert read_routed_check("PreferSameNode", caller_n3, callee_n3) == ("met", 0)
-    assert read_routed_check("PreferSameZone", caller_n1, callee_n3) == ("violated", 5), "none in the zone: any answers"

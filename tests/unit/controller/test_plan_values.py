@@ -1,4 +1,4 @@
-"""Cost, violations and latency of a plan, and the routing and weights of the calls that these count."""
+"""Cost, violations and latency of a plan, and the routing and weights of the calls that these count, also by annotations."""
 
 from __future__ import annotations
 
@@ -7,12 +7,31 @@ import random
 import msgspec
 import pytest
 
+from controller.cluster.crds import AppGroup
 from controller.cluster.services import Service
-from controller.scheduler.placement.planner import plan_group
+from controller.scheduler.placement.planner import Plan, plan_group
 from tests.unit.controller import groups
 
 PAIR = groups.make_chain((1, 1))
 NEAR_SERVICE = groups.make_service("w1", "PreferSameZone")
+TWO_CALLEES = groups.GroupCase((1, 1, 1), ((0, 1, 100), (0, 2, 100)), ((0, 9, 9), (9, 0, 9), (9, 9, 0)), (9, 9, 9))
+"""w0 calls w1 and w2."""
+MOSTLY_W1, MOSTLY_W2 = '{"w0": {"w1": 900, "w2": 5}}', '{"w0": {"w1": 5, "w2": 900}}'
+BANDWIDTHS = ("1M", "900M")
+
+
+def plan_with_weights(bandwidths: tuple[str, ...] = (), **annotations: str) -> Plan:
+    """w1 stays in zone 1, w2 in zone 2; w0 goes where most of its traffic is. Bandwidths are those to w1 and w2."""
+    body = msgspec.to_builtins(groups.make_group(TWO_CALLEES, **annotations))
+    for dependency, bandwidth in zip(body["spec"]["workloads"][0]["dependencies"], bandwidths, strict=False):
+        dependency["minBandwidth"] = bandwidth
+    group = msgspec.convert(body, AppGroup)
+    pods = [
+        groups.make_waiting_pod("w0-0", "w0"),
+        groups.make_bound_pod("w1-0", "w1", "n1"),
+        groups.make_bound_pod("w2-0", "w2", "n2"),
+    ]
+    return groups.plan_case(TWO_CALLEES, pods=pods, group=group, objective="time")
 
 
 @pytest.mark.parametrize("distribution", ["", "PreferSameZone", "PreferSameNode"])
@@ -109,3 +128,38 @@ def test_an_unmeasured_path_is_expensive_if_other_paths_are_measured(*, has_topo
     """Without a NetworkTopology, zones count as near."""
     nodes = [groups.make_zone_node("a", "z0", "1"), groups.make_zone_node("b", "z9", "1")]
     assert groups.plan_case(PAIR, nodes, objective="time", has_topology=has_topology).latency_us == latency_us
+
+
+@pytest.mark.parametrize(
+    ("bandwidths", "annotations", "zone"),
+    [
+        pytest.param((), {"measured_weights": MOSTLY_W1}, "z1", id="measured"),
+        pytest.param((), {"measured_weights": MOSTLY_W2}, "z2", id="measured otherwise"),
+        pytest.param(BANDWIDTHS, {"measured_weights": MOSTLY_W1}, "z1", id="measured before bandwidths"),
+        pytest.param(BANDWIDTHS, {}, "z2", id="bandwidths"),
+        pytest.param((), {"measured_weights": MOSTLY_W1, "weights": MOSTLY_W2}, "z2", id="the user's first"),
+        pytest.param(BANDWIDTHS, {"measured_weights": "{"}, "z2", id="unreadable"),
+        pytest.param((), {"measured_weights": MOSTLY_W2, "weights": '{"x": {"y": 3}}'}, "z2", id="of no dependency"),
+    ],
+)
+def test_the_plan_follows_the_users_weights_then_measured_traffic_then_bandwidths(
+    bandwidths: tuple[str, ...], annotations: dict[str, str], zone: str
+) -> None:
+    assert plan_with_weights(bandwidths, **annotations).targets["default/w0-0"].zone == zone
+
+
+def test_weights_out_of_range_are_left_out_and_reported() -> None:
+    plan = plan_with_weights(weights='{"w0": {"w1": 1.7e308, "w2": -1}}')
+    assert plan.latency_us < 1e9
+    assert plan.annotation_errors == ("annotation netaware.io/weights: not within 0 to 1e+18: w0 to w1, w0 to w2",)
+
+
+def test_unreadable_annotations_are_reported_once_and_count_as_absent() -> None:
+    pair = groups.make_chain((1, 1))
+    group = groups.make_group(pair, spread="everywhere", objective="speed", weights="{")
+    pods = [groups.make_waiting_pod("w0-0", "w0"), groups.make_waiting_pod("w1-0", "w1")]
+    annotated_pods = [groups.with_metadata(pod, annotations=group.metadata.annotations) for pod in pods]
+    plan = groups.plan_case(pair, group=group, pods=annotated_pods)
+    assert len(plan.annotation_errors) == len(set(plan.annotation_errors)) == 3
+    assert plan.annotation_errors[0].startswith("annotation netaware.io/spread: 'everywhere' is none of")
+    assert len({target.node for target in plan.targets.values()}) == 1
