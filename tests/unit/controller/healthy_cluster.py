@@ -35,6 +35,7 @@ from netperf.results import encode_samples
 from netperf.sample import Sample
 from tests.support.samples import make_sample
 from tests.unit.controller import scheduler_objects
+from tests.unit.netperf.builders import drop_removals
 
 EXAMPLE = Path(__file__).parents[3] / "manifests" / "examples" / "online-boutique" / "appgroup.yaml"
 BANDWIDTH = "network.aware.com/bandwidth"
@@ -171,16 +172,15 @@ def make_cluster_snapshot(zones: int, per_zone: int = 2) -> ClusterSnapshot:
     }
     topology = msgspec.convert(body, NetworkTopology)
     group = make_boutique()
-    data = {key: value for key, value in encode_samples(samples).items() if value is not None}
-    return ClusterSnapshot(
+    snapshot = ClusterSnapshot(
         now_s=NOW_S,
         nodes=tuple(nodes),
         topologies=(topology,),
         groups=(group,),
         pods=tuple(make_boutique_pods([node.name for node in probe_nodes], group)),
-        results={f"{HOME}/netperf-metrics": data},
         plans=plans,
     )
+    return replace_samples(snapshot, samples)
 
 
 def read_samples(snapshot: ClusterSnapshot) -> list[Sample]:
@@ -188,8 +188,7 @@ def read_samples(snapshot: ClusterSnapshot) -> list[Sample]:
 
 
 def replace_samples(snapshot: ClusterSnapshot, samples: list[Sample]) -> ClusterSnapshot:
-    data = {key: value for key, value in encode_samples(samples).items() if value is not None}
-    return msgspec.structs.replace(snapshot, results={RESULTS: data})
+    return msgspec.structs.replace(snapshot, results={RESULTS: drop_removals(encode_samples(samples))})
 
 
 def read_pod_info(pod: Pod) -> PodInfo:

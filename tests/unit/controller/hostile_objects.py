@@ -31,13 +31,13 @@ from tests.unit.controller.components import CONFIG_HEAD, HOME, Components, Fake
 PAYLOAD = "x$(touch pwned)`touch pwned`; touch pwned '; touch pwned; ' \x1b]0;pwned\x07\x9b2J\u202e"
 FORGED = "fix: touch forged"
 PAYLOADS = (
-    PAYLOAD,
-    f"a\n  {FORGED}\n✓ nothing is wrong",
-    f"a\r{FORGED}\u2028✓ nothing is wrong\u2029\x85",
-    "\x1b]0;pwned\x07\x1b[2J\x9b2J\x7f\x00\x08",
-    "</script><script>document.title='pwned'</script><img src=x onerror=alert(1)>\"'&",
-    "\u202egnp.exe\u2066\u200f\ufeff\U000e0041",
-    "l" * 400,
+    PAYLOAD,  # shell
+    f"a\n  {FORGED}\n✓ nothing is wrong",  # forged lines
+    f"a\r{FORGED}\u2028✓ nothing is wrong\u2029\x85",  # Unicode's line separators
+    "\x1b]0;pwned\x07\x1b[2J\x9b2J\x7f\x00\x08",  # terminal
+    "</script><script>document.title='pwned'</script><img src=x onerror=alert(1)>\"'&",  # HTML
+    "\u202egnp.exe\u2066\u200f\ufeff\U000e0041",  # direction of text
+    "l" * 400,  # length
 )
 APPLICATIONS = range(250)
 """Numbers of the applications."""
@@ -45,7 +45,7 @@ Json = dict[str, Any]
 
 
 def hostile_text(word: str, number: int) -> str:
-    """A payload followed by the word; over seven numbers each word gets every payload."""
+    """A payload followed by the word; over as many numbers as there are payloads, each word gets every one."""
     return PAYLOADS[(zlib.crc32(word.encode()) + number) % len(PAYLOADS)] + f"{word}{number}"
 
 
@@ -69,15 +69,39 @@ def make_pod(name: str, selector: str, *, annotations: Json | None = None, **fie
     """A pod of the group; ``fields`` are those of its spec and status."""
     labels = {APPGROUP_LABEL: "@shop", WORKLOAD_LABEL: selector, "@label": "@value"}
     owner = {"apiVersion": "apps/v1", "kind": "@kind", "name": "@owner", "uid": "@uid", "controller": True}
-    metadata: Json = {"name": name, "namespace": "@ns", "labels": labels, "annotations": annotations or {}, "uid": name}
-    metadata |= {"ownerReferences": [owner], "creationTimestamp": "2026-01-01T00:00:00Z"}
+    metadata: Json = {
+        "name": name,
+        "namespace": "@ns",
+        "labels": labels,
+        "annotations": annotations or {},
+        "uid": name,
+        "ownerReferences": [owner],
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+    }
     status = {"phase": fields.pop("phase", "Pending"), "conditions": fields.pop("conditions", [])}
     spec = {"schedulerName": "network-aware-scheduler", "containers": [{"name": "c"}], **fields}
     return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
 
 
-def unschedulable(message: str) -> list[dict[str, str]]:
+def make_unschedulable(message: str) -> list[dict[str, str]]:
     return [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]
+
+
+def make_node(name: str, index: int, number: int) -> Json:
+    """A node with the texts that its agent may write; an odd ``index`` has a hostile address."""
+    words = ("version", "prober", "problem", *(("address",) if index % 2 else ()))
+    announcement = {word: hostile_text(word, number + i) for i, word in enumerate(words)}
+    annotations = {
+        AGENT_ANNOTATION: json.dumps({"port": 1, **announcement}),
+        "netaware.io/bandwidth-source": "@source",
+    }
+    labels = {ZONE_LABEL: f"z{index}", REGION_LABEL: "r"}
+    status = {
+        "capacity": {BANDWIDTH_RESOURCE: "@capacity"},
+        "allocatable": {BANDWIDTH_RESOURCE: "10G"},
+        "conditions": [{"type": "Ready", "status": "True", "message": "@message"}],
+    }
+    return {"kind": "Node", "metadata": {"name": name, "labels": labels, "annotations": annotations}, "status": status}
 
 
 METADATA = {
@@ -123,13 +147,13 @@ ODD_POD_FIELDS: list[Json] = [
     {"schedulerName": "@scheduler"},
     {
         "nodeSelector": {"@key": "@value"},
-        "conditions": unschedulable("0/9 nodes are available: 9 Insufficient cpu. @why"),
+        "conditions": make_unschedulable("0/9 nodes are available: 9 Insufficient cpu. @why"),
     },
     {
-        "conditions": unschedulable("@message"),
+        "conditions": make_unschedulable("@message"),
         "tolerations": [{"key": "@key", "operator": "@op", "value": "@value"}],
     },
-    {"conditions": unschedulable("0/9 nodes are available: 9 node(s) had untolerated taint {@key: @value}.")},
+    {"conditions": make_unschedulable("0/9 nodes are available: 9 node(s) had untolerated taint {@key: @value}.")},
     {"nodeName": "n0-0", "phase": "@phase"},
     {"nodeName": "@node", "phase": "Running", "volumes": [{"persistentVolumeClaim": {"claimName": "@claim"}}]},
 ]
@@ -150,23 +174,6 @@ def make_objects(number: int) -> list[Json]:
     return [fill_template(template, number) for template in templates]
 
 
-def make_node(name: str, index: int, number: int) -> Json:
-    """A node with the texts that its agent may write; an odd ``index`` has a hostile address."""
-    words = ("version", "prober", "problem", *(("address",) if index % 2 else ()))
-    announcement = {word: hostile_text(word, number + i) for i, word in enumerate(words)}
-    annotations = {
-        AGENT_ANNOTATION: json.dumps({"port": 1, **announcement}),
-        "netaware.io/bandwidth-source": "@source",
-    }
-    labels = {ZONE_LABEL: f"z{index}", REGION_LABEL: "r"}
-    status = {
-        "capacity": {BANDWIDTH_RESOURCE: "@capacity"},
-        "allocatable": {BANDWIDTH_RESOURCE: "10G"},
-        "conditions": [{"type": "Ready", "status": "True", "message": "@message"}],
-    }
-    return {"kind": "Node", "metadata": {"name": name, "labels": labels, "annotations": annotations}, "status": status}
-
-
 def make_results() -> dict[str, str]:
     """Data of a results ConfigMap, for pairs of the nodes and for others."""
     data: dict[str, str] = {}
@@ -174,6 +181,7 @@ def make_results() -> dict[str, str]:
         zone, node = hostile_text("zone", number), hostile_text("node", number)
         sample = {
             "origin": {"node": f"n{number}-0", "zone": "z0", "region": "r"},
+            # A node's name has at most 253 characters, and a zone's 63.
             "destination": {"node": node[:200], "zone": zone[:60], "region": "r"},
             "sequence": 1,
             "measurement": {"prober": "netperf", "test": "TCP_RR", "p50_us": 9.0},
@@ -190,7 +198,7 @@ class HostileCluster(Components):
     """Hostile objects, as commands and the page read them."""
 
     async def read_snapshot(self) -> None:
-        """Set ``snapshot``."""
+        """Read ``snapshot``, which sessions return."""
         client = cast("Client", HostileClient(self.objects, CONFIG_HEAD))
         snapshot = await Session(client, None, None, HOME).read_snapshot(everything=True)
         self.snapshot = msgspec.structs.replace(snapshot, now_s=NOW_S)

@@ -1,4 +1,4 @@
-"""Dependency graphs of AppGroups, with faults, which do not stop the rest; and the six orders of their workloads."""
+"""Dependency graphs of AppGroups, whose faults do not stop the rest, and the six orders of their workloads."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from controller.cluster.crds import AppGroup
 from controller.cluster.dependency_graph import DependencyEdge, DependencyGraph, build_graph
 from tests.support.online_boutique import BOUTIQUE, BOUTIQUE_CALLS, EXPECTED_ORDERS
 
+BOUTIQUE_CALLEES = [[BOUTIQUE.index(callee) for callee in BOUTIQUE_CALLS.get(name, "").split()] for name in BOUTIQUE]
 Workload = tuple[str, list[dict[str, Any]]]
 
 
-def reference(text: str, kind: str = "") -> dict[str, str]:
+def make_reference(text: str, kind: str = "") -> dict[str, str]:
     """A reference from ``selector/name/kind``; name and kind may be left out."""
     selector, name, own_kind = (text + "//").split("/")[:3]
     return {"selector": selector, "name": name, "kind": own_kind or kind}
 
 
-def call(text: str, **limits: Any) -> dict[str, Any]:
-    return {"workload": reference(text), **limits}
+def make_call(text: str, **limits: Any) -> dict[str, Any]:
+    return {"workload": make_reference(text), **limits}
 
 
-def build(*workloads: Workload) -> DependencyGraph:
-    items = [{"workload": reference(text, "Deployment"), "dependencies": calls} for text, calls in workloads]
+def build_graph_of(*workloads: Workload) -> DependencyGraph:
+    items = [{"workload": make_reference(text, "Deployment"), "dependencies": calls} for text, calls in workloads]
     return build_graph(msgspec.convert({"spec": {"numMembers": 1, "workloads": items}}, AppGroup).spec)
 
 
-BOUTIQUE_CALLEES = [[BOUTIQUE.index(callee) for callee in BOUTIQUE_CALLS.get(name, "").split()] for name in BOUTIQUE]
-STRICTEST = [call("b", maxNetworkCost=9, minBandwidth="1k"), call("b", maxNetworkCost=4, minBandwidth="500")]
-INVALID = [call("b", maxNetworkCost=20_000, minBandwidth="much"), call("c", minBandwidth="-5")]
-BY_SELECTOR = [call("b/another-name", maxNetworkCost=5, minBandwidth="1M")]
+STRICTEST = [make_call("b", maxNetworkCost=9, minBandwidth="1k"), make_call("b", maxNetworkCost=4, minBandwidth="500")]
+INVALID = [make_call("b", maxNetworkCost=20_000, minBandwidth="much"), make_call("c", minBandwidth="-5")]
+BY_SELECTOR = [make_call("b/another-name", maxNetworkCost=5, minBandwidth="1M")]
 
 
 @pytest.mark.parametrize(
     ("workloads", "edges", "reasons"),
     [
         pytest.param([("a/x", BY_SELECTOR), ("b/y", [])], [DependencyEdge(0, 1, 1_000_000, 5)], [], id="by selector"),
-        pytest.param([("a/web", [call("/db")]), ("b/db", [])], [DependencyEdge(0, 1)], [], id="by name"),
+        pytest.param([("a/web", [make_call("/db")]), ("b/db", [])], [DependencyEdge(0, 1)], [], id="by name"),
         pytest.param(
-            [("a/web", [call("/db/StatefulSet")]), ("b/db", []), ("c/db/StatefulSet", [])], [DependencyEdge(0, 2)], [], id="by name, kind"
+            [("a/web", [make_call("/db/StatefulSet")]), ("b/db", []), ("c/db/StatefulSet", [])], [DependencyEdge(0, 2)], [], id="by name, kind"
         ),
-        pytest.param([("a/web", [call("/db")]), ("b/db", []), ("c/db", [])], [], ["AmbiguousDependency"], id="ambiguous"),
-        pytest.param([("a", [call("nowhere"), call("b")]), ("b", [])], [DependencyEdge(0, 1)], ["UnknownDependency"], id="unknown"),
-        pytest.param([("a/x", [call("/x")])], [], ["SelfDependency"], id="itself"),
+        pytest.param([("a/web", [make_call("/db")]), ("b/db", []), ("c/db", [])], [], ["AmbiguousDependency"], id="ambiguous"),
+        pytest.param([("a", [make_call("nowhere"), make_call("b")]), ("b", [])], [DependencyEdge(0, 1)], ["UnknownDependency"], id="unknown"),
+        pytest.param([("a/x", [make_call("/x")])], [], ["SelfDependency"], id="itself"),
         pytest.param([("a", STRICTEST), ("b", [])], [DependencyEdge(0, 1, 1000, 4)], [], id="strictest limits of a repeated one"),
         pytest.param(
             [("a", INVALID), ("b", []), ("c", [])],
@@ -63,7 +63,7 @@ BY_SELECTOR = [call("b/another-name", maxNetworkCost=5, minBandwidth="1M")]
 def test_dependencies_become_edges_and_faults_are_reported(
     workloads: list[Workload], edges: list[DependencyEdge], reasons: list[str]
 ) -> None:
-    graph = build(*workloads)
+    graph = build_graph_of(*workloads)
     assert (list(graph.edges), [fault.reason for fault in graph.faults]) == (edges, reasons)
     assert graph.callees_by_caller() == [
         [e.callee for e in graph.edges if e.caller == i] for i in range(len(workloads))
@@ -72,7 +72,7 @@ def test_dependencies_become_edges_and_faults_are_reported(
 
 
 def test_a_workload_without_a_unique_selector_is_a_fault() -> None:
-    graph = build(("a/one", []), ("a/two", [call("a")]), ("/x", []), ("b", []))
+    graph = build_graph_of(("a/one", []), ("a/two", [make_call("a")]), ("/x", []), ("b", []))
     assert [workload.name for workload in graph.workloads] == ["one", ""]
     assert graph.selectors == ("a", "b")
     assert [fault.reason for fault in graph.faults] == ["DuplicateSelector", "NoSelector"]

@@ -15,19 +15,32 @@ import yaml
 
 from controller.cli.commands import HELP_BY_COMMAND, load_command
 from controller.cli.costs import CostsView
+from controller.cli.deschedule import RoundPreview
 from controller.cli.explain import MAX_CANDIDATES_SHOWN, ExplainView
 from controller.cli.latency import LatencyView
 from controller.cli.output import Screen
 from controller.cli.run import run
 from controller.cli.style import format_percent, format_rate
+from controller.descheduler.plan import DeschedulePlan, Skip
 from controller.diagnosis.cluster_views import NetworkView, PairBasis, PairView, ZoneView
 from controller.diagnosis.pod_diagnosis import PodDiagnosis
 from controller.diagnosis.zones import build_network
 from controller.scheduler.explain import Candidate, Explanation
 from controller.views.overview import build_overview
+from kubekit.errors import ConfigError
 from kubekit.wire import Condition, NodeStatus
+from tests.support.descheduler_builders import (
+    decide_once,
+    make_budget,
+    make_config,
+    make_host,
+    make_pod_info,
+    make_snapshot,
+    to_usage,
+)
 from tests.support.field_spellings import PROPOSAL_GROUP
-from tests.unit.controller.commands import render_answer, render_command
+from tests.unit.controller.commands import render_answer, render_command, run_command
+from tests.unit.controller.components import make_session
 from tests.unit.controller.healthy_cluster import make_cluster_snapshot, make_healthy_snapshot, make_unhealthy_snapshot
 
 SCREENS = {
@@ -39,6 +52,16 @@ SCREENS = {
     "bandwidth-pod": ("bandwidth", "pod"),
     "latency": ("latency", "ap-south-1", "eu-west-6"),
 }
+
+
+def make_preview() -> RoundPreview:
+    """Two overutilized nodes: a move relieves one; a disruption budget protects the only pod of the other."""
+    nodes = [make_host("hot"), make_host("stuck"), make_host("idle", cpu="16")]
+    pods = [make_pod_info("web-1", "hot"), make_pod_info("db-0", "stuck", labels={"app": "db"}, owner="StatefulSet/db")]
+    usage = {"hot": to_usage(3.5, 2), "stuck": to_usage(3, 2), "idle": to_usage(0.4, 2)}
+    pod_usage, budget = {pod.name: to_usage(1.6, 0.5) for pod in pods}, make_budget("db", "app=db", allowed=0)
+    view = make_snapshot(nodes, pods, usage, pod_usage, budgets=[budget])
+    return RoundPreview(decide_once(view, make_config()).plan, dropped_readings_by_reason={"negative": 2})
 
 
 @pytest.mark.parametrize(("columns", "blocks"), [(80, 4), (200, 2)])
@@ -178,3 +201,33 @@ def test_convert_prints_accepted_spellings_and_lists_the_changes(
     assert group["apiVersion"] == "appgroup.diktyo.x-k8s.io/v1alpha1"
     assert deployment["metadata"]["creationTimestamp"] == "2026-01-02T03:04:05Z", "a time stays as kubectl reads it"
     assert "changed:" in errors
+
+
+def test_a_dry_run_shows_moves_overutilized_nodes_skipped_pods_and_dropped_readings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("NO_COLOR", "1")
+    screen = render_answer(make_preview(), "deschedule", "--dry-run")
+    (move_row,) = [line for line in screen.splitlines() if line.startswith("default/web-1")]
+    assert "idle" in move_row
+    # 3.5 of 4 cores, and 1.9 after the move of 1.6.
+    assert "cpu 88 → 48 %" in move_row
+    assert "node is overutilized, node cpu usage(87.50%)>threshold(50.00%)" in move_row
+    assert "PodDisruptionBudget default/db allows no disruption now" in screen
+    assert "no further pod can be moved: 1 disruption-budget" in screen
+    assert "relieved by the moves above" in screen
+    assert "nodes: 2 overutilized, 1 underutilized; 2 usage readings dropped" in screen
+
+
+def test_a_dry_run_counts_skipped_pods_that_the_plan_does_not_list() -> None:
+    plan = DeschedulePlan(skips=(Skip("default/db-0", "stuck", "disruption-budget", "protected"),))
+    plan = msgspec.structs.replace(plan, skip_counts={"disruption-budget": 2501, "cooldown": 3})
+    screen = render_answer(RoundPreview(plan), "deschedule", "--dry-run")
+    assert "and 2503 more" in screen
+    assert "2500 disruption-budget, 3 cooldown" in screen
+
+
+async def test_deschedule_requires_dry_run() -> None:
+    with pytest.raises(ConfigError, match="--dry-run"):
+        await run_command(make_session(None), "deschedule")

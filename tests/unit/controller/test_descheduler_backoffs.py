@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.descheduler.config import LimitsConfig
 from controller.descheduler.history import MAX_BACKOFFS, drop_expired, extend_backoff
 from tests.support.descheduler_builders import (
     NOW_S,
@@ -21,22 +22,14 @@ from tests.support.descheduler_builders import (
     find_node_state,
     list_moved_pods,
     make_config,
+    make_host,
     make_loaded_snapshot,
+    make_pod_info,
     make_snapshot,
     to_usage,
 )
-from tests.unit.controller.move_outcomes import (
-    FIRST_BACKOFF_S,
-    LIMITS,
-    NODES,
-    OUTCOME_S,
-    WORKLOAD,
-    evaluate_after,
-    make_view,
-    make_web_move,
-    make_web_pod,
-)
 
+LIMITS = LimitsConfig()
 ONE_POD = make_loaded_snapshot({"hot": 3, "idle": 0.1}, {"p": 1})
 
 
@@ -45,29 +38,6 @@ def make_breaker_entries(
 ) -> tuple[BreakerEntry, ...]:
     """The entries of ``count`` moves, of which some helped."""
     return tuple(BreakerEntry(NOW_S - age_s, strategy, has_helped=i < helped) for i in range(count))
-
-
-def test_a_move_that_helped_does_not_end_a_running_back_off() -> None:
-    before = History(backoffs={WORKLOAD: BackoffEntry(NOW_S + 5000, 3)})
-    history, outcomes = evaluate_after(make_view(make_web_pod("new", "idle")), OUTCOME_S, history=before)
-    assert outcomes == ["helped"]
-    assert history.pending_moves == ()
-    assert history.backoffs[WORKLOAD] == before.backoffs[WORKLOAD]
-
-
-def test_the_back_off_of_a_workload_doubles_with_each_failure_up_to_a_week() -> None:
-    history = History()
-    for failures, backoff_h in enumerate((2, 4, 8, 16, 32, 64, 128, 168, 168), start=1):
-        history, _ = evaluate_after(make_view(make_web_pod(f"new{failures}", "hot")), 10, history=history)
-        assert history.backoffs[WORKLOAD] == BackoffEntry(NOW_S + 10 + 3600 * backoff_h, failures, "returned")
-
-
-def test_several_failed_moves_of_a_workload_in_one_round_are_one_failure() -> None:
-    moves = [make_web_move(pod=f"default/web-old{i}", uid=f"old{i}") for i in range(5)]
-    replacements = [make_web_pod(f"new{i}", "hot") for i in range(5)]
-    history, outcomes = evaluate_after(make_view(*replacements), 10, *moves)
-    assert outcomes == ["returned"] * 5
-    assert history.backoffs[WORKLOAD] == BackoffEntry(NOW_S + 10 + FIRST_BACKOFF_S, 1, "returned")
 
 
 def test_the_history_keeps_a_bounded_number_of_back_offs_and_drops_those_that_end_first() -> None:
@@ -86,7 +56,7 @@ def test_expired_entries_are_dropped_and_failure_counts_outlive_their_back_off()
         "a/Deployment/failed": BackoffEntry(NOW_S - 86_400, 2),
         "a/Deployment/long-ago": BackoffEntry(NOW_S - 8 * 86_400, 2),
         "replica": BackoffEntry(NOW_S - 60, 1),
-        "old-replica": BackoffEntry(NOW_S - FIRST_BACKOFF_S - 100, 1),
+        "old-replica": BackoffEntry(NOW_S - LIMITS.failure_backoff_s - 100, 1),
     }
     evictions = (EvictionEntry(NOW_S - 301, "a"), EvictionEntry(NOW_S - 299, "b"))
     kept = drop_expired(History(evictions=evictions, backoffs=backoffs), LIMITS, NOW_S)
@@ -129,9 +99,9 @@ def test_a_pod_that_always_returns_is_evicted_at_most_four_times_in_a_day(*, has
     for after_s in range(0, 24 * 3600, 60):
         if has_restarts and after_s % 3600 == 0:
             history, durations = msgspec.json.decode(msgspec.json.encode(history), type=History), ReasonDurations()
-        pod = make_web_pod(f"web-{len(evicted_at_s)}", "hot", created_after_s, uid=f"web-{len(evicted_at_s)}")
+        pod = make_pod_info(f"web-{len(evicted_at_s)}", "hot", created_s=NOW_S + created_after_s)
         usage = {"hot": to_usage(3.8, 1), "idle": to_usage(0.2, 1)}
-        view = make_snapshot(NODES, [pod], usage, {pod.name: to_usage(1.6, 0.5)})
+        view = make_snapshot(map(make_host, usage), [pod], usage, {pod.name: to_usage(1.6, 0.5)})
         decision = decide_once(view, config, history=history, durations=durations, now=NOW_S + after_s)
         outcomes |= {end.outcome for end in decision.evaluated_moves}
         history, durations = add_moves(decision.history, decision.pending_moves), decision.durations

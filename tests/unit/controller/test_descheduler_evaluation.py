@@ -1,38 +1,81 @@
-"""Evaluation of moves: which pod replaces an evicted one, whether the move helped, and what its history keeps."""
+"""Evaluation of moves: which pod replaces an evicted one, whether the move helped, and the back-offs that follow."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 import pytest
 
+from controller.descheduler.config import LimitsConfig
 from tests.support.descheduler_builders import (
     NOW_S,
     BackoffEntry,
     DeschedulerSnapshot,
     History,
+    PendingMove,
+    PodInfo,
     add_moves,
     decide_once,
     evaluate_moves,
     make_config,
+    make_host,
+    make_pending_move,
+    make_pod_info,
     make_snapshot,
     short_uid,
     to_usage,
 )
-from tests.unit.controller.move_outcomes import (
-    FIRST_BACKOFF_S,
-    HALF_A_DAY_S,
-    LIMITS,
-    NODES,
-    OUTCOME_S,
-    WORKLOAD,
-    evaluate_after,
-    make_view,
-    make_web_move,
-    make_web_pod,
-    read_replica_backoffs,
-)
 
+WORKLOAD = "default/Deployment/web"
+LIMITS = LimitsConfig()
+FIRST_BACKOFF_S = LIMITS.failure_backoff_s
+HALF_A_DAY_S = 12 * 3600.0
+FIRST_EVALUATION_S = 5.0
+"""It finds the replacement, which counts as bound then."""
+OUTCOME_S = FIRST_EVALUATION_S + LIMITS.evaluate_after_s + 1
+"""Time after the move at which its effect is evaluated."""
+NODES = [make_host("hot"), make_host("idle")]
 UNCOUNTED_OUTCOMES = {"", "not-replaced", "unknown"}
+
+
+def make_web_move(**fields: Any) -> PendingMove:
+    """A move of a pod with 30 % of the cpu of node hot, which used 90 %; the threshold is 50 %."""
+    defaults: dict[str, Any] = {"pod": "default/web-old", "uid": "old", "workload": WORKLOAD, "target": "idle"}
+    defaults |= {"usage_percent_before": {"cpu": 90.0}, "expected_relief_percent": {"cpu": 30.0}}
+    return make_pending_move(**{**defaults, "exceeded_thresholds": {"cpu": 50.0}, **fields})
+
+
+def make_web_pod(name: str, node_name: str, created_after_s: float = 5, **fields: Any) -> PodInfo:
+    """A pod of the moved workload, created so many seconds after the move."""
+    labels = {"pod-template-hash": "5d4f"}
+    return make_pod_info(
+        name, node_name, owner="ReplicaSet/web-5d4f", labels=labels, created_s=NOW_S + created_after_s, **fields
+    )
+
+
+def make_view(*pods: PodInfo, hot_cpu: float = 2.0, idle_cpu: float = 1.0) -> DeschedulerSnapshot:
+    """The cluster after the move, with these cores of four in use."""
+    return make_snapshot(NODES, pods, {"hot": to_usage(hot_cpu, 1), "idle": to_usage(idle_cpu, 1)})
+
+
+def read_replica_backoffs(history: History) -> dict[str, float]:
+    """End of the back-offs of replicas, by uid."""
+    return {key: backoff.until_s for key, backoff in history.backoffs.items() if "/" not in key}
+
+
+def evaluate_after(
+    view: DeschedulerSnapshot, after_s: float, *moves: PendingMove, history: History | None = None
+) -> tuple[History, list[str]]:
+    """The history and the outcomes ``after_s`` seconds after the moves; there is an earlier evaluation if that is long after."""
+    history = msgspec.structs.replace(history or History(), pending_moves=moves or (make_web_move(),))
+    outcomes: list[str] = []
+    for at_s in (FIRST_EVALUATION_S, after_s) if after_s > LIMITS.evaluate_after_s else (after_s,):
+        history, ended = evaluate_moves(view, history, LIMITS, NOW_S + at_s)
+        outcomes += [end.outcome for end in ended]
+    return history, outcomes
+
+
 NEW, TERMINATING = make_web_pod("new", "idle"), make_web_pod("web-old", "hot", uid="old", deleting=True)
 PENDING = make_web_pod("new", "", phase="Pending")
 
@@ -176,3 +219,26 @@ def test_the_successor_of_a_deleted_replacement_is_evaluated() -> None:
     history, outcomes = evaluate_after(make_view(make_web_pod("next", "hot", created_after_s=130)), 140, *pending)
     assert outcomes == ["returned"]
     assert read_replica_backoffs(history) == {make_web_pod("next", "hot").uid: NOW_S + 140 + 2 * HALF_A_DAY_S}
+
+
+def test_a_move_that_helped_does_not_end_a_running_back_off() -> None:
+    before = History(backoffs={WORKLOAD: BackoffEntry(NOW_S + 5000, 3)})
+    history, outcomes = evaluate_after(make_view(make_web_pod("new", "idle")), OUTCOME_S, history=before)
+    assert outcomes == ["helped"]
+    assert history.pending_moves == ()
+    assert history.backoffs[WORKLOAD] == before.backoffs[WORKLOAD]
+
+
+def test_the_back_off_of_a_workload_doubles_with_each_failure_up_to_a_week() -> None:
+    history = History()
+    for failures, backoff_h in enumerate((2, 4, 8, 16, 32, 64, 128, 168, 168), start=1):
+        history, _ = evaluate_after(make_view(make_web_pod(f"new{failures}", "hot")), 10, history=history)
+        assert history.backoffs[WORKLOAD] == BackoffEntry(NOW_S + 10 + 3600 * backoff_h, failures, "returned")
+
+
+def test_several_failed_moves_of_a_workload_in_one_round_are_one_failure() -> None:
+    moves = [make_web_move(pod=f"default/web-old{i}", uid=f"old{i}") for i in range(5)]
+    replacements = [make_web_pod(f"new{i}", "hot") for i in range(5)]
+    history, outcomes = evaluate_after(make_view(*replacements), 10, *moves)
+    assert outcomes == ["returned"] * 5
+    assert history.backoffs[WORKLOAD] == BackoffEntry(NOW_S + 10 + FIRST_BACKOFF_S, 1, "returned")

@@ -7,13 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from controller.__main__ import main
 from controller.config import ControllerConfiguration, load_config
-from controller.manager import Manager
-from kubekit.client import Client
-from kubekit.config import ClusterConfig
 from kubekit.errors import ConfigError
 
 HEAD = "apiVersion: netaware.io/v1alpha1\nkind: ControllerConfiguration\n"
@@ -103,10 +99,3 @@ def test_flags_override_the_file_and_are_checked_like_it(tmp_path: Path) -> None
     for listen, field in (("nowhere", "listen"), ("127.0.0.1:0", "--credentials")):
         flags = [f"--config={path}", f"--listen={listen}", "--credentials=/nonexistent/credentials"]
         assert_refused(run_controller("manager", *flags), field)
-
-
-async def test_events_and_costs_are_written_through_the_leaders_fence() -> None:
-    client = Client(ClusterConfig(server="http://127.0.0.1:1"))
-    manager = Manager(client, ControllerConfiguration(), CollectorRegistry())
-    fence = manager.elector.fence
-    assert manager._recorder._client._fence is manager._topology._client._fence is fence

@@ -22,35 +22,23 @@ from netperf.costs import ZoneCosts
 from netperf.latencies import ZonePair
 from netperf.policy import CostPolicy
 from netperf.results import encode_samples
-from netperf.sample import NodeLocation, Sample
 from tests.support.bodies import make_weight_body
-from tests.support.samples import make_measurement
+from tests.unit.netperf.builders import WALL_CLOCK_S, drop_removals, locate, make_zone_sample
 
-REGION_BY_ZONE = {"z1": "west", "z2": "west", "z3": "east"}
-ZONE_MAP = ZoneMap(
-    REGION_BY_ZONE, {f"n-{zone}": NodeLocation(f"n-{zone}", zone, region) for zone, region in REGION_BY_ZONE.items()}
-)
-PAIRS = [("z1", "z2"), ("z1", "z3"), ("z2", "z3")]
-LATENCY_MS = {("z1", "z2"): 4.5, ("z1", "z3"): 20.0, ("z2", "z3"): 22.0}
+ZONE_MAP = ZoneMap({"a": "r1", "b": "r1", "c": "r2"}, {name: locate(name) for name in ("a1", "b1", "c1")})
+"""A node in each of three zones."""
+PAIRS = [("a", "b"), ("a", "c"), ("b", "c")]
+LATENCY_MS = {("a", "b"): 4.5, ("a", "c"): 20.0, ("b", "c"): 22.0}
 POLICY = CostPolicy()
-START_S = 1_000_000.0
-USER_WEIGHT = make_weight_body({("z1", "z3"): {"networkCost": 9, "bandwidthCapacity": "10Gi"}})
-ONE_ZONE = ZoneMap({"z1": "west"}, {"n-z1": ZONE_MAP.location_by_node["n-z1"]})
+USER_WEIGHT = make_weight_body({("a", "c"): {"networkCost": 9, "bandwidthCapacity": "10Gi"}})
+ONE_ZONE = ZoneMap({"a": "r1"}, {"a1": ZONE_MAP.location_by_node["a1"]})
 
 
 def make_results(latency_ms: Mapping[ZonePair, float]) -> dict[str, str]:
-    """The results ConfigMap's data with a sample of each pair; the latency is its p90, which decides the cost."""
-    samples = [
-        Sample(
-            origin=ZONE_MAP.location_by_node[f"n-{origin}"],
-            destination=ZONE_MAP.location_by_node[f"n-{destination}"],
-            measurement=make_measurement(ms * 1000),
-            sequence=1,
-            taken_at=START_S,
-        )
-        for (origin, destination), ms in latency_ms.items()
-    ]
-    return {key: value for key, value in encode_samples(samples).items() if value is not None}
+    """The results ConfigMap's data with a sample of each pair."""
+    return drop_removals(
+        encode_samples(make_zone_sample("".join(zones), 1000 * ms) for zones, ms in latency_ms.items())
+    )
 
 
 def make_own_topology(*weights: dict[str, Any], **spec: Any) -> NetworkTopology:
@@ -65,7 +53,7 @@ def decide(
     network_topology: NetworkTopology,
     data: Mapping[str, str],
     *,
-    at_s: float = START_S,
+    at_s: float = WALL_CLOCK_S,
     state: CostState | None = None,
     zone_map: ZoneMap = ZONE_MAP,
     allocated: Mapping[ZonePair, int] = {},
@@ -140,7 +128,7 @@ def test_measurements_write_a_weight_beside_the_users_and_the_same_measurements_
     assert [weight.name for weight in after.spec.weights or ()].count(NETPERF_COSTS) == bool(latency_ms)
     # Going on, after a restart of all replicas, and after a restart that finds no results.
     for state, data_then in ((decision.state, data), (None, data), (None, {})):
-        later_decision = decide(after, data_then, at_s=START_S + 30, state=state, allocated=allocated)
+        later_decision = decide(after, data_then, at_s=WALL_CLOCK_S + 30, state=state, allocated=allocated)
         assert apply_patch(after, later_decision) is None
         assert data_then != data or read_conditions(decision) == read_conditions(later_decision)
 
@@ -160,7 +148,7 @@ def test_a_bad_policy_is_reported_and_the_defaults_are_used(invalid_policy: obje
 
 
 def test_capacities_and_allocations_are_written_sorted_for_upstreams_search() -> None:
-    allocated = {("z1", "z3"): 5, ("z2", "z3"): 7}
+    allocated = {("a", "c"): 5, ("b", "c"): 7}
     decision = decide(make_own_topology(USER_WEIGHT), make_results(LATENCY_MS), allocated=allocated)
     levels = build_weight(decision.costs, decision.zone_bandwidths, decision.region_bandwidths).topology_list
     assert [level.topology_key for level in levels] == [f"topology.kubernetes.io/{name}" for name in ("region", "zone")]
@@ -173,9 +161,9 @@ def test_capacities_and_allocations_are_written_sorted_for_upstreams_search() ->
         for origin in level.origin_list
         for entry in origin.cost_list
     }
-    assert entries["zone", "z1", "z3"].bandwidth_capacity == "10Gi"
+    assert entries["zone", "a", "c"].bandwidth_capacity == "10Gi"
     allocations = {key: entry.bandwidth_allocated for key, entry in entries.items() if entry.bandwidth_allocated}
-    assert allocations == {("zone", "z1", "z3"): "5", ("zone", "z2", "z3"): "7", ("region", "west", "east"): "12"}
+    assert allocations == {("zone", "a", "c"): "5", ("zone", "b", "c"): "7", ("region", "r1", "r2"): "12"}
 
 
 def test_the_calculation_time_changes_with_the_weights_and_a_node_count_is_written_once_a_minute() -> None:
@@ -196,7 +184,7 @@ def test_the_calculation_time_changes_with_the_weights_and_a_node_count_is_writt
     [
         (ONE_ZONE, {}, "Measured", ("True", "NoPairs", "no pair of zones")),
         (ZONE_MAP, make_results(LATENCY_MS), "Measured", ("True", "AllPairsMeasured", "6 of 6 zone pairs measured")),
-        (ZONE_MAP, make_results({PAIRS[0]: 5.0, PAIRS[2]: 7.0}), "Measured", ("False", "PairsInferred", "z1 to z3")),
+        (ZONE_MAP, make_results({PAIRS[0]: 5.0, PAIRS[2]: 7.0}), "Measured", ("False", "PairsInferred", "a to c")),
         (ZONE_MAP, RESULTS_OF_FAILING_NETPERF, "OutlierNodes", ("True", "NetperfFails", "netperf fails (reset)")),
     ],
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from controller.diagnosis.control_plane import ControlPlaneStatus
 from controller.diagnosis.findings import Finding
@@ -33,38 +33,27 @@ SNAPSHOT = make_cluster_snapshot(4)
 def read_findings(snapshot: ClusterSnapshot) -> dict[str, Finding]:
     """The findings of a snapshot, by code; the state of netaware's programs is unknown."""
     status = ControlPlaneStatus(is_lease_conclusive=False)
-    overview = build_overview(msgspec.structs.replace(snapshot, control_plane=status))
+    overview = build_overview(replace(snapshot, control_plane=status))
     return {finding.code: finding for finding in overview.findings}
-
-
-def test_a_healthy_cluster_has_a_measured_cost_for_every_pair_and_its_latencies() -> None:
-    network = build_overview(SNAPSHOT).network
-    assert len(network.pairs) == 12
-    assert {pair.basis for pair in network.pairs} == {"measured", "mirrored"}
-    for pair in network.pairs:
-        assert pair.cost is not None
-        assert pair.p90_us is not None
-        assert pair.cost == max(2, -(-pair.p90_us // 1000))
-        assert not pair.quality_flags
 
 
 def test_the_basis_of_a_cost_follows_from_the_newest_sample_and_the_topology() -> None:
     sample, *others = read_samples(SNAPSHOT)
     zones = sample.zones
 
-    old_sample = msgspec.structs.replace(sample, taken_at=NOW_S - 900)
+    old_sample = replace(sample, taken_at=NOW_S - 900)
     network = build_overview(replace_samples(SNAPSHOT, [old_sample, *others])).network
     assert {ends for ends, pair in network.pairs_by_zones.items() if pair.basis == "stale"} == {zones, zones[::-1]}
 
     assert build_overview(replace_samples(SNAPSHOT, others)).network.pairs_by_zones[zones].basis == "inferred"
 
-    flagged_sample = msgspec.structs.replace(sample, quality_flags=("throttled",))
+    flagged_sample = replace(sample, quality_flags=("throttled",))
     network = build_overview(replace_samples(SNAPSHOT, [flagged_sample, *others])).network
     assert network.pairs_by_zones[zones].quality_flags == ("throttled",)
 
 
 def test_without_a_topology_pairs_have_latencies_but_no_costs() -> None:
-    without_topology = msgspec.structs.replace(SNAPSHOT, topologies=())
+    without_topology = replace(SNAPSHOT, topologies=())
     pairs = build_overview(without_topology).network.pairs
     assert all(pair.cost is None and pair.p50_us is not None for pair in pairs)
     assert read_findings(without_topology)["no-topology"].severity == "critical"
@@ -73,10 +62,8 @@ def test_without_a_topology_pairs_have_latencies_but_no_costs() -> None:
 def test_a_pair_shows_the_round_trips_of_the_measurement_that_gives_its_cost() -> None:
     sample, *others = read_samples(SNAPSHOT)
     # Too few datagrams for a p99, so the cost would use netperf's.
-    datagrams = msgspec.structs.replace(
-        sample.measurement, prober="datagrams", p50_us=1500.0, p90_us=1700.0, transactions=60
-    )
-    sample = msgspec.structs.replace(sample, datagrams=datagrams, cost_source="datagrams")
+    datagrams = replace(sample.measurement, prober="datagrams", p50_us=1500.0, p90_us=1700.0, transactions=60)
+    sample = replace(sample, datagrams=datagrams, cost_source="datagrams")
     pair = build_overview(replace_samples(SNAPSHOT, [sample, *others])).network.pairs_by_zones[sample.zones]
     assert (pair.prober, pair.p50_us, pair.p90_us) == ("datagrams", 1500.0, 1700.0)
     assert pair.p99_us == sample.measurement.p99_us
@@ -84,13 +71,13 @@ def test_a_pair_shows_the_round_trips_of_the_measurement_that_gives_its_cost() -
 
 @pytest.mark.parametrize("unused_key", [f"{HOME}/other", "shop/netperf-metrics", f"{HOME}/netperf-metrics-1"])
 def test_results_that_the_topology_does_not_use_are_not_shown(unused_key: str) -> None:
-    network = build_overview(msgspec.structs.replace(SNAPSHOT, results={unused_key: SNAPSHOT.results[RESULTS]})).network
+    network = build_overview(replace(SNAPSHOT, results={unused_key: SNAPSHOT.results[RESULTS]})).network
     assert {pair.basis for pair in network.pairs} == {"stale"}
 
 
 def test_agents_are_up_down_or_excluded_with_a_reason() -> None:
     cordoned = make_node("n4", "z1", "r1")
-    cordoned = msgspec.structs.replace(cordoned, spec=msgspec.structs.replace(cordoned.spec, unschedulable=True))
+    cordoned = replace(cordoned, spec=replace(cordoned.spec, unschedulable=True))
     nodes = (
         make_node("n1", "z1", "r1"),
         make_node("n2", "z1", "r1", ready=False),
@@ -109,8 +96,8 @@ def test_agents_are_up_down_or_excluded_with_a_reason() -> None:
 
 def test_an_agent_is_down_for_the_reason_that_it_announces_while_its_pod_is_not_ready() -> None:
     pod = make_pod("agent-x", node="n1", namespace=HOME)
-    not_ready = msgspec.structs.replace(pod.status, conditions=[Condition("Ready", "False")])
-    agent_pod = read_pod_info(msgspec.structs.replace(pod, status=not_ready))
+    not_ready = replace(pod.status, conditions=[Condition("Ready", "False")])
+    agent_pod = read_pod_info(replace(pod, status=not_ready))
     for problem in ("", "results are refused"):
         node = make_node("n1", "z1", "r1", problem=problem)
         (agent,) = build_overview(ClusterSnapshot(now_s=NOW_S, nodes=(node,), agent_pods=(agent_pod,))).agents
@@ -157,7 +144,7 @@ def test_the_loss_of_a_zone_stops_workloads_that_are_in_no_other() -> None:
     zones = {workload.selector: workload.pods[0].zone for workload in group.workloads}
     other_node = next(node for node in SNAPSHOT.nodes if node.metadata.label(ZONE_LABEL) != zones["P1"])
     second_pod = make_pod("second", node=other_node.metadata.name, labels=SNAPSHOT.pods[0].metadata.labels)
-    (group,) = build_overview(msgspec.structs.replace(SNAPSHOT, pods=(*SNAPSHOT.pods, second_pod))).groups
+    (group,) = build_overview(replace(SNAPSHOT, pods=(*SNAPSHOT.pods, second_pod))).groups
     stopped = {workload: loss.zone for loss in group.zone_losses for workload in loss.stopped_workloads}
     assert stopped == {workload: zone for workload, zone in zones.items() if workload != "P1"}, "P1 has two zones"
 
@@ -186,27 +173,27 @@ def test_bandwidth_shows_limits_requests_and_their_problems() -> None:
         "h": "",
     }
     assert view.pods[-1].egress_limit_bps == 1000, "rounded as the agent rounds"
-    assert view.nodes[0].allocated_bps == 1_001_000_000
+    assert view.nodes[0].allocated_bps == 1_001_000_000, "a and d; e is over, and g on no node"
     assert view.pods[0].egress_verdict is None
 
 
 def test_a_missing_capacity_is_none_and_an_overcommitted_node_is_a_finding() -> None:
     node = make_node("n1", "z1", "r1", capacity="")
     assert build_overview(ClusterSnapshot(now_s=NOW_S, nodes=(node,))).bandwidth.nodes[0].capacity_bps is None
-    small_node = msgspec.structs.replace(
+    small_node = replace(
         node, status=NodeStatus(allocatable={BANDWIDTH: "1G"}, conditions=[Condition("Ready", "True")])
     )
     pod = read_pod_info(make_pod("a", node="n1", request="2G"))
-    snapshot = msgspec.structs.replace(SNAPSHOT, nodes=(small_node,), bandwidth_pods=(pod,))
+    snapshot = replace(SNAPSHOT, nodes=(small_node,), bandwidth_pods=(pod,))
     assert read_findings(snapshot)["bandwidth-overcommitted"].affects == ("n1",)
-    node_view = msgspec.structs.replace(build_overview(snapshot).bandwidth.nodes[0], allocatable_bps=0)
+    node_view = replace(build_overview(snapshot).bandwidth.nodes[0], allocatable_bps=0)
     assert node_view.is_overcommitted, "allocatable 0 with requests"
 
 
 @pytest.mark.parametrize(("age_s", "code"), [(0, ""), (900, "pairs-stale"), (20_000, "pairs-unmeasured")])
 def test_an_old_sample_is_one_finding(age_s: float, code: str) -> None:
     sample, *others = read_samples(SNAPSHOT)
-    old_sample = msgspec.structs.replace(sample, taken_at=sample.taken_at - age_s)
+    old_sample = replace(sample, taken_at=sample.taken_at - age_s)
     findings = read_findings(replace_samples(SNAPSHOT, [old_sample, *others])).values()
     assert [finding.code for finding in findings if finding.severity != "info"] == ([code] if code else [])
 
@@ -215,5 +202,5 @@ def test_an_unenforced_limit_is_a_finding() -> None:
     verdicts = {"default/a": {"egress": "no-limit"}, "default/b": {"egress": "enforced"}}
     annotations = {"kubernetes.io/egress-bandwidth": "1G"}
     pods = tuple(read_pod_info(make_pod(name, node="n1", annotations=annotations)) for name in "ab")
-    snapshot = msgspec.structs.replace(SNAPSHOT, verdicts_by_pod=verdicts, bandwidth_pods=pods)
+    snapshot = replace(SNAPSHOT, verdicts_by_pod=verdicts, bandwidth_pods=pods)
     assert read_findings(snapshot)["limits-not-enforced"].affects == ("default/a",)
