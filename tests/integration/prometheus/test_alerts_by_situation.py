@@ -160,7 +160,6 @@ ABSENT: Series = {
     **{metric(*pair): None for pair in PAIRS for metric in (network_cost, zone_latency)},
     **{probe_runs(*pair, "ok"): None for pair in PAIRS},
 }
-UPGRADE_OF_AGENT: Series = {agent_up("n2"): "1x4 0x3 1x52"}
 GATES_THAT_OPEN: Series = {"netaware_gated_pods": "0x4 11x3 0x52"}
 
 SERIES_BY_SITUATION: Mapping[str, Series] = {
@@ -276,7 +275,7 @@ def test_each_alert_fires_only_in_its_situation(prometheus_programs: Mapping[str
 
     tests = [
         make_promtool_test("a healthy cluster", {}, set()),
-        make_promtool_test("agents are upgraded", UPGRADE_OF_AGENT, set()),
+        make_promtool_test("agents are upgraded", {agent_up("n2"): "1x4 0x3 1x52"}, set()),
         *(
             make_promtool_test(name, SERIES_BY_SITUATION.get(name, {}), alerts)
             for name, alerts in alerts_by_situation.items()

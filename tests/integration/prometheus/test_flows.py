@@ -74,13 +74,9 @@ def make_agent_series() -> list[Series]:
         series.append(("netaware_traffic_bytes_total", labels | {"direction": "request"}, sent))
         series.append(("netaware_traffic_bytes_total", labels | {"direction": "response"}, received))
     for server, address in ADDRESS_BY_SERVER.items():
-        location = {
-            "server_namespace": "shop",
-            "server_kind": "Deployment",
-            "server_workload": server,
-            "server_zone": "z1",
-        }
-        series.append(("netaware_traffic_server_info", location | {"server": address}, 0.0))
+        labels = {"server_namespace": "shop", "server_kind": "Deployment", "server_workload": server}
+        labels |= {"server_zone": "z1", "server": address}
+        series.append(("netaware_traffic_server_info", labels, 0.0))
     return series
 
 

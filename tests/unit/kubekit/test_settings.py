@@ -54,11 +54,6 @@ def test_limits_are_inclusive_and_an_absent_value_is_valid() -> None:
     Outer().validate()
 
 
-def test_a_field_written_twice_is_an_error_with_its_line() -> None:
-    with pytest.raises(ConfigError, match=r"^--config: f\.yaml is not YAML: line 2: the field a appears twice"):
-        parse_yaml("a: 1\na: 2\n", "--config", "f.yaml")
-
-
 @pytest.mark.parametrize("text", ["? [a]\n: 1\n", "? {a: 1}\n: 2\n"])
 def test_a_key_that_is_no_scalar_is_an_error_with_its_line(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^--config: f\.yaml is not YAML: line 1: a key is not a scalar"):

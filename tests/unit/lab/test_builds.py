@@ -27,9 +27,7 @@ def write_script(file: Path, script: str) -> None:
     file.chmod(0o755)
 
 
-def test_the_error_of_a_wrong_program_folder_names_the_variable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_program_folder_is_reported_with_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path / "absent"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(BuildError, match="KUBEBUILDER_ASSETS"):

@@ -12,13 +12,8 @@ TESTS = Path(__file__).parents[2]
 CHAINED = {file for files in CHAINS.values() for file in files}
 
 
-@pytest.mark.parametrize(
-    "source_text",
-    [
-        pytest.param("node_binaries", id="the fixture of real nodes"),
-        pytest.param("pods_on_node import", id="the module that creates pods in this machine's cgroups"),
-    ],
-)
+# The fixture of real nodes, and the module that creates pods in this machine's cgroups.
+@pytest.mark.parametrize("source_text", ["node_binaries", "pods_on_node import"])
 def test_files_that_use_a_resource_of_the_machine_are_in_a_chain_or_run_alone(source_text: str) -> None:
     files = [file for folder in ("integration", "e2e") for file in (TESTS / folder).rglob("test_*.py")]
     users = [file for file in files if source_text in file.read_text()]

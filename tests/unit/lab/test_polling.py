@@ -20,13 +20,6 @@ def fail() -> None:
     raise CallerError("the program ended")
 
 
-async def test_polls_until_the_result_is_true_and_once_even_if_the_timeout_is_0() -> None:
-    results = iter([0, 0, 7, 8])
-    await poll_until(lambda: next(results), "seven", 60, every_s=0.001)
-    await poll_until(lambda: next(results), "eight", 0)
-    assert list(results) == []
-
-
 async def test_a_timeout_error_has_the_description_and_the_callers_type() -> None:
     with pytest.raises(WaitTimeoutError, match=r"^timed out after 0\.01 s waiting for a pod$"):
         await poll_until(never, "a pod", 0.01, every_s=0.001)

@@ -52,15 +52,7 @@ def test_a_cost_never_decreases_with_the_latency(
 
 @pytest.mark.parametrize(
     ("latency_us", "unit_us", "cost"),
-    [
-        (1, 1000, 2),
-        (2000, 1000, 2),
-        (2000.01, 1000, 3),
-        (5000, 1000, 5),
-        (5000.0000001, 1000, 5),
-        (730, 100, 8),
-        (1e9, 1, 10000),
-    ],
+    [(1, 1000, 2), (2000, 1000, 2), (2000.01, 1000, 3), (5000.0000001, 1000, 5), (730, 100, 8), (1e9, 1, 10_000)],
 )
 def test_latency_is_rounded_up_to_units(latency_us: float, unit_us: float, cost: int) -> None:
     assert latency_to_cost(latency_us, CostPolicy(unit_us=unit_us)) == cost

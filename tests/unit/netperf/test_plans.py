@@ -41,12 +41,9 @@ def test_an_encoded_plan_is_decoded_unchanged() -> None:
     ("data", "reason"),
     [
         (None, "missing"),
-        ({}, "missing"),
         ({"other": "{}"}, "missing"),
-        ({PLAN_KEY: ""}, "bad-json"),
         ({PLAN_KEY: "{"}, "bad-json"),
         ({PLAN_KEY: encode_plan(PLAN)[PLAN_KEY][:-7]}, "bad-json"),
-        ({PLAN_KEY: "[]"}, "bad-field"),
         ({PLAN_KEY: "{}"}, "bad-field"),
         (encode_plan(replace(PLAN, interval_s=0.0)), "bad-field"),
         (encode_plan(replace(PLAN, slot_count=0)), "bad-field"),
