@@ -34,7 +34,7 @@ from lab.installation import install  # noqa: E402
 from lab.report import print_report  # noqa: E402
 from lab.topology import load_topology  # noqa: E402
 from tests.support.browser import Tab, open_tab  # noqa: E402
-from tests.support.chromium import find_or_fetch_chromium  # noqa: E402
+from tests.support.page_programs import find_or_fetch_chromium  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
 MAX_BYTES = 300_000

@@ -23,9 +23,8 @@ from lab.errors import BuildError, UnsupportedError
 from lab.netperf_install import Netperf, find_or_fetch_netperf
 from lab.pod_installation import find_or_build_images
 from lab.realnode.programs import find_or_build_node_binaries
-from tests.support.axe import find_or_fetch_axe
 from tests.support.chains import ChainScheduling, is_chained
-from tests.support.chromium import Chromium, find_or_fetch_chromium
+from tests.support.page_programs import Chromium, find_or_fetch_axe, find_or_fetch_chromium
 from tests.support.parsing import paused_garbage_collection
 from tests.support.tools.builds import HELM, OLDEST_CONTROL_PLANE, PROMETHEUS, find_or_build_tool, find_or_build_tools
 from tests.support.unsupported import skip_if_unsupported

@@ -12,7 +12,7 @@ from typing import Any
 
 from playwright.async_api import CDPSession, Page, async_playwright
 
-from tests.support.chromium import Chromium
+from tests.support.page_programs import Chromium
 
 _POLL_S = 0.05
 

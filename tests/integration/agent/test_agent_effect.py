@@ -17,7 +17,7 @@ from agent.bandwidth.counters import take_readings
 from agent.bandwidth.manager import DEVICE_COUNTERS_INTERVAL_S
 from agent.bandwidth.meters import TrafficMeters
 from agent.bandwidth.rules import RepairPolicy
-from agent.bandwidth.state import INGRESS_HOOK, LimitStatus, SetEgressLimit, SetIngressLimit
+from agent.bandwidth.state import INGRESS_HOOK, LimitStatus, SetEgressLimit
 from tests.integration.agent.bpf_programs import attach_tcx, loaded_program, make_program_redirecting_to_peer
 from tests.integration.agent.limit_measurements import start_traffic
 from tests.integration.agent.pods_on_node import (
@@ -88,32 +88,28 @@ def delete_ifb_of_plugin(pod: NodePod, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_limit_that_packets_bypass_is_exceeded_within_two_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as stack:
-        overflowed, peer, misplaced, deleted, limited_ingress, limited_egress, source = (
-            stack.enter_context(node_pod(number)) for number in range(50, 57)
+        overflowed, peer, deleted, limited_ingress, limited_egress, source = (
+            stack.enter_context(node_pod(number)) for number in range(50, 56)
         )
         set_limits_as_plugin(overflowed, RATE_BPS, CONTAINERD_BURST_BYTES)
         set_limit(peer, "ingress")
         redirect_packets_to_peer(source, peer)
-        # The bucket of this pod is on another pod's device.
-        bucket_params = compute_plugin_params(RATE_BPS)
-        execute(SetIngressLimit(if_nametoindex(source.host_device), source.host_device, bucket_params))
         delete_ifb_of_plugin(deleted, monkeypatch)
         set_limit(limited_ingress, "ingress")
         set_limit(limited_egress, "egress")
 
-        limits = [pod.make_spec(ingress=str(RATE_BPS)) for pod in (overflowed, peer, misplaced, limited_ingress)]
+        limits = [pod.make_spec(ingress=str(RATE_BPS)) for pod in (overflowed, peer, limited_ingress)]
         limits += [pod.make_spec(egress=str(RATE_BPS)) for pod in (deleted, limited_egress)]
         statuses = plan_on_machine(*limits, policy=RepairPolicy()).statuses
         assert {status.pod.name: status.verdict for status in statuses} == {
             overflowed.name: "burst-overflow",
             peer.name: "enforced",
-            misplaced.name: "missing",
             deleted.name: "filter-missing",
             limited_ingress.name: "enforced",
             limited_egress.name: "enforced",
         }
 
-        floods: list[tuple[NodePod, Direction]] = [(pod, "ingress") for pod in (overflowed, misplaced, limited_ingress)]
+        floods: list[tuple[NodePod, Direction]] = [(pod, "ingress") for pod in (overflowed, limited_ingress)]
         floods += [(pod, "egress") for pod in (source, deleted, limited_egress)]
         for pod, direction in floods:
             flood = stack.enter_context(start_traffic(pod, direction, "flood", 4 * DEVICE_COUNTERS_INTERVAL_S))

@@ -16,7 +16,7 @@ from controller.diagnosis.control_plane import LeaseStatus, ProgramPod
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page.document import build_csp, build_document
 from tests.support.browser import Tab, open_tab
-from tests.support.chromium import Chromium
+from tests.support.page_programs import Chromium
 from tests.unit.controller.cluster_facts import HEALTHY, READY, make_control_plane
 from tests.unit.controller.healthy_cluster import (
     NOW_S,

@@ -88,6 +88,12 @@ class WritingAgent(NamedTuple):
     writer: ResultsWriter
     registry: CollectorRegistry
 
+    async def add_samples(self, *samples: Sample, wait_s: float = 5.0) -> None:
+        """Add samples to the queue, and wait until they are written."""
+        for sample in samples:
+            self.queue.add_sample(sample)
+        await asyncio.sleep(wait_s)
+
     def count_writes(self, outcome: str) -> float:
         return self.registry.get_sample_value("netaware_probe_results_writes_total", {"outcome": outcome}) or 0.0
 

@@ -87,8 +87,7 @@ async def test_equivalent_values_are_written_rarely_but_before_they_are_stale(ro
 async def test_a_failure_is_written_beside_the_last_sample_and_removed_by_a_success_after_a_restart() -> None:
     store = SimulatedConfigMap()
     async with running_writer(store) as agent:
-        agent.queue.add_sample(make_sample("n1", 1))
-        await asyncio.sleep(5)
+        await agent.add_samples(make_sample("n1", 1))
         for failures_in_a_row in (1, 2):
             agent.queue.add_failure(make_failure("n1", failures_in_a_row), "TCP_RR")
             await asyncio.sleep(5)
@@ -96,8 +95,7 @@ async def test_a_failure_is_written_beside_the_last_sample_and_removed_by_a_succ
         assert store.read_sequences() == {"n1": 1}
 
     async with running_writer(store) as restarted_agent:
-        restarted_agent.queue.add_sample(make_sample("n1", 13))
-        await asyncio.sleep(5)
+        await restarted_agent.add_samples(make_sample("n1", 13))
     assert list(store.data) == [make_key("n1")]
 
 
@@ -129,8 +127,7 @@ async def test_a_result_is_written_again_if_the_plan_names_another_object_during
             agent.plan_source.set_plan(msgspec.structs.replace(make_zone_plan(), results_name="new"))
 
         store.on_write = replace_object
-        agent.queue.add_sample(make_sample("n1"))
-        await asyncio.sleep(10)
+        await agent.add_samples(make_sample("n1"), wait_s=10)
     assert store.read_sequences() == {"n1": 1}
 
 
@@ -141,9 +138,7 @@ async def test_an_outage_loses_no_pair_and_retries_are_jittered() -> None:
         store.is_reachable = False
         async with running_writer(store, seed) as agent:
             for sequence in (1, 2, 3):
-                agent.queue.add_sample(make_sample("n1", sequence))
-                agent.queue.add_sample(make_sample("n2", sequence))
-                await asyncio.sleep(60)
+                await agent.add_samples(make_sample("n1", sequence), make_sample("n2", sequence), wait_s=60)
             store.is_reachable = True
             await asyncio.sleep(60)
             assert agent.count_writes("failed") >= 5
@@ -159,9 +154,7 @@ async def test_upstreams_format_has_the_usual_test_only() -> None:
     store, sample = SimulatedConfigMap(), make_sample("n1", p50_us=2000.0)
     slow_datagrams = msgspec.structs.replace(sample.measurement, test="UDP_RR", p90_us=9e6)
     async with running_writer(store, upstream_percentiles=("p90",)) as agent:
-        agent.queue.add_sample(sample)
-        agent.queue.add_sample(msgspec.structs.replace(sample, measurement=slow_datagrams))
-        await asyncio.sleep(5)
+        await agent.add_samples(sample, msgspec.structs.replace(sample, measurement=slow_datagrams))
 
     assert len(store.data) == 3, "a key for each test, and upstream's"
     assert store.data["netperf.p90.latency.milliseconds.origin.n0.destination.n1"] == "2"
@@ -170,19 +163,15 @@ async def test_upstreams_format_has_the_usual_test_only() -> None:
 async def test_sequences_grow_over_a_restart_with_a_clock_that_was_set_back() -> None:
     store = SimulatedConfigMap()
     async with running_writer(store) as agent:
-        agent.queue.add_sample(make_sample("n1", 5000))
-        agent.queue.add_sample(make_sample("n2", 5001))
-        await asyncio.sleep(5)
+        await agent.add_samples(make_sample("n1", 5000), make_sample("n2", 5001))
 
     async with running_writer(store) as restarted_agent:
         restarted_agent.queue.add_failure(make_failure("n1", 1), "TCP_RR")
-        restarted_agent.queue.add_sample(make_sample("n2", NEW_SEQUENCE, p50_us=9000.0))
-        await asyncio.sleep(5)
+        await restarted_agent.add_samples(make_sample("n2", NEW_SEQUENCE, p50_us=9000.0))
         assert [failure.destination.node for failure in store.list_failures()] == ["n1"]
         assert store.read_sequences()["n2"] > 5001
 
-        restarted_agent.queue.add_sample(make_sample("n1", NEW_SEQUENCE + 1))
-        await asyncio.sleep(5)
+        await restarted_agent.add_samples(make_sample("n1", NEW_SEQUENCE + 1))
     assert store.list_failures() == []
     assert store.read_sequences()["n1"] > store.read_sequences()["n2"]
 
@@ -215,8 +204,7 @@ async def test_sequences_continue_after_own_plausible_entries_only(
     written_data = {key: value for key, value in data.items() if value is not None}
     store = SimulatedConfigMap(dict(written_data))
     async with running_writer(store, now_s=now_s) as agent:
-        agent.queue.add_sample(make_sample("n2", NEW_SEQUENCE))
-        await asyncio.sleep(5)
+        await agent.add_samples(make_sample("n2", NEW_SEQUENCE))
 
     assert store.read_sequences()["n2"] == sequence
     assert written_data.items() <= store.data.items(), "nothing else is changed"

@@ -12,7 +12,7 @@ from agent.probing.background import BackgroundProber, WindowResult
 from agent.probing.plan_source import PlanSource
 from agent.probing.scheduler import ProbeOutcome, ProbeScheduler
 from netperf.measurement import Measurement
-from netperf.plans import Probe, ProbeSettings
+from netperf.plans import Probe, ProbeSettings, ZonePlan
 from netperf.probers.failure import ProbeFailedError
 from netperf.probers.netperf import NetperfProber
 from tests.support.tasks import running_tasks
@@ -76,7 +76,10 @@ class SimulatedBackground(BackgroundProber):
 
 @asynccontextmanager
 async def running_scheduler(
-    prober: SimulatedProber | None, background: BackgroundProber | None = None, clock_steps_s: Sequence[float] = ()
+    prober: SimulatedProber | None,
+    plan: ZonePlan | None,
+    background: BackgroundProber | None = None,
+    clock_steps_s: Sequence[float] = (),
 ) -> AsyncIterator[tuple[PlanSource, list[ProbeOutcome]]]:
     outcomes: list[ProbeOutcome] = []
     plan_source, loop = PlanSource("n1"), asyncio.get_running_loop()
@@ -89,6 +92,7 @@ async def running_scheduler(
     plan_source.on_change = scheduler.apply_plan
     scheduler.set_prober(prober)
     async with running_tasks(scheduler.run(), scheduler.run_datagram_checks()):
+        plan_source.set_plan(plan)
         yield plan_source, outcomes
 
 
@@ -98,8 +102,7 @@ def make_datagrams_measurement(p50_us: float, transactions: int = 100) -> Measur
 
 async def test_each_pair_is_probed_once_a_round_and_one_at_a_time() -> None:
     prober = SimulatedProber()
-    async with running_scheduler(prober) as (plan_source, outcomes):
-        plan_source.set_plan(make_plan(*PEERS))
+    async with running_scheduler(prober, make_plan(*PEERS)) as (_, outcomes):
         await asyncio.sleep(10 * ROUND_S)
 
     assert [prober.addresses.count(peer.address) for peer in PEERS] == [10, 10, 10]
@@ -121,8 +124,8 @@ async def test_probing_continues_after_the_clock_was_set_back(
 ) -> None:
     prober, clock_steps_s = SimulatedProber(), list[float]()
     prober.throughput_bps = throughput_bps
-    async with running_scheduler(prober, clock_steps_s=clock_steps_s) as (plan_source, outcomes):
-        plan_source.set_plan(make_plan(PEERS[0], settings={"test": test}))
+    plan = make_plan(PEERS[0], settings={"test": test})
+    async with running_scheduler(prober, plan, clock_steps_s=clock_steps_s) as (_, outcomes):
         await asyncio.sleep(1.5 * ROUND_S)
         clock_steps_s.append(-7200.0)
         await asyncio.sleep(11.5 * ROUND_S)
@@ -132,11 +135,9 @@ async def test_probing_continues_after_the_clock_was_set_back(
 
 async def test_a_new_plan_is_followed_at_once_and_without_a_plan_no_probe_runs() -> None:
     prober = SimulatedProber()
-    async with running_scheduler(prober) as (plan_source, _):
-        await asyncio.sleep(10 * ROUND_S)
-        assert prober.addresses == []
-
+    async with running_scheduler(prober, None) as (plan_source, _):
         for plan, addresses in (
+            (None, set()),
             (make_plan(PEERS[0]), {PEERS[0].address}),
             (make_plan(PEERS[1], epoch=2), {PEERS[1].address}),
             (None, set()),
@@ -160,8 +161,7 @@ async def test_datagrams_give_the_cost_if_they_are_enough_and_agree_with_netperf
     measurement: Measurement, cost_source: str
 ) -> None:
     background = SimulatedBackground(measurement, answers=100)
-    async with running_scheduler(SimulatedProber(), background) as (plan_source, outcomes):
-        plan_source.set_plan(make_plan(PEERS[0]))
+    async with running_scheduler(SimulatedProber(), make_plan(PEERS[0]), background) as (_, outcomes):
         await asyncio.sleep(2 * ROUND_S)
 
     sample = outcomes[-1].sample
@@ -174,8 +174,7 @@ async def test_datagrams_give_the_cost_if_they_are_enough_and_agree_with_netperf
 async def test_failed_runs_give_the_datagrams_sample_and_are_counted_until_one_succeeds() -> None:
     background, prober = SimulatedBackground(make_datagrams_measurement(500.0), answers=100), SimulatedProber()
     reset = ProbeFailedError("reset")
-    async with running_scheduler(prober, background) as (plan_source, outcomes):
-        plan_source.set_plan(make_plan(PEERS[0]))
+    async with running_scheduler(prober, make_plan(PEERS[0]), background) as (_, outcomes):
         for prober.failure in (reset, reset, reset, None, reset):
             await asyncio.sleep(ROUND_S)
 
@@ -192,8 +191,7 @@ async def test_failed_runs_give_the_datagrams_sample_and_are_counted_until_one_s
 
 async def test_without_netperf_datagrams_alone_measure_each_pair_once_a_round() -> None:
     background = SimulatedBackground(make_datagrams_measurement(500.0), answers=100)
-    async with running_scheduler(None, background) as (plan_source, outcomes):
-        plan_source.set_plan(make_plan(*PEERS[:2]))
+    async with running_scheduler(None, make_plan(*PEERS[:2]), background) as (_, outcomes):
         await asyncio.sleep(10 * ROUND_S)
 
     assert [outcome.probe.destination.node for outcome in outcomes] == ["n2", "n3"] * 10
@@ -203,8 +201,7 @@ async def test_without_netperf_datagrams_alone_measure_each_pair_once_a_round() 
 async def test_failures_in_a_row_are_counted_and_say_whether_the_host_answers() -> None:
     background, prober = SimulatedBackground(), SimulatedProber()
     timeout, refusal = ProbeFailedError("timeout", "no connection"), ProbeFailedError("refused")
-    async with running_scheduler(prober, background) as (plan_source, outcomes):
-        plan_source.set_plan(make_plan(PEERS[0]))
+    async with running_scheduler(prober, make_plan(PEERS[0]), background) as (_, outcomes):
         for prober.failure, background.answers in ((timeout, 0), (timeout, 0), (timeout, 2), (refusal, 0)):
             await asyncio.sleep(ROUND_S)
 
@@ -218,8 +215,7 @@ async def test_failures_in_a_row_are_counted_and_say_whether_the_host_answers() 
 
 async def test_a_peer_that_drops_packets_costs_only_its_own_slot() -> None:
     prober = HangingProber()
-    async with running_scheduler(prober) as (plan_source, outcomes):
-        plan_source.set_plan(make_plan(*PEERS, interval_s=24.0))
+    async with running_scheduler(prober, make_plan(*PEERS, interval_s=24.0)) as (_, outcomes):
         await asyncio.sleep(10 * 24)
 
     results = [f"{outcome.probe.destination.node} {outcome.result}" for outcome in outcomes]

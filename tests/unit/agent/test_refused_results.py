@@ -24,15 +24,13 @@ async def test_a_refused_writer_is_a_problem_until_it_may_write_or_has_nothing_t
     store = SimulatedConfigMap()
     async with running_writer(store) as agent:
         store.is_reachable = False
-        agent.queue.add_sample(make_sample("n1"))
-        await asyncio.sleep(60)
+        await agent.add_samples(make_sample("n1"), wait_s=60)
         assert agent.writer.problem == "", "an API server that is away refuses nothing"
 
         store.is_reachable = True
         for sequence, is_forbidden in enumerate((True, False, True), 2):
             store.is_forbidden = is_forbidden
-            agent.queue.add_sample(make_sample("n1", sequence, p50_us=1000.0 * sequence))
-            await asyncio.sleep(60)
+            await agent.add_samples(make_sample("n1", sequence, p50_us=1000.0 * sequence), wait_s=60)
             assert ("writes only results" in agent.writer.problem) == is_forbidden
 
         agent.plan_source.set_plan(None)
@@ -46,9 +44,8 @@ async def test_a_refused_key_does_not_hinder_others_and_is_named() -> None:
     store.refused_keys = {refused_key}
     async with running_writer(store) as agent:
         for sequence in range(1, 6):
-            for destination in DESTINATIONS:
-                agent.queue.add_sample(make_sample(destination, sequence, p50_us=2000.0 + 1000 * sequence))
-            await asyncio.sleep(60)
+            samples = [make_sample(node, sequence, p50_us=2000.0 + 1000 * sequence) for node in DESTINATIONS]
+            await agent.add_samples(*samples, wait_s=60)
         assert store.read_sequences() == {"n1": 5, "n3": 5}
         assert refused_key in agent.writer.warning
         assert agent.writer.problem == "", "other keys are written, so the node stays in the plan"
@@ -64,13 +61,11 @@ async def test_a_refused_key_does_not_hinder_others_and_is_named() -> None:
 async def test_a_full_object_gets_new_values_but_no_new_keys() -> None:
     store = SimulatedConfigMap()
     async with running_writer(store) as agent:
-        agent.queue.add_sample(make_sample("n1", 1))
-        await asyncio.sleep(5)
+        await agent.add_samples(make_sample("n1", 1))
         store.data["foreign"] = "x" * MAX_CONFIGMAP_BYTES
         for sequence, destinations in ((2, ["n1"]), (3, ["n1", "n2"])):
-            for destination in destinations:
-                agent.queue.add_sample(make_sample(destination, sequence, p50_us=1000.0 * sequence))
-            await asyncio.sleep(60)
+            samples = [make_sample(node, sequence, p50_us=1000.0 * sequence) for node in destinations]
+            await agent.add_samples(*samples, wait_s=60)
             assert store.read_sequences() == {"n1": sequence}
         assert agent.count_writes("too-large") >= 1
         assert "over" in agent.writer.warning
@@ -87,8 +82,7 @@ async def test_keys_of_upstream_are_left_out_if_only_ours_fit(*, is_new: bool) -
     filler = "x" * (MAX_CONFIGMAP_BYTES - measure_size({**our_data, "foreign": ""}))
     store = SimulatedConfigMap({"foreign": filler, **({} if is_new else our_data)})
     async with running_writer(store, upstream_percentiles=("p90",)) as agent:
-        agent.queue.add_sample(make_sample("n1", 2))
-        await asyncio.sleep(5)
+        await agent.add_samples(make_sample("n1", 2))
 
     assert store.read_sequences() == {"n1": 2}
     assert store.data.keys() == {"foreign", *our_data}
@@ -98,8 +92,7 @@ async def test_refused_results_are_not_retried_more_often_the_longer_they_are_re
     store = SimulatedConfigMap({"foreign": "x" * MAX_CONFIGMAP_BYTES})
     async with running_writer(store) as agent:
         for sequence in range(60):
-            agent.queue.add_sample(make_sample("n1", sequence))
-            await asyncio.sleep(60)
+            await agent.add_samples(make_sample("n1", sequence), wait_s=60)
     attempts_in_last_10_minutes = sum(attempt_s >= 50 * 60 for attempt_s in store.attempts_s)
     assert attempts_in_last_10_minutes <= 2 * 10, "one after each sample, and one retry"
 
@@ -109,8 +102,7 @@ async def test_pairs_that_left_the_plan_are_forgotten_with_their_refusals(caplog
     store = SimulatedConfigMap()
     store.refused_keys = {make_key("n1")}
     async with running_writer(store) as agent:
-        agent.queue.add_sample(make_sample("n1"))
-        await asyncio.sleep(5)
+        await agent.add_samples(make_sample("n1"))
         assert agent.writer.warning
 
         agent.queue.add_sample(make_sample("n1", 2))

@@ -18,7 +18,7 @@ import pytest
 from pyroute2 import AsyncIPRoute
 from pyroute2.netlink import NLM_F_ACK_TLVS, NLM_F_DUMP_INTR, NLM_F_MULTI, NLMSG_DONE, NLMSG_ERROR
 from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_NEWLINK
-from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
+from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP, ifinfmsg
 
 from agent import netlink as netlink_module
 from agent import rtnetlink as rtnetlink_module
@@ -106,10 +106,10 @@ def parse_recorded(kind: str, parse: Callable[[bytes, int, int], T]) -> list[T]:
     return [parse(message, HEADER_BYTES, len(message)) for message in messages]
 
 
-def encode_link(*attributes: Attribute, flags: int = 1) -> bytes:
-    """A link's message as pyroute2 writes it, for kinds that not every kernel can make; it is up (IFF_UP) by default."""
+def encode_link(*attributes: Attribute) -> bytes:
+    """A message of a link that is up, as pyroute2 writes it, for kinds that not every kernel can make."""
     message = ifinfmsg()
-    message["index"], message["flags"], message["attrs"] = 7, flags, [["IFLA_IFNAME", "x0"], *attributes]
+    message["index"], message["flags"], message["attrs"] = 7, IFF_UP, [["IFLA_IFNAME", "x0"], *attributes]
     message.encode()
     return bytes(message.data)
 
