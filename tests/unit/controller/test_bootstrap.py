@@ -1,34 +1,56 @@
-"""The leader does not create a NetworkTopology beside one that it cannot decode."""
+"""The leader creates missing objects of a new installation, and keeps existing ones."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from controller.bootstrap import Bootstrap, BootstrapConfig
 from controller.cluster.crds import NETWORK_TOPOLOGIES, NetworkTopology
 from kubekit.client import Client
+from kubekit.errors import ApiError
 from kubekit.reflector import Reflector
+from kubekit.wire import SECRETS
 from lab.polling import poll_until
+from tests.support.tasks import running_tasks
 from tests.unit.kubekit.simulated_api import SimulatedApi
 
+MANY_CHECKS_S = 0.1
 
-async def test_no_topology_is_created_beside_one_that_cannot_be_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controller.bootstrap.CHECK_INTERVAL_S", 0.01)
+
+@pytest.fixture(autouse=True)
+def frequent_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.bootstrap.CHECK_INTERVAL_S", MANY_CHECKS_S / 10)
+
+
+@pytest.mark.parametrize("configmap_name", ["theirs", ["a list", "of a later version"]])
+async def test_a_topology_is_created_if_there_is_no_other_not_even_one_that_cannot_be_decoded(
+    configmap_name: Any,
+) -> None:
     api = SimulatedApi(NETWORK_TOPOLOGIES)
-    api.put("theirs", spec={"configmapName": ["a list", "of a later version"]})
+    api.put("theirs", spec={"configmapName": configmap_name})
     async with api.running() as server, Client(server) as client:
         topologies = Reflector(client, NETWORK_TOPOLOGIES, NetworkTopology, namespace="ns")
         bootstrap = Bootstrap(client, topologies, BootstrapConfig(network_topology="ours"), namespace="ns")
-        tasks = [asyncio.create_task(program.run()) for program in (topologies, bootstrap)]
-        try:
+        async with running_tasks(topologies.run(), bootstrap.run()):
             await poll_until(topologies.synced.is_set)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(MANY_CHECKS_S)
             assert list(api.objects) == ["theirs"]
             api.delete("theirs")
             await poll_until(lambda: list(api.objects) == ["ours"])
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    assert api.objects["ours"]["spec"] == {"configmapName": "netperf-metrics"}
+
+
+@pytest.mark.parametrize(("is_configured", "create_count"), [(True, 1), (False, 0)])
+async def test_an_existing_secret_is_kept_and_none_is_created_without_the_setting(
+    *, is_configured: bool, create_count: int
+) -> None:
+    client = Mock(spec=["create"], create=AsyncMock(side_effect=ApiError(409, "AlreadyExists", "exists")))
+    topologies = Reflector(client, NETWORK_TOPOLOGIES, NetworkTopology)
+    bootstrap = Bootstrap(client, topologies, BootstrapConfig(probe_secret=is_configured), namespace="ns")
+    async with running_tasks(bootstrap.run()):
+        await asyncio.sleep(MANY_CHECKS_S)
+    assert [call.args[0] for call in client.create.await_args_list] == [SECRETS] * create_count

@@ -199,6 +199,15 @@ def test_conditions_report_the_basis_of_costs(
     assert bad_conditions == ({type_} if reason in {"PairsInferred", "NetperfFails"} else set())
 
 
+def test_results_of_another_program_give_costs_in_both_spellings() -> None:
+    data = {
+        "netperf.p90.latency.milliseconds.origin.n-z1.destination.n-z2": "33",
+        "netperf_p90_latency_microseconds.origin.n-z1.destination.n-z3": "31500",
+    }
+    costs = decide(make_own_topology(), data).costs.by_zone_pair
+    assert (costs["z1", "z2"].cost, costs["z1", "z3"].cost) == (33, 32)
+
+
 def test_a_persistent_outlier_does_not_rewrite_the_status() -> None:
     def build_messages(offset_us: float) -> list[str]:
         table = ZoneCosts(
