@@ -17,7 +17,6 @@ _LAB_ADDRESS_RANGES = "198.18.0.0/15,100.64.0.0/10,10.96.0.0/16"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser with all subcommands."""
     parser = argparse.ArgumentParser(
         prog="python -m lab",
         description="A Kubernetes cluster on one machine: a real control plane, nodes as network namespaces, and an"

@@ -136,7 +136,6 @@ class Lab:
 
     @property
     def wan(self) -> WanControl:
-        """The control of the emulated network."""
         return WanControl(self.paths.wan_socket)
 
     def network_of(self, name: str) -> NodeNetwork:

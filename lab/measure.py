@@ -80,7 +80,6 @@ async def measure_with_datagrams(address: str, passphrase: bytes) -> Measurement
 
 
 def main() -> int:
-    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m lab.measure", description=__doc__)
     parser.add_argument("verb", choices=("serve", "probe"))
     parser.add_argument("address", help="address to serve on, or to probe")

@@ -75,7 +75,6 @@ class LabNetwork:
 
 
 def bridge_name(slot: int) -> str:
-    """Return the name of a slot's bridge."""
     return f"nalab{slot}"
 
 

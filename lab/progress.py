@@ -14,7 +14,6 @@ _REPEAT_S = 15.0  # In a log.
 
 
 def print_line(text: str) -> None:
-    """Print a line."""
     print(f"\r\x1b[K{text}" if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
 
 

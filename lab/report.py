@@ -119,7 +119,6 @@ def summarize(edges: Sequence[Edge]) -> Summary:
 
 
 def print_report(console: Console, report: DemoReport, zone_by_node: dict[str, str]) -> None:
-    """Print the demo's tables."""
     _print_matrix(console, report.matrix)
     _print_placements(console, report, zone_by_node)
     if report.application is not None:
@@ -198,7 +197,6 @@ def _print_summary(console: Console, report: DemoReport) -> None:
 
 
 def _print_application(console: Console, application: ApplicationReport, images: dict[str, str]) -> None:
-    """Print the latency of requests to the running application."""
     title = "A request to the application's frontend, through Services (ms)"
     table = _start_table(console, title, ["scheduler"], ["p50", "p99", "requests", "failed"])
     for name, latency in (("default", application.default), ("netaware", application.network_aware)):

@@ -41,7 +41,6 @@ def add_parser(commands: Any) -> None:
 
 
 def run_show(args: argparse.Namespace) -> int:
-    """Print every link."""
     _print_links(_connect(args.name).read_links(), as_json=args.json)
     return 0
 

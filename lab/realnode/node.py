@@ -83,7 +83,6 @@ class RealNode:
 
     @property
     def cgroup(self) -> str:
-        """Name of its cgroup."""
         return self.network.netns
 
     def build_enter_command(self, *command: str | Path) -> list[str]:

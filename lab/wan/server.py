@@ -25,7 +25,6 @@ class ControlServer:
         self._links = {(link.origin, link.destination): link for link in plan.links}
 
     def fileno(self) -> int:
-        """Return the listening socket's descriptor."""
         return self._listener.fileno()
 
     def serve_client(self) -> None:

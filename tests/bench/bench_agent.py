@@ -45,7 +45,6 @@ NODE = "bench-node"
 
 
 def measure() -> Figures:
-    """Figures of an idle agent."""
     return dict(run_bench(__file__))
 
 

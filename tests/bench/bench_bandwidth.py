@@ -26,7 +26,6 @@ RUNS = 3
 
 
 def measure() -> Figures:
-    """Figures of limits."""
     return dict(run_bench(__file__))
 
 

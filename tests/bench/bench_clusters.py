@@ -20,7 +20,6 @@ TIME_LIMIT_S = float(os.environ.get("NETAWARE_BENCH_SECONDS", "10"))
 
 
 def measure() -> Figures:
-    """Figures of random clusters."""
     with ProcessPoolExecutor(2) as pool:
         comparisons = list(pool.map(_compare, range(CLUSTER_COUNT)))
     worse_placed = sum(c.our_value.unplaced > c.best_value.unplaced for c in comparisons)

@@ -20,7 +20,6 @@ IMAGE_ENVIRONMENT = {"MALLOC_ARENA_MAX": "1"}
 
 
 def measure() -> Figures:
-    """Figures of the manager."""
     return asyncio.run(_measure())
 
 

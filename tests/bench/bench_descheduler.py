@@ -39,7 +39,6 @@ UNLIMITED = dict.fromkeys(("perNode", "perNamespace", "perRound", "perWorkload",
 
 
 def measure() -> Figures:
-    """Figures of a large cluster."""
     cluster = _Cluster(5_000, 100_000)
     rounds = cluster.run_rounds(5)
     blocked_ms = 1000 * cluster.measure_blocking_s()

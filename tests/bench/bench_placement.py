@@ -16,7 +16,6 @@ PUBLISHED = "published: production 7.0 %, ApplSci19 58.2 %, RASA's best 84.9 %"
 
 
 def measure() -> Figures:
-    """Figures of one zone and of three zones."""
     return measure_one_zone() | measure_three_zones()
 
 

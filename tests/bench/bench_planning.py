@@ -26,7 +26,6 @@ OVERSIZED_REPLICAS = 50_000_000
 
 
 def measure() -> Figures:
-    """Figures of planning."""
     return asyncio.run(_measure())
 
 

@@ -15,7 +15,6 @@ SIZES = ((2, 1), (10, 10), (40, 10), (100, 10), (100, 100))
 
 
 def measure() -> Figures:
-    """Figures of probe plans."""
     figures: Figures = {}
     for zones, nodes_per_zone in SIZES:
         plan = plan_probes(_make_nodes(zones, nodes_per_zone), PlanOptions(), {}, NOW_S)

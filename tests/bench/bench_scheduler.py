@@ -183,7 +183,6 @@ def measure_round_s(
 
 
 def measure() -> Figures:
-    """Figures of an extender that knows `NODES` nodes."""
     context = multiprocessing.get_context("spawn")
     pipe, extender_pipe = context.Pipe()
     process = context.Process(target=serve, args=(extender_pipe,), daemon=True)

@@ -49,8 +49,6 @@ VIOLATION_COST = 10**6
 
 
 class Mode(msgspec.Struct, frozen=True):
-    """A way to place pods."""
-
     name: str
     algorithm: str = "KahnSort"
     config: SchedulerConfig | None = None
@@ -275,7 +273,6 @@ def compare_with_optimum(
 
 
 def format_table(cases: int, clean_cases: int, outcomes: dict[str, Outcome]) -> str:
-    """The outcomes as a Markdown table."""
     lines = [
         f"{cases} random groups; {clean_cases} of them can be placed without a violation, and figures are for those.",
         "",
@@ -286,7 +283,6 @@ def format_table(cases: int, clean_cases: int, outcomes: dict[str, Outcome]) -> 
 
 
 def format_row(name: str, outcome: Outcome) -> str:
-    """The table's row of a mode."""
     ratios = sorted(outcome.cost_ratios) or [float("nan")]
     p95 = ratios[min(int(len(ratios) * 0.95), len(ratios) - 1)]
     placed = f"{statistics.median(ratios):.2f} | {p95:.2f} | {outcome.violating_groups} | {outcome.pending_groups}"

@@ -231,7 +231,6 @@ class Day:
         return {f"{self.namespace}/{name}": r for name, r in self._replica_by_pod.items() if r.node}
 
     def compute_usage(self, at_s: float) -> UsageView:
-        """Usage at a second of the day."""
         usage_by_node = {name: dict(SYSTEM_USAGE) for name in NODE_NAMES}
         usage_by_pod = {}
         for key, replica in self.list_bound_replicas().items():
@@ -297,7 +296,6 @@ def compute_overutilization(day: Day, at_s: float) -> tuple[Overutilization, Usa
 
 
 async def run_day(day: Day, nodes: list[Node], settings: ResolvedConfig) -> DayFigures:
-    """Simulate a day."""
     async with day.running_pods():
         without_descheduler = [compute_overutilization(day, at_s)[0] for at_s in ROUNDS_S]
         world = World()
@@ -358,7 +356,6 @@ async def run_days(seeds: list[int]) -> list[DayFigures]:
 
 
 def compare_with_budgets(days: list[DayFigures]) -> Figures:
-    """Figures of all days with their budgets."""
     outcomes = sum((Counter(day.outcomes) for day in days), Counter[str]())
     helped_percent = 100 * outcomes["helped"] / outcomes.total() if outcomes else 100.0
     without_benefit = sum(outcomes[outcome] for outcome in INEFFECTIVE_OUTCOMES)

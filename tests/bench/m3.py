@@ -45,7 +45,6 @@ class Scores(msgspec.Struct, frozen=True):
 
 
 def read_data() -> Mapping[str, Any]:
-    """The published data."""
     return dict(json.loads(gzip.decompress(_DATA.read_bytes())))
 
 

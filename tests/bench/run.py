@@ -18,7 +18,6 @@ from tests.bench.figures import Figures
 
 
 def main() -> int:
-    """Entry point of ``make bench``."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output")
     parser.add_argument("only", nargs="*", help="names of benches, such as scheduler or agent; all by default")

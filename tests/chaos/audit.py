@@ -27,15 +27,11 @@ _NOT_FENCED = frozenset({"leases", "events", "selfsubjectaccessreviews", "selfsu
 
 
 class User(Wire, frozen=True):
-    """User of a request."""
-
     username: str = ""
     extra: dict[str, list[str]] | None = None
 
 
 class ObjectRef(Wire, frozen=True):
-    """Object of a request."""
-
     resource: str = ""
     subresource: str = ""
     namespace: str = ""
@@ -43,8 +39,6 @@ class ObjectRef(Wire, frozen=True):
 
 
 class ResponseStatus(Wire, frozen=True):
-    """Status of a response."""
-
     code: int = 0
 
 

@@ -71,7 +71,6 @@ class HealthMonitor:
         return 0.0 if self._healthy_since_s is None else time.monotonic() - self._healthy_since_s
 
     async def run(self) -> None:
-        """Check until cancelled."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S)) as session:
             while True:
                 started = time.monotonic()
@@ -123,7 +122,6 @@ class HealthMonitor:
         return f"Lease: not renewed for {age_s:.0f} s" if is_expired else ""
 
     async def read_costs(self) -> dict[tuple[str, str], int]:
-        """Costs between zones."""
         return zone_costs_of((await get_network_topology(self._client)).weight(NETPERF_COSTS))
 
 

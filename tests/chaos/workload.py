@@ -26,7 +26,6 @@ class Workload:
         self._application = boutique.load_application(scheduler=OUR_SCHEDULER, cpu=_CPU)
 
     async def run(self) -> None:
-        """Deploy and delete until cancelled."""
         namespaces: list[str] = []
         for number in itertools.count(1):
             if await self._try(self._deploy(f"{PREFIX}{number}")):

@@ -58,7 +58,6 @@ class LabCommand:
         return output
 
     def down_all(self) -> None:
-        """Stop every lab that was started."""
         for name in self._names:
             self("down", "--name", name)
 

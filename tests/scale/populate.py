@@ -63,7 +63,6 @@ class Sizes(msgspec.Struct, frozen=True):
 
 
 def zone_name(index: int) -> str:
-    """Name of the zone with this index."""
     return f"zone-{index:03}"
 
 
@@ -225,7 +224,6 @@ async def create_groups(client: Client, sizes: Sizes) -> list[tuple[str, str]]:
 
 
 def group_namespace(index: int) -> str:
-    """Namespace of the AppGroup with this index."""
     return f"scale-group-{index}"
 
 

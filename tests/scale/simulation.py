@@ -84,7 +84,6 @@ class ZoneAgents:
         self._planned.set()
 
     async def watch_plan(self) -> None:
-        """Watch the plan until cancelled."""
         await self._store.run()
 
     async def write_first_results(self) -> None:
