@@ -44,16 +44,16 @@ class LabCommand:
         argv = ["env", "--default-signal=INT", sys.executable, "-m", "lab", *args]
         return subprocess.Popen(argv, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/")
 
-    def __call__(self, *args: str, code: int = 0) -> str:
+    def __call__(self, *args: str, code: int = 0, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         """Run a command that must end with ``code``; return its stdout."""
         with self.popen(*args) as process:
-            stdout, stderr = process.communicate(timeout=COMMAND_TIMEOUT_S)
+            stdout, stderr = process.communicate(timeout=timeout_s)
             assert process.returncode == code, f"{args}: {process.returncode}\n{stdout}\n{stderr}"
         return stdout
 
-    def json(self, *args: str, code: int = 0) -> dict[str, Any]:
+    def json(self, *args: str, code: int = 0, timeout_s: float = COMMAND_TIMEOUT_S) -> dict[str, Any]:
         """Run a command with ``--json``; return its stdout, which must be one object."""
-        output = json.loads(self(*args, "--json", code=code))
+        output = json.loads(self(*args, "--json", code=code, timeout_s=timeout_s))
         assert isinstance(output, dict)
         return output
 

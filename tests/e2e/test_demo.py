@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
+from tests.e2e.labs import LabCommand
 
 pytestmark = pytest.mark.timeout(420)
 
 
 @pytest.fixture(scope="module")
-def demo() -> dict[str, Any]:
-    command = [sys.executable, "-m", "lab", "demo", "--json", "--name", "demo-test"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
-    assert result.returncode == 0, result.stderr[-4000:]
-    return dict(json.loads(result.stdout))
+def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return LabCommand(tmp_path_factory.mktemp("demo")).json("demo", "--name", "demo-test", timeout_s=400)
 
 
 def test_no_latency_and_no_cost_is_below_the_configured_delay(demo: dict[str, Any]) -> None:
