@@ -160,8 +160,7 @@ class Binaries:
 def find_or_build_programs(module: Buildable = CONTROL_PLANE) -> Binaries:
     """Return all programs of a module, building those that neither KUBEBUILDER_ASSETS nor the cache holds; progress on stderr.
 
-    Raises:
-        BuildError: a build failed, or no usable Go could be found or installed.
+    Raises BuildError if a build fails, or if no usable Go can be found or installed.
     """
     version = module.version
     folder = cache_dir() / module.name / f"{version}-{module.fingerprint}"

@@ -57,12 +57,9 @@ class ControlPlane:
 
     Attributes:
         state_dir: folder of certificates, etcd's data, logs and kubeconfigs.
-        address: IP address at which the API server listens.
-        binaries: files of the programs, and their version.
         authority: signs all certificates.
         admin_token: bearer token with the administrator's rights.
         etcd: URL of etcd, which requires a client certificate (``pki/etcd.crt``).
-        api_server_flags: further flags of kube-apiserver.
     """
 
     state_dir: Path

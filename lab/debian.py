@@ -62,16 +62,10 @@ class UnpackedPackages:
 def find_or_unpack_packages(
     name: str, packages: Sequence[str], *, programs: Sequence[str] = (), components: Sequence[str] = ("main",)
 ) -> UnpackedPackages:
-    """Return the packages, from the cache or the distribution's mirror. Prints progress on stderr.
+    """Return packages of Debian or Ubuntu, from the folder ``name`` of the cache or the mirror. Prints progress on stderr.
 
-    Args:
-        name: name of the folder in the cache.
-        packages: names of packages of Debian or Ubuntu. Their dependencies that this machine lacks are unpacked too.
-        programs: files of the packages that must run here, relative to ``/``.
-        components: components of the archive, such as ``main``.
-
-    Raises:
-        UnsupportedError: the packages cannot be downloaded, or do not run here; says what to install.
+    Dependencies that this machine lacks are unpacked too. ``programs`` are files of the packages that must run here, relative to ``/``.
+    Raises UnsupportedError, which says what to install, if the packages cannot be downloaded or do not run here.
     """
     cached = UnpackedPackages(cache_dir() / "debian" / name)
     cached.root.parent.mkdir(parents=True, exist_ok=True)

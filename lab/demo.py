@@ -122,11 +122,7 @@ class Demo:
         )
 
     async def _wait_until_measured(self) -> dict[tuple[str, str], Measurement]:
-        """Wait until every zone pair has a cost and `MIN_SAMPLES` samples.
-
-        Returns:
-            Directed pair of zones -> median of its newest measurements.
-        """
+        """Wait until every zone pair has a cost and `MIN_SAMPLES` samples; return the median of each directed pair's newest samples."""
         zone_count = len(self.topology.zones)
         pair_count = zone_count * (zone_count - 1) // 2
         # Larger topologies have longer rounds; 2 s are allowed for each zone.
@@ -171,8 +167,7 @@ class Demo:
     ) -> tuple[dict[str, str], report.RequestLatency | None]:
         """Deploy the application in a namespace with these labels, wait until every pod is bound, and delete it.
 
-        Returns:
-            Workload -> node; on real nodes also the latency of requests, else None.
+        Returns workload -> node; on real nodes also the latency of requests, else None.
         """
         application = boutique.load_application(scheduler=scheduler, cpu=choose_pod_cpu(self.lab))
         if self.has_real_nodes:

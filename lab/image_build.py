@@ -78,9 +78,7 @@ IMAGE_TAG = "0.0.0"
 def find_or_build_image(recipe: ImageRecipe) -> Path:
     """Return the image's OCI layout, from the cache or built; a build needs root and the Internet. Prints progress on stderr.
 
-    Raises:
-        UnsupportedError: this machine lacks something that a build needs; says what.
-        BuildError: a build failed.
+    Raises BuildError if a build fails, and UnsupportedError, which says what is missing, if this machine cannot build.
     """
     cache = cache_dir() / "images"
     layout = cache / f"{recipe.name}-{IMAGE_TAG}-{fingerprint_recipe(recipe)}"

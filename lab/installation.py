@@ -110,15 +110,10 @@ class Installation:
 async def install(
     lab: Lab, *, controller_config: Mapping[str, Any] | None = None, overlay: Path = OVERLAY
 ) -> Installation:
-    """Apply the manifests, start all programs, and wait until they are ready.
+    """Apply an overlay, start all programs and a scheduler with our extender, and wait until they are ready.
 
-    Args:
-        lab: a lab without a scheduler; a scheduler with our extender is started.
-        controller_config: sections of the ControllerConfiguration that override the lab's own, deeply merged.
-        overlay: folder of the overlay to apply.
-
-    Raises:
-        BootError: a program did not start; the message has the end of its log.
+    ``controller_config`` is merged deeply into the lab's ControllerConfiguration. Raises BootError, with the end of its log, if a program
+    does not start.
     """
     netperf = await asyncio.to_thread(find_netperf_if_available)
     installation = Installation(lab, netperf, secrets.token_hex(16))

@@ -23,8 +23,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def enter(name: str) -> Iterator[None]:
     """Move the calling thread, and no other thread, into a namespace for the duration of the block.
 
-    Raises:
-        OSError: the namespace does not exist, or this process lacks privileges.
+    Raises OSError if the namespace does not exist, or if this process lacks privileges.
     """
     with _restore_namespace():
         target_fd = os.open(FOLDER / name, os.O_RDONLY | os.O_CLOEXEC)

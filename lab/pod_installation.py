@@ -26,9 +26,8 @@ def find_or_build_images() -> dict[str, Path]:
 async def install_as_pods(lab: Lab, images: Mapping[str, Path], *, overlay: Path = OVERLAY) -> None:
     """Apply an overlay and wait until every pod of it is ready, in a lab with real nodes and a default scheduler.
 
-    Raises:
-        BootError: the overlay cannot be applied; says why.
-        ExceptionGroup: of a BootError: a pod is not ready after four minutes, or a program of a node ended.
+    Raises BootError if the overlay cannot be applied; an ExceptionGroup of a BootError if a pod is not ready after four minutes, or if a
+    program of a node ended.
     """
     assert lab.real_nodes.images is not None, "the lab has no real nodes"
     for name, layout in images.items():

@@ -23,12 +23,8 @@ def build_scheduler_config(
 ) -> dict[str, Any]:
     """Return a KubeSchedulerConfiguration, by default with the profiles ``default-scheduler`` and ``network-aware-scheduler``.
 
-    Args:
-        extender_url: base URL of the extender; None for no extender.
-        extender_timeout_s: deadline of a request to the extender, seconds.
-        percentage_of_nodes_to_score: below 100 the extender sees only a sample; if it refuses every node of the sample, the pod stays
-            Pending.
-        profiles: scheduler names; no other running scheduler may have one of them.
+    No other running scheduler may have one of the names in ``profiles``. If ``percentage_of_nodes_to_score`` is below 100, the extender
+    sees only a sample of the nodes; if it refuses all of them, the pod stays Pending.
     """
     config: dict[str, Any] = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",

@@ -28,11 +28,9 @@ _CHUNK_BYTES = 65536
 
 @dataclass
 class LaunchCommand:
-    """A command that starts the process of a lab.
+    """A command that starts the process of a lab, wrapped by unshare if it needs new namespaces, and its whole environment.
 
     Attributes:
-        argv: the command, wrapped by unshare if it needs new namespaces.
-        env: its whole environment.
         relay_listener: the socket that it must inherit; None if it runs in the host's network.
     """
 
@@ -62,10 +60,8 @@ def plan_relaunch(module: str = "lab") -> LaunchCommand:
 def plan_launch(argv: Sequence[str], env: dict[str, str]) -> LaunchCommand:
     """Return ``argv`` as a command, wrapped to run in a user namespace if this process may not create devices.
 
-    Opens the socket of a wrapped command.
-
-    Raises:
-        UnsupportedError: a user namespace is not possible either; says what is missing and what works without it.
+    Opens the socket of a wrapped command. Raises UnsupportedError, which says what is missing and what works without it, if a user
+    namespace is not possible either.
     """
     privilege = find_missing_privilege()
     if not privilege:

@@ -88,9 +88,7 @@ class NodeBinaries:
 def find_or_build_node_binaries() -> NodeBinaries:
     """Find, build or download all programs of a real node.
 
-    Raises:
-        BuildError: a build failed.
-        UnsupportedError: the distribution's packages cannot be downloaded, or do not contain runc or nft.
+    Raises BuildError if a build fails, and UnsupportedError if the distribution's packages cannot be downloaded or lack runc or nft.
     """
     debian = find_or_unpack_packages("node", _PACKAGES)
     for name in ("runc", "nft"):

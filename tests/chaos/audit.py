@@ -161,14 +161,10 @@ def _find_allowed_writers(holders: list[LeaseHolder], index: int) -> set[str] | 
 
 
 class GatedPod(msgspec.Struct):
-    """A pod that was created with a gate.
+    """A pod, by namespace and name, that was created with a gate; times are seconds since 1970.
 
-    Attributes:
-        name: namespace and name.
-        created_s: seconds since 1970.
-        ended_s: time of its release, of its deletion, or of its binding if the line of the release is lost; None while
-        it
-            is gated.
+    ``ended_s`` is the time of its release, of its deletion, or of its binding if the line of the release is lost; None
+    while it is gated.
     """
 
     name: str
@@ -220,10 +216,7 @@ def find_pods_gated_too_long(
 ) -> list[str]:
     """Violations by pods that were gated for longer than the limit.
 
-    Args:
-        events: in any order.
-        limit_s: how long a pod may be gated.
-        outages: begin and end of times without an API server or a leader, which do not count.
+    Outages, which have a begin and an end, are times without an API server or a leader; they do not count.
     """
     log_end_s = max((e.ended_s for e in events if e.stage_timestamp), default=0.0)
     violations = []

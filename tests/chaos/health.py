@@ -38,12 +38,7 @@ _DESCRIPTORS_ALLOWANCE, _PROCESSES_ALLOWANCE = 25, 3
 
 
 class HealthMonitor:
-    """Checks a lab's health twice a second.
-
-    Args:
-        client: has the administrator's rights and a short timeout.
-        urls: URL of each program.
-        count_pending_reverts: returns how many faults are not reverted yet.
+    """Checks a lab's health twice a second, with a client that has the administrator's rights and a short timeout.
 
     Attributes:
         problems: why the lab is not healthy now; empty if it is.

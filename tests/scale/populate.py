@@ -158,11 +158,7 @@ async def install_rules(lab: Lab) -> None:
 
 
 async def put_nodes_and_pods(plane: ControlPlane, sizes: Sizes, print_progress: ProgressPrinter) -> list[list[str]]:
-    """Write nodes and pods of agents, of AppGroups that never change, and of others.
-
-    Returns:
-        Names of the nodes of each zone.
-    """
+    """Write nodes, and pods of agents, of lasting AppGroups, and of others; return the nodes' names by zone."""
     names_by_zone = [[f"node-{zone:03}-{i:03}" for i in range(sizes.nodes_per_zone)] for zone in range(sizes.zones)]
     keys = [(i, zone) for i in range(sizes.nodes_per_zone) for zone in range(sizes.zones)]
     bodies = (make_node(names_by_zone[zone][i], zone=zone, number=number) for number, (i, zone) in enumerate(keys))
@@ -206,11 +202,7 @@ async def create_namespaces(client: Client, sizes: Sizes) -> None:
 
 
 async def create_groups(client: Client, sizes: Sizes) -> list[tuple[str, str]]:
-    """Create all AppGroups, and the Deployments of those that are rolled out.
-
-    Returns:
-        Namespace and name of each Deployment.
-    """
+    """Create all AppGroups, and the Deployments of those that are rolled out; returns their namespaces and names."""
     application, deployment_keys = _load_application(), []
     for group in range(sizes.groups):
         await client.create(APPGROUPS, application.group, Object, namespace=group_namespace(group))
