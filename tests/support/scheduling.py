@@ -34,16 +34,12 @@ async def serve_extender(
 
 @asynccontextmanager
 async def run_leader(
-    client: Client,
-    config: SchedulerConfig | None = None,
-    *,
-    writer: Client | None = None,
-    namespace: str = NETAWARE_NAMESPACE,
+    client: Client, config: SchedulerConfig | None = None, *, namespace: str = NETAWARE_NAMESPACE
 ) -> AsyncIterator[GatingController]:
-    """Run the gating controller; it leads at once, and writes with ``writer``."""
+    """Run the gating controller; it leads at once."""
     registry, cache = CollectorRegistry(), ClusterCache(client, namespace)
     recorder = EventRecorder(client, component="netaware-controller", instance="tests", registry=registry)
-    controller = GatingController(writer or client, cache, config or SchedulerConfig(), recorder, registry)
+    controller = GatingController(client, cache, config or SchedulerConfig(), recorder, registry)
 
     async def lead() -> None:
         await cache.wait_for_sync()

@@ -31,18 +31,14 @@ async def create_ungrouped_pods(harness: SchedulerHarness) -> None:
 @pytest.mark.parametrize(
     ("options", "is_gated"),
     [
-        pytest.param(IN_GROUP, True, id="our-scheduler"),
         pytest.param(IN_GROUP | FOR_DEFAULT_SCHEDULER | {"labels": OPT_IN}, True, id="opted-in"),
         pytest.param(IN_GROUP | FOR_DEFAULT_SCHEDULER, False, id="default-scheduler"),
-        pytest.param({}, False, id="no-group"),
         pytest.param(FOR_DEFAULT_SCHEDULER | {"labels": OPT_IN}, False, id="no-group-opted-in"),
-        pytest.param(IN_GROUP | {"nodeName": "n-a"}, False, id="bound"),
     ],
 )
-async def test_pods_of_appgroups_are_gated_for_our_scheduler_or_by_their_label(
+async def test_pods_of_the_default_scheduler_are_gated_if_they_have_a_group_and_opt_in(
     harness: SchedulerHarness, options: dict[str, Any], *, is_gated: bool
 ) -> None:
-    await harness.create_ready_node("n-a", zone="a", region="r")
     assert (await harness.create_pod("p", **options)).is_gated == is_gated
 
 

@@ -14,7 +14,6 @@ from controller.scheduler.config import GatesConfig, SchedulerConfig
 from kubekit.client import MERGE_PATCH
 from kubekit.wire import PODS, Object, Pod, Resource
 from lab.polling import poll_until
-from netperf.contract import ZONE_LABEL
 from tests.integration.scheduler.chain_cluster import CHAIN, POD_COUNT, ChainCluster
 from tests.integration.scheduler.harness import SchedulerHarness
 
@@ -110,17 +109,6 @@ async def preempt_pods(cluster: ChainCluster) -> None:
     await cluster.wait_until_placed()
 
 
-async def avoid_foreign_pods(cluster: ChainCluster) -> None:
-    """Pods with which m must not share a zone are in z1 and z2, so db would otherwise go to z2."""
-    for node in ("n-z1-0", "n-z2-0"):
-        labels = {"app": "noisy"}
-        await cluster.harness.create_pod(f"noisy-{node}", labels=labels, nodeName=node)
-    term = {"labelSelector": {"matchLabels": {"app": "noisy"}}, "topologyKey": ZONE_LABEL}
-    await cluster.deploy("m", affinity={"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}})
-    await cluster.deploy("web", "db")
-    await cluster.wait_until_placed()
-
-
 async def request_devices(cluster: ChainCluster) -> None:
     """Each pod of m needs a device of z1, by dynamic resource allocation, which plans ignore."""
     driver = f"{cluster.harness.namespace}.example"
@@ -169,7 +157,6 @@ WITH_PLACED_GROUP: tuple[Situation, ...] = (
 WITHOUT_PODS: tuple[Situation, ...] = (
     open_foreign_gates_late,
     preempt_pods,
-    avoid_foreign_pods,
     request_devices,
     restart_the_leader_between_bindings,
     roll_out_workloads_that_span_zones,

@@ -235,7 +235,6 @@ async def test_keys_may_have_any_case_as_in_go(keys: str, service: ExtenderServi
     ("verbs", "body", "status", "message"),
     [
         ("filter prioritize", b"", 400, "no ExtenderArgs"),
-        ("filter prioritize", b"{", 400, "no ExtenderArgs"),
         ("filter prioritize", b"[]", 400, "no ExtenderArgs"),
         ("filter prioritize", b'{"pod": 3, "nodenames": []}', 400, "no ExtenderArgs"),
         ("filter prioritize", b'{"pod": {"metadata": {"labels": {"a": 1}}}, "nodenames": []}', 400, "no ExtenderArgs"),

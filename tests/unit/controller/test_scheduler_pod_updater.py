@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from controller.cluster.cluster_cache import ClusterCache
 from controller.cluster.pods import GATE, Pod
 from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.gating.controller import GatingController
 from controller.scheduler.gating.group_pods import GroupPods
 from controller.scheduler.gating.pod_updater import PodUpdater, gather_in_batches, may_delete_pods
 from controller.scheduler.gating.release import Release
@@ -19,6 +23,7 @@ from kubekit.client import Client
 from kubekit.errors import ApiError, KubekitError
 from kubekit.reflector import Reflector
 from kubekit.wire import PODS, ObjectMeta
+from lab.polling import poll_until
 from tests.unit.controller.components import SilentEventRecorder, fill_store
 from tests.unit.controller.planning_cluster import PlanningCluster, make_cluster_with_one_pod
 
@@ -33,6 +38,13 @@ class UnavailableClient:
         raise self._error
 
     create = patch
+
+
+class DenyingClient:
+    """A client of an API server that denies all rights."""
+
+    async def create(self, _resource: object, _body: object, type_: type[Any]) -> Any:
+        return msgspec.convert({"status": {"allowed": False}}, type_)
 
 
 class RestrictedClient:
@@ -69,6 +81,17 @@ def make_updater(cluster: PlanningCluster, client: Client) -> PodUpdater:
 async def test_the_permission_to_delete_pods_stays_while_the_api_server_is_away(*, last_known: bool) -> None:
     client = cast("Client", UnavailableClient(503))
     assert await may_delete_pods(client, last_known=last_known) == last_known
+
+
+async def test_a_leader_requires_no_zone_of_pods_that_it_may_not_delete() -> None:
+    """`test_scheduler_retries` has the rest of the rule."""
+    client = cast("Client", DenyingClient())
+    cache = ClusterCache(client, "netaware-system")
+    cache.pods.ready.set()
+    controller = GatingController(client, cache, SchedulerConfig(), SilentEventRecorder(), CollectorRegistry())
+    leader = asyncio.create_task(controller.run())
+    await poll_until(lambda: not controller._unschedulable_pods.may_delete, timeout_s=10.0)
+    leader.cancel()
 
 
 @pytest.mark.parametrize("status", [409, 500])
