@@ -138,17 +138,12 @@ def test_enforcing_again_changes_nothing_and_qdiscs_are_like_those_of_the_plugin
         assert ifb["ifalias"] == f"netaware:{pod.uid}/ingress"
 
 
-def test_a_changed_annotation_changes_the_limit_and_a_removed_one_removes_it() -> None:
+def test_a_limit_holds_with_any_mtu_and_a_removed_annotation_removes_it() -> None:
     with node_pod(13) as pod:
-        enforce(pod.make_spec(ingress="10M", egress="10M"))
-        changed_limits = pod.make_spec(ingress="80M", egress="40M")
-        assert {status.verdict for status in read_statuses(changed_limits).values()} == {"wrong-rate"}
-        statuses = enforce(changed_limits).values()
-        assert {status.verdict for status in statuses} == {"enforced"}
-        assert [status.rate_bytes_per_s for status in statuses] == [10_000_000, 5_000_000]
-
+        limits = pod.make_spec(ingress="10M", egress="10M")
+        enforce(limits)
         run_command(f"ip link set {pod.host_device} mtu 1400")
-        assert {status.verdict for status in read_statuses(changed_limits).values()} == {"enforced"}, "with any MTU"
+        assert {status.verdict for status in read_statuses(limits).values()} == {"enforced"}
 
         enforce(pod.make_spec())
         assert list_actions(pod.make_spec(), pod) == []

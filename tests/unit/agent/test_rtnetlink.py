@@ -44,7 +44,11 @@ HEADER_BYTES = 16
 """Size of struct nlmsghdr."""
 T = TypeVar("T")
 Attribute = Sequence[object]
-AGGREGATOR = ["IFLA_BOND_AD_INFO", {"attrs": [["IFLA_BOND_AD_INFO_AGGREGATOR", 3]]}]
+ACTIVE_BACKUP, LACP = 1, 4
+"""Modes of bonds."""
+AGGREGATOR = {"attrs": [["IFLA_BOND_AD_INFO_AGGREGATOR", 3]]}
+PORT_DATA = ["IFLA_INFO_SLAVE_DATA", {"attrs": [["IFLA_BOND_SLAVE_AD_AGGREGATOR_ID", 2]]}]
+BOND_PORT = ["IFLA_LINKINFO", {"attrs": [["IFLA_INFO_SLAVE_KIND", "bond"], PORT_DATA]}]
 make_link = partial(Link, index=7, name="x0")
 
 
@@ -116,12 +120,6 @@ def encode_link(*attributes: Attribute) -> bytes:
 
 def make_link_info(kind: str, *options: Attribute) -> Attribute:
     return ["IFLA_LINKINFO", {"attrs": [["IFLA_INFO_KIND", kind], ["IFLA_INFO_DATA", {"attrs": list(options)}]]}]
-
-
-def make_port_info(kind: str, *options: Attribute) -> Attribute:
-    """What a link has as a port of a bond or bridge."""
-    port_data = {"attrs": list(options)}
-    return ["IFLA_LINKINFO", {"attrs": [["IFLA_INFO_SLAVE_KIND", kind], ["IFLA_INFO_SLAVE_DATA", port_data]]}]
 
 
 @pytest.mark.parametrize(
@@ -207,32 +205,18 @@ def test_default_routes_of_the_main_table_are_parsed_with_every_next_hop() -> No
 @pytest.mark.parametrize(
     ("attributes", "link"),
     [
-        pytest.param(
-            [make_link_info("bond", ["IFLA_BOND_MODE", 4], AGGREGATOR)],
-            make_link(kind="bond", bond_mode=4, active_aggregator=3),
-            id="bond of 802.3ad",
+        (
+            [make_link_info("bond", ["IFLA_BOND_MODE", LACP], ["IFLA_BOND_AD_INFO", AGGREGATOR])],
+            make_link(kind="bond", bond_mode=LACP, active_aggregator=3),
         ),
-        pytest.param(
-            [make_link_info("bond", ["IFLA_BOND_MODE", 1], ["IFLA_BOND_ACTIVE_SLAVE", 9])],
-            make_link(kind="bond", bond_mode=1, active_slave_index=9),
-            id="bond with an active slave",
+        (
+            [make_link_info("bond", ["IFLA_BOND_MODE", ACTIVE_BACKUP], ["IFLA_BOND_ACTIVE_SLAVE", 9])],
+            make_link(kind="bond", bond_mode=ACTIVE_BACKUP, active_slave_index=9),
         ),
-        pytest.param(
-            [make_port_info("bond", ["IFLA_BOND_SLAVE_AD_AGGREGATOR_ID", 2]), ["IFLA_MASTER", 4]],
-            make_link(slave_aggregator=2, master_index=4),
-            id="slave of a bond",
-        ),
-        pytest.param(
-            [make_link_info("vlan", ["IFLA_VLAN_ID", 5]), ["IFLA_LINK", 6]],
-            make_link(kind="vlan", parent_index=6),
-            id="vlan",
-        ),
-        pytest.param([["IFLA_CARRIER", 0]], make_link(is_up=False), id="no carrier"),
-        pytest.param(
-            [["IFLA_LINK", 6], ["IFLA_LINK_NETNSID", 0]],
-            make_link(parent_index=6, is_parent_elsewhere=True),
-            id="parent in another namespace",
-        ),
+        ([BOND_PORT, ["IFLA_MASTER", 4]], make_link(slave_aggregator=2, master_index=4)),
+        ([make_link_info("vlan", ["IFLA_VLAN_ID", 5]), ["IFLA_LINK", 6]], make_link(kind="vlan", parent_index=6)),
+        ([["IFLA_CARRIER", 0]], make_link(is_up=False)),
+        ([["IFLA_LINK", 6], ["IFLA_LINK_NETNSID", 0]], make_link(parent_index=6, is_parent_elsewhere=True)),
     ],
 )
 def test_links_of_every_kind_are_parsed(attributes: list[Attribute], link: Link, tmp_path: Path) -> None:
