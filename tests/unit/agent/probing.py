@@ -7,7 +7,7 @@ from typing import Any
 from agent.probing.scheduler import ProbeOutcome
 from netperf.measurement import Measurement
 from netperf.plans import Peer, Probe, ProbeSettings, ZonePlan
-from netperf.sample import Sample
+from tests.support.samples import make_sample
 
 ORIGIN = Peer("n1", "10.0.0.1", "z1", "r1")
 PEERS = [Peer("n2", "10.0.0.2", "z2", "r1"), Peer("n3", "10.0.0.3", "z3", "r2"), Peer("n4", "10.0.0.4", "z4", "r2")]
@@ -45,9 +45,7 @@ def make_outcome(
     destination: Peer, measurement: Measurement | None = None, *, pair_index: int = 0, **fields: Any
 ) -> ProbeOutcome:
     """The outcome of a run from `ORIGIN`: ok with ``measurement``, unless ``fields`` say otherwise."""
-    sample = measurement and Sample(
-        origin=ORIGIN.location, destination=destination.location, measurement=measurement, taken_at=1000.0
-    )
-    defaults = {"test": "TCP_RR", "result": "ok", "sample": sample}
     probe = Probe(origin=ORIGIN, destination=destination, slot=0, pair_index=pair_index)
+    sample = measurement and make_sample(probe, measurement, sequence=0, taken_at=1000.0)
+    defaults = {"test": "TCP_RR", "result": "ok", "sample": sample}
     return ProbeOutcome(probe=probe, **(defaults | fields))
