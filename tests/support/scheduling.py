@@ -35,7 +35,7 @@ async def serve_extender(
 @asynccontextmanager
 async def run_leader(
     client: Client, config: SchedulerConfig | None = None, *, namespace: str = NETAWARE_NAMESPACE
-) -> AsyncIterator[GatingController]:
+) -> AsyncIterator[None]:
     """Run the gating controller; it leads at once."""
     registry, cache = CollectorRegistry(), ClusterCache(client, namespace)
     recorder = EventRecorder(client, component="netaware-controller", instance="tests", registry=registry)
@@ -48,7 +48,7 @@ async def run_leader(
     async with running(
         {**cache.reflector_tasks(), **controller.store_tasks(), "events": recorder.run(), "lead": lead()}
     ):
-        yield controller
+        yield
 
 
 @asynccontextmanager

@@ -18,7 +18,6 @@ from controller.cluster.crds import (
 )
 from controller.cluster.pods import Pod
 from controller.scheduler.config import GatesConfig, SchedulerConfig
-from controller.scheduler.gating.controller import GatingController
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import EVENTS, NODES, PODS, Node, Object
 from lab.nodes import is_usable
@@ -178,11 +177,9 @@ class SchedulerHarness(PodNamespace):
         """Run the extender during the block; yields its URL."""
         return serve_extender(self.client, config)
 
-    def run_leader(
-        self, config: SchedulerConfig | None = None, **options: Any
-    ) -> AbstractAsyncContextManager[GatingController]:
-        """Run the gating controller during the block, see `scheduling.run_leader`."""
-        return run_leader(self.client, config, **options)
+    def run_leader(self, config: SchedulerConfig | None = None) -> AbstractAsyncContextManager[None]:
+        """Run the gating controller during the block."""
+        return run_leader(self.client, config)
 
     @asynccontextmanager
     async def run_scheduling(
