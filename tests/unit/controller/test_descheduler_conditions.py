@@ -18,9 +18,12 @@ from tests.support.descheduler_builders import (
     History,
     PodDisruptionBudget,
     decide_on_hot_node,
+    decide_once,
     find_node_state,
     list_moved_pods,
     make_budget,
+    make_config,
+    make_loaded_snapshot,
     make_pending_move,
     make_pod_info,
     make_single_pod,
@@ -42,6 +45,13 @@ def make_case(condition: str, reason: str = "", pod: dict[str, Any] | None = Non
 def make_volume_fields(**source: Any) -> dict[str, Any]:
     """Fields of a pod with a volume of this source."""
     return {"spec": {"volumes": [{"name": "v", **source}]}}
+
+
+def make_breaker_entries(
+    count: int, helped: int, strategy: Any = "LowNodeLoad", age_s: float = 60
+) -> tuple[BreakerEntry, ...]:
+    """The entries of ``count`` moves, of which some helped."""
+    return tuple(BreakerEntry(NOW_S - age_s, strategy, has_helped=i < helped) for i in range(count))
 
 
 def set_unknown_operator(budget: PodDisruptionBudget) -> PodDisruptionBudget:
@@ -222,3 +232,31 @@ def test_a_moved_pod_that_still_terminates_is_a_recent_move(
     decision = decide_on_hot_node(*pods, history=History(pending_moves=(move,)))
 
     assert list_moved_pods(decision) == ([] if is_recent_move else ["p"])
+
+
+@pytest.mark.parametrize(
+    ("entries", "min_success_percent", "is_stopped"),
+    [
+        pytest.param(make_breaker_entries(3, 0), 50, False, id="fewer than four moves"),
+        (make_breaker_entries(4, 1), 50, True),
+        (make_breaker_entries(4, 2), 50, False),
+        (make_breaker_entries(10, 4), 50, True),
+        (make_breaker_entries(10, 4), 40, False),
+        (make_breaker_entries(10, 0), 0, False),
+        pytest.param(make_breaker_entries(10, 0, age_s=86_401), 50, False, id="more than a day ago"),
+        pytest.param(make_breaker_entries(10, 0, "NetworkMisplacement"), 50, False, id="of another strategy"),
+    ],
+)
+def test_the_breaker_stops_a_strategy_if_too_few_moves_helped(
+    entries: tuple[BreakerEntry, ...], min_success_percent: int, *, is_stopped: bool
+) -> None:
+    view = make_loaded_snapshot({"hot": 3, "idle": 0.1}, {"p": 1})
+    config, history = make_config(limits={"minSuccessPercent": min_success_percent}), History(breaker_entries=entries)
+
+    decision = decide_once(view, config, history=history)
+    dry_run = decide_once(view, config, history=history, assume_lasting=True)
+
+    assert list_moved_pods(decision) == ([] if is_stopped else ["p"])
+    assert find_node_state(decision).is_stuck is is_stopped
+    assert ("moves in 24 h helped" in find_node_state(decision).reason) is is_stopped
+    assert dry_run.plan == decision.plan

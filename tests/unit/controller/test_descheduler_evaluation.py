@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 import pytest
 
 from controller.descheduler.config import LimitsConfig
+from controller.descheduler.history import MAX_BACKOFFS, drop_expired, extend_backoff
 from tests.support.descheduler_builders import (
     NOW_S,
     BackoffEntry,
     DeschedulerSnapshot,
+    EvictionEntry,
     History,
     PendingMove,
     PodInfo,
+    ReasonDurations,
     add_moves,
     decide_once,
     evaluate_moves,
@@ -242,3 +246,52 @@ def test_several_failed_moves_of_a_workload_in_one_round_are_one_failure() -> No
     history, outcomes = evaluate_after(make_view(*replacements), 10, *moves)
     assert outcomes == ["returned"] * 5
     assert history.backoffs[WORKLOAD] == BackoffEntry(NOW_S + 10 + FIRST_BACKOFF_S, 1, "returned")
+
+
+def test_the_history_keeps_a_bounded_number_of_back_offs_and_drops_those_that_end_first() -> None:
+    history = History()
+    for i in range(MAX_BACKOFFS + 5):
+        history = extend_backoff(history, f"default/Deployment/w{i}", "returned", i, NOW_S)
+    assert len(history.backoffs) == MAX_BACKOFFS
+    assert "default/Deployment/w4" not in history.backoffs
+    assert len(msgspec.json.encode(history)) < 1 << 19, "half of the largest ConfigMap"
+
+
+def test_expired_entries_are_dropped_and_failure_counts_outlive_their_back_off() -> None:
+    """A workload's for a week, a replica's for as long as a first failure, evictions for 300 s."""
+    backoffs = {
+        "a/Deployment/no-failure": BackoffEntry(NOW_S - 1),
+        "a/Deployment/failed": BackoffEntry(NOW_S - 86_400, 2),
+        "a/Deployment/long-ago": BackoffEntry(NOW_S - 8 * 86_400, 2),
+        "replica": BackoffEntry(NOW_S - 60, 1),
+        "old-replica": BackoffEntry(NOW_S - FIRST_BACKOFF_S - 100, 1),
+    }
+    evictions = (EvictionEntry(NOW_S - 301, "a"), EvictionEntry(NOW_S - 299, "b"))
+    kept = drop_expired(History(evictions=evictions, backoffs=backoffs), LIMITS, NOW_S)
+    assert [entry.workload for entry in kept.evictions] == ["b"]
+    assert list(kept.backoffs) == ["a/Deployment/failed", "replica"]
+
+
+@pytest.mark.parametrize("has_restarts", [False, True])
+def test_a_pod_that_always_returns_is_evicted_at_most_four_times_in_a_day(*, has_restarts: bool) -> None:
+    """One round a minute. A restart each hour keeps the history, but not the detectors."""
+    config, history, durations = make_config({"anomalyCondition": {}}), History(), ReasonDurations()
+    evicted_at_s, outcomes, created_after_s = list[float](), set[str](), -1000.0
+    for after_s in range(0, 24 * 3600, 60):
+        if has_restarts and after_s % 3600 == 0:
+            history, durations = msgspec.json.decode(msgspec.json.encode(history), type=History), ReasonDurations()
+        pod = make_web_pod(f"web-{len(evicted_at_s)}", "hot", created_after_s)
+        usage = {"hot": to_usage(3.8, 1), "idle": to_usage(0.2, 1)}
+        view = make_snapshot(NODES, [pod], usage, {pod.name: to_usage(1.6, 0.5)})
+        decision = decide_once(view, config, history=history, durations=durations, now=NOW_S + after_s)
+        outcomes |= {end.outcome for end in decision.evaluated_moves}
+        history, durations = add_moves(decision.history, decision.pending_moves), decision.durations
+        if decision.pending_moves:
+            evicted_at_s.append(after_s)
+            created_after_s = after_s + 3
+
+    assert 1 <= len(evicted_at_s) <= 4
+    assert outcomes == {"returned"}
+    gaps_s = [later - earlier for earlier, later in pairwise([0, *evicted_at_s])]
+    # The back-off doubles; a restart adds the rounds until the node is anomalous again.
+    assert has_restarts or all(later > 1.9 * earlier for earlier, later in pairwise(gaps_s)), gaps_s

@@ -123,15 +123,6 @@ def test_a_paused_policy_plans_nothing_and_adds_a_note() -> None:
     assert "LowNodeLoad is paused, and with it all strategies" in decision.plan.notes
 
 
-def test_more_nodes_than_number_of_nodes_must_be_underutilized() -> None:
-    view = make_loaded_snapshot({"hot": 3, "idle-1": 0.2, "idle-2": 0.2}, {"p": 1})
-    assert list_moved_pods(decide_once(view, make_config({"numberOfNodes": 1}))) == ["p"]
-    decision = decide_once(view, make_config({"numberOfNodes": 2}))
-    assert list_moved_pods(decision) == []
-    reason = "pool default: 2 nodes are underutilized, and numberOfNodes asks for more than 2"
-    assert find_node_state(decision).reason == reason
-
-
 @pytest.mark.parametrize(
     ("weights", "moved"), [({"cpu": 10, "memory": 1}, ["c", "m"]), ({"cpu": 1, "memory": 10}, ["m", "c"])]
 )

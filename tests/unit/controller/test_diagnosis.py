@@ -60,6 +60,8 @@ MANY_SILENT = tuple(
 )
 NINE_DOWN = tuple(AgentView(node=f"m{i}", zone="z9", state="down", reason="gone") for i in range(9))
 QUEUED = tuple(make_pod_fact(name, created_s=NOW_S - ago_s) for name, ago_s in (("new", 5), ("old", 60)))
+RENAMED: dict[str, Any] = {"node": "n1", "owner": OWNER, "workload": "renamed", "created_s": NOW_S - 900}
+NEW: dict[str, Any] = {"owner": OWNER, "created_s": NOW_S - 5}
 ALL_CORDONED = "0/4 nodes are available: 4 node(s) were unschedulable."
 LABELLED_CORDONED = {name: NodeFact({"name": name}, node.taints, node.zone) for name, node in CORDONED.items()}
 
@@ -89,6 +91,18 @@ CASES = [
         "objects that cannot be read are not absent",
         [],
         control_plane=make_control_plane(pods=None, lease=None, is_lease_conclusive=False),
+    ),
+    make_case(
+        "a pod with a wrong workload label that a rollout replaces",
+        [],
+        make_pod_fact("old", **RENAMED),
+        make_pod_fact("new", **NEW),
+    ),
+    make_case(
+        "terminating and finished pods with a wrong workload label",
+        [],
+        make_pod_fact("gone", is_terminating=True, **RENAMED),
+        make_pod_fact("over", phase="Succeeded", **RENAMED),
     ),
     make_case("an excluded node", [], agents=make_agents(n3={"state": "excluded", "newest_at": None})),
     make_case("a pod placed by affinity with another scheduler", [], make_pod_fact(node="n1"), BY_AFFINITY),
@@ -240,29 +254,16 @@ def test_the_fix_tolerates_a_users_taint_but_not_a_taint_of_kubernetes() -> None
     assert "toler" not in diagnose(make_facts(nodes=nodes, pods=(owned_pod,)))[0].fix[-1]
 
 
-def test_terminating_pods_and_pods_that_a_rollout_replaces_are_no_finding() -> None:
-    old: dict[str, Any] = {"node": "n1", "owner": OWNER, "workload": "renamed", "created_s": NOW_S - 900}
-    new: dict[str, Any] = {"owner": OWNER, "created_s": NOW_S - 5}
-    assert diagnose(make_facts(pods=(make_pod_fact("old", **old), make_pod_fact("new", **new)))) == ()
-    assert (
-        diagnose(
-            make_facts(
-                pods=(
-                    make_pod_fact("gone", is_terminating=True, **old),
-                    make_pod_fact("over", phase="Succeeded", **old),
-                )
-            )
-        )
-        == ()
-    )
-    (finding,) = diagnose(
-        make_facts(pods=(make_pod_fact("old", **old), make_pod_fact("new", workload="renamed", **new)))
-    )
-    assert (finding.code, len(finding.affects)) == ("unknown-workload", 2)
-    (finding,) = diagnose(
-        make_facts(pods=(make_pod_fact("bare", node="n1", workload="wrong"), make_pod_fact("right", node="n1")))
-    )
-    assert (finding.code, finding.affects, "edit" in finding.fix[-1]) == ("unknown-workload", ("web/bare",), False)
+def test_pods_with_a_wrong_workload_label_are_one_finding_whose_fix_edits_only_an_owner() -> None:
+    new_pod = make_pod_fact("new", workload="renamed", **NEW)
+    (finding,) = diagnose(make_facts(pods=(make_pod_fact("old", **RENAMED), new_pod)))
+    assert finding.code == "unknown-workload"
+    assert len(finding.affects) == 2
+
+    bare_pod, right_pod = make_pod_fact("bare", node="n1", workload="wrong"), make_pod_fact("right", node="n1")
+    (finding,) = diagnose(make_facts(pods=(bare_pod, right_pod)))
+    assert finding.affects == ("web/bare",)
+    assert "edit" not in finding.fix[-1]
 
 
 @pytest.mark.parametrize("interval_s", [6.0, 8.0, 60.0, 85.0, 120.0, 600.0])

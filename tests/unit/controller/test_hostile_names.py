@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import io
 import json
@@ -9,13 +10,12 @@ import os
 import re
 import subprocess
 from collections.abc import Iterable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import TypeVar
 
 import msgspec
 import pytest
+from aiohttp import web
 
 from controller.appgroups.status import build_status, compute_group_state, consent_condition
 from controller.cli.output import Screen
@@ -44,6 +44,7 @@ from tests.unit.controller.hostile_objects import (
     read_hostile_traffic,
 )
 from tests.unit.controller.situations import SITUATIONS
+from tests.unit.kubekit.simulated_api import run_server
 
 LARGE_ANSWERS = ("status", "diagnose", "graph")
 """Commands whose answers would take ten seconds each as YAML."""
@@ -139,22 +140,10 @@ def list_notes_and_messages(snapshot: ClusterSnapshot) -> Iterator[str]:
         yield from (condition.message for condition in status.conditions or ())
 
 
-class RefusingApiServer(BaseHTTPRequestHandler):
-    """Refuses each request with a Status that has all payloads."""
-
-    def do_GET(self) -> None:
-        body = json.dumps({"kind": "Status", "code": 403, "reason": "Forbidden", "message": "".join(PAYLOADS)})
-        self.send_response(403)
-        self.end_headers()
-        self.wfile.write(body.encode())
-
-    def log_message(self, *_: object) -> None: ...
-
-
-class QuietServer(ThreadingHTTPServer):
-    """A server that prints no errors, which would be in the command's output."""
-
-    def handle_error(self, *_: object) -> None: ...
+async def refuse(_: web.Request) -> web.Response:
+    """Refuse a request with a Status that has all payloads."""
+    body = {"kind": "Status", "code": 403, "reason": "Forbidden", "message": "".join(PAYLOADS)}
+    return web.json_response(body, status=403)
 
 
 def test_commands_to_paste_never_run_text_of_objects(tmp_path: Path) -> None:
@@ -196,12 +185,12 @@ async def test_ten_thousand_hostile_objects_reach_no_command_line_terminal_or_pa
     assert_pasting_is_safe(fixes | {note[note.rindex("kubectl") :] for note in notes if "kubectl" in note}, tmp_path)
 
 
-def test_an_error_of_the_api_server_is_one_printable_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with QuietServer(("127.0.0.1", 0), RefusingApiServer) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        kubeconfig = write_kubeconfig(tmp_path, f"http://127.0.0.1:{server.server_port}")
-        assert run(["diagnose", "--kubeconfig", kubeconfig]) == 1
-        server.shutdown()
+async def test_an_error_of_the_api_server_is_one_printable_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with run_server(refuse) as config:
+        kubeconfig = write_kubeconfig(tmp_path, config.server)
+        assert await asyncio.to_thread(run, ["diagnose", "--kubeconfig", kubeconfig]) == 1
     errors = capsys.readouterr().err
     assert_harmless(errors)
     assert errors.count("\n") == 1

@@ -70,13 +70,10 @@ def test_the_diagnosis_of_a_pod_says_why_it_is_placed_or_waits(fields: dict[str,
     assert words in diagnosis.summary
 
 
-def test_a_gated_pod_waits_until_the_configured_time() -> None:
+def test_a_gated_pod_waits_until_the_configured_time_if_there_is_a_leader() -> None:
     diagnosis = diagnose_pod(make_pod_fact(gates=(GATE,)), make_facts(max_gate_wait_s=300.0))
     assert diagnosis.since == NOW_S - 60
     assert diagnosis.until == NOW_S - 60 + 300
-
-
-def test_without_a_leader_the_end_of_a_wait_is_unknown() -> None:
     facts = make_facts(control_plane=make_control_plane(lease=LeaseStatus("a", NOW_S - 60)))
     assert diagnose_pod(make_pod_fact(gates=(GATE,)), facts, has_leader=has_leader(diagnose(facts))).until is None
 
