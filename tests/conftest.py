@@ -148,7 +148,6 @@ def prometheus_programs() -> Mapping[str, Path]:
 
 @pytest.fixture(scope="session")
 def helm_program() -> Path:
-    """The file of ``helm``."""
     return find_or_build_tool(HELM)
 
 
@@ -160,7 +159,6 @@ def chromium() -> Chromium:
 
 @pytest.fixture(scope="session")
 def axe() -> str:
-    """The script of axe-core."""
     return skip_if_unsupported(find_or_fetch_axe).read_text()
 
 

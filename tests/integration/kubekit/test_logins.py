@@ -92,7 +92,6 @@ def log_in(folder: Path, cluster: dict[str, Any], user: dict[str, Any]) -> Clien
 
 
 async def read_user_name(client: Client) -> str:
-    """The user as whom the client is logged in."""
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
     review = msgspec.json.decode(await client.request("POST", SELF_SUBJECT_REVIEWS, body=body))
     return str(review["status"]["userInfo"]["username"])

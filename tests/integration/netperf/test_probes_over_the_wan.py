@@ -68,7 +68,6 @@ def wan(tmp_path: Path) -> Iterator[Wan]:
 
 
 async def run_netperf(wan: Wan, programs: Netperf, duration_s: float = 1.0) -> Measurement:
-    """Run netperf from origin to destination."""
     settings = ProbeSettings(duration_s=duration_s)
     server = Netserver(str(programs.netserver), wan.destination.address, settings.control_port, PASSPHRASE)
     prober = NetperfProber(str(programs.netperf), PASSPHRASE)
@@ -179,7 +178,6 @@ async def test_both_probers_measure_the_effect_of_loss(wan: Wan, netperf_program
     assert datagrams_us is not None
     assert cost_us is not None
     netperf_us = run.percentile_us("p90") if run else None
-    print(f"loss {loss:.0%}: netperf {netperf_us}, datagrams {datagrams_us:.0f}, used {cost_us:.0f} us")
     if loss >= 0.1:
         assert min(datagrams_us, cost_us) > 150_000
     elif loss <= 0.02:

@@ -118,7 +118,6 @@ class SimulatedApi:
 
     @property
     def watch_count(self) -> int:
-        """Number of open watches."""
         return len(self._watches)
 
     def count_requests(self, text: str) -> int:

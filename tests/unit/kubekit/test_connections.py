@@ -152,11 +152,10 @@ async def test_a_throttled_request_is_sent_again_after_its_retry_after() -> None
 async def test_a_request_with_a_long_retry_after_and_a_refused_eviction_are_not_sent_again(
     retry_after_s: int, causes: list[dict[str, str]], reported_s: int
 ) -> None:
-    request_count = 0
+    requests: list[web.Request] = []
 
-    async def refuse(_: web.Request) -> web.Response:
-        nonlocal request_count
-        request_count += 1
+    async def refuse(request: web.Request) -> web.Response:
+        requests.append(request)
         body = {"kind": "Status", "code": 429, "reason": "TooManyRequests", "details": {"causes": causes}}
         return web.json_response(body, status=429, headers={"Retry-After": str(retry_after_s)})
 
@@ -164,4 +163,4 @@ async def test_a_request_with_a_long_retry_after_and_a_refused_eviction_are_not_
         with pytest.raises(ApiError) as caught:
             await client.create(NODES, {}, Object)
     assert caught.value.retry_after_s == reported_s
-    assert request_count == 1
+    assert len(requests) == 1

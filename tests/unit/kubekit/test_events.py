@@ -118,11 +118,10 @@ async def test_lost_events_are_counted_and_later_events_are_sent(api: SimulatedA
 
 
 async def test_an_event_is_not_lost_if_only_the_response_is_malformed() -> None:
-    request_count = 0
+    requests: list[web.Request] = []
 
-    async def respond_with_a_list(_: web.Request) -> web.Response:
-        nonlocal request_count
-        request_count += 1
+    async def respond_with_a_list(request: web.Request) -> web.Response:
+        requests.append(request)
         return web.Response(text="[]")
 
     async with run_server_with_client(respond_with_a_list) as client:
@@ -130,7 +129,7 @@ async def test_an_event_is_not_lost_if_only_the_response_is_malformed() -> None:
         async with running_tasks(recorder.run()):
             for reason in ("A", "B"):
                 recorder.record("Normal", POD, reason, "note")
-            await poll_until(lambda: request_count == 2)
+            await poll_until(lambda: len(requests) == 2)
     assert recorder.count_lost_events() == {}
 
 

@@ -26,8 +26,6 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Response(NamedTuple):
-    """A response with its content."""
-
     status: int
     text: str
     content_type: str

@@ -35,7 +35,6 @@ class Replica:
         self.task: asyncio.Task[None] | None = None
 
     async def work(self, fence: WriteFence) -> None:
-        """The work of the leader."""
         assert fence is self.elector.fence
         self.terms += 1
         self.is_working = True
@@ -48,7 +47,6 @@ class Replica:
         self.task = asyncio.create_task(self.elector.run(self.work))
 
     async def start_and_lead(self) -> None:
-        """Start, and wait for leadership."""
         self.start()
         await poll_until(lambda: self.is_leader)
 

@@ -37,5 +37,4 @@ def read_rules(file: str) -> list[dict[str, Any]]:
 
 
 def list_recorded_series() -> set[str]:
-    """Names of the series that recording rules write."""
     return {str(rule["record"]) for rule in read_rules("recording.rules.yaml")}

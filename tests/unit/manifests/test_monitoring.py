@@ -56,7 +56,6 @@ def find_metrics(expression: str) -> set[str]:
 
 
 def count_metrics(expression: str) -> int:
-    """How often the expression names a metric."""
     names = "|".join(map(re.escape, find_metrics(expression)))
     return len(re.findall(rf"(?<![\w:])(?:{names})(?![\w:])", blank_quoted_text(expression)))
 

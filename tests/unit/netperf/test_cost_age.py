@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from netperf.cost_state import restore_state, resume_state, update_sighting
 from netperf.policy import CostPolicy
@@ -21,19 +22,9 @@ from tests.unit.netperf.builders import (
 )
 
 SAMPLE = make_zone_sample("ab", 5000)
-
-
-def make_failure(failures_in_a_row: int, *, has_answered: bool) -> Failure:
-    """A failed probe of the nodes of `SAMPLE`."""
-    return Failure(
-        origin=SAMPLE.origin,
-        destination=SAMPLE.destination,
-        reason="timeout",
-        failures_in_a_row=failures_in_a_row,
-        has_answered=has_answered,
-        sequence=2,
-        taken_at=WALL_CLOCK_S,
-    )
+FAILURE = Failure(
+    origin=SAMPLE.origin, destination=SAMPLE.destination, reason="timeout", sequence=2, taken_at=WALL_CLOCK_S
+)
 
 
 @given(st.floats(min_value=-1e6, max_value=1e6))
@@ -138,7 +129,7 @@ def test_an_unreachable_pair_stays_so_until_an_answer_however_often_agents_resta
     computer = CostComputer()
     bases = []
     for failures_in_a_row, has_answered in ((2, False), (3, False), (1, False), (1, True), (2, False)):
-        failure = make_failure(failures_in_a_row, has_answered=has_answered)
+        failure = replace(FAILURE, failures_in_a_row=failures_in_a_row, has_answered=has_answered)
         bases.append(read_cost_and_basis(computer.compute([SAMPLE], failures=[failure]))[1])
     assert bases == ["measured", "unreachable", "unreachable", "measured", "measured"]
 

@@ -62,15 +62,8 @@ def test_a_latency_of_zero_or_beyond_the_limits_cannot_be_decoded(field: str, va
 def test_datagrams_of_a_lossy_path_have_the_latency_of_a_call_over_tcp(loss_per_direction: float) -> None:
     """Not with 5 % each way: a tenth of the calls wait then, so the p90 lies at the edge."""
     calls_us = simulate_tcp_calls_us(loss_per_direction)
-    datagrams = Measurement(
-        prober="datagrams",
-        test="UDP_RR",
-        p50_us=RTT_US,
-        p90_us=RTT_US,
-        p99_us=RTT_US,
-        transactions=118,
-        loss_ratio=1 - (1 - loss_per_direction) ** 2,
-    )
+    loss_ratio = 1 - (1 - loss_per_direction) ** 2
+    datagrams = replace(DATAGRAMS, p50_us=RTT_US, p90_us=RTT_US, p99_us=RTT_US, transactions=118, loss_ratio=loss_ratio)
     assert datagrams.percentile_us("p90") == pytest.approx(calls_us[int(0.9 * len(calls_us))], rel=0.15)
 
 
@@ -152,13 +145,10 @@ def test_throttling_is_read_in_both_cgroup_versions(tmp_path: Path, cpu_stat: st
     assert read_throttled_us(stat) == throttled_us
 
 
-def test_an_absent_file_is_an_unknown_reading(tmp_path: Path) -> None:
+def test_an_absent_file_is_an_unknown_reading_which_gives_no_difference(tmp_path: Path) -> None:
     assert read_throttled_us(tmp_path / "absent") is None
     assert read_throttled_us(None) is None
     assert read_run_queue_us("no-such-process") is None
-
-
-def test_an_unknown_reading_gives_no_difference() -> None:
     assert elapsed_us(5.0, None) is None
     assert elapsed_us(None, 5.0) is None
     assert elapsed_us(3.0, 5.0) == 0.0, "after a move to another cgroup"

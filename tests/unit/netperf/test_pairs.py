@@ -164,7 +164,6 @@ def test_pairs_of_nodes_share_none_where_the_zones_allow_it() -> None:
         ({"is_schedulable": False}, "unschedulable"),
         ({"has_ready_agent": False}, "no-agent"),
         ({"address": "node-1.example"}, "bad-address"),
-        ({"address": ""}, "bad-address"),
     ],
 )
 def test_unusable_nodes_and_zones_are_left_out_with_a_reason(fields: dict[str, Any], reason: str) -> None:

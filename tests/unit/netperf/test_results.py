@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kubekit.settings import YEAR_S
 from netperf.configmap_size import MAX_CONFIGMAP_BYTES, ConfigMapTooLargeError
-from netperf.measurement import PERCENTILES, Measurement, Percentile
+from netperf.measurement import PERCENTILES, Percentile
 from netperf.pairs import PlanOptions, ProbeNode, plan_probes
 from netperf.results import (
     MAX_LISTED_REFUSALS,
@@ -43,21 +43,15 @@ LATENCIES_US = st.floats(min_value=0.01, max_value=6e8).map(lambda us: round(us,
 @st.composite
 def draw_sample(draw: st.DrawFn) -> Sample:
     p50_us, p90_us, p99_us = sorted(draw(st.lists(LATENCIES_US, min_size=3, max_size=3)))
-    measurement = Measurement(
-        prober="netperf",
-        test="TCP_RR",
+    return make_node_sample(
+        draw(st.sampled_from(["a1", "a2"])),
+        draw(st.sampled_from(["b1.example", "c1"])),
+        p90_us,
+        draw(st.integers(0, 2**40)),
         p50_us=p50_us,
-        p90_us=p90_us,
         p99_us=p99_us,
         throttled_us=draw(st.none() | LATENCIES_US),
-        retransmits=draw(st.none() | st.integers(0, 10**6)),
         loss_ratio=draw(st.none() | st.floats(0, 1).map(lambda ratio: round(ratio, 6))),
-    )
-    return Sample(
-        origin=LOCATIONS[draw(st.sampled_from(["a1", "a2"]))],
-        destination=LOCATIONS[draw(st.sampled_from(["b1.example", "c1"]))],
-        measurement=measurement,
-        sequence=draw(st.integers(0, 2**40)),
         taken_at=round(draw(st.floats(0, 4e9)), 3),
         quality_flags=tuple(draw(st.lists(st.sampled_from(["throttled", "loss", "stalled"]), unique=True, max_size=3))),
     )
