@@ -26,11 +26,9 @@ from lab import namespaces, unprivileged
 from lab.build import Binaries, find_or_build_programs
 from lab.controlplane import ControlPlane
 from lab.controlplane_commands import LOOPBACK
-from lab.errors import BootError
 from lab.network import WAN_DEVICE, LabNetwork, NodeNetwork, create_network
 from lab.nodes import await_usable_nodes, register_nodes
 from lab.paths import LabPaths, lab_paths, write_atomically, write_private
-from lab.polling import poll_until
 from lab.programs import Programs, build_pythonpath_env
 from lab.realnode.cluster import RealNodes, start_real_nodes
 from lab.realnode.programs import NodeBinaries, find_or_build_node_binaries
@@ -279,8 +277,7 @@ async def _start_wan(lab: Lab, topology: Topology, programs: Programs) -> None:
     plan_file.write_bytes(msgspec.json.encode(plan))
     socket_path = lab.paths.wan_socket
     programs.start("wan", [sys.executable, "-m", "lab.wan", plan_file, socket_path])
-    description, on_retry = "the emulated network to start", programs.check_running
-    await poll_until(socket_path.exists, description, _WAN_TIMEOUT_S, on_retry=on_retry, error=BootError)
+    await programs.wait_until(socket_path.exists, "the emulated network to start", _WAN_TIMEOUT_S)
 
 
 async def _run_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

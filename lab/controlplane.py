@@ -36,7 +36,6 @@ from lab.controlplane_commands import (
 from lab.credentials import credentials_dir, save_credentials, save_kubeconfig
 from lab.errors import BootError
 from lab.paths import write_private
-from lab.polling import poll_until
 from lab.programs import Program, Programs, run_command
 from lab.scheduler_config import DEFAULT_PROFILE, build_scheduler_config
 
@@ -300,13 +299,8 @@ class ControlPlane:
 
     async def _wait_until(self, check: Callable[[], Awaitable[bool]], description: str) -> None:
         """Poll until ``check`` is true. Raises BootError if a program ends, or after `READY_TIMEOUT_S`."""
-        await poll_until(
-            check,
-            lambda: f"{description}; {list(self.programs)[-1].log_excerpt}",
-            READY_TIMEOUT_S,
-            every_s=_POLL_S,
-            on_retry=self.programs.check_running,
-            error=BootError,
+        await self.programs.wait_until(
+            check, lambda: f"{description}; {list(self.programs)[-1].log_excerpt}", READY_TIMEOUT_S, _POLL_S
         )
 
 

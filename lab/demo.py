@@ -32,12 +32,10 @@ from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, SERVIC
 from lab import boutique, namespaces, report
 from lab.cluster import ALL_COMPONENTS, Lab
 from lab.controlplane import object_exists
-from lab.errors import LabError
 from lab.installation import OVERLAY, ROUND_S, Installation, get_network_topology, install, list_result_configmaps
 from lab.netperf_install import find_netperf_if_available
 from lab.node_pairs import measure_node_pairs
 from lab.pod_installation import await_rollout, install_as_pods
-from lab.polling import poll_until
 from lab.programs import run_command
 from lab.progress import ProgressPrinter
 from lab.realnode.cluster import APP_IMAGE
@@ -250,8 +248,7 @@ class Demo:
     async def _poll_until(
         self, check: Callable[[], object], description: str | Callable[[], str], timeout_s: float = _PLACE_TIMEOUT_S
     ) -> Any:
-        on_retry = self.lab.programs.check_running
-        return await poll_until(check, description, timeout_s, every_s=_POLL_S, on_retry=on_retry, error=LabError)
+        return await self.lab.programs.wait_until(check, description, timeout_s, _POLL_S)
 
     async def _is_ordered(self, namespace: str) -> bool:
         groups = await self.client.list(APPGROUPS, AppGroup, namespace=namespace)

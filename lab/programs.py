@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import psutil
@@ -24,6 +25,7 @@ import psutil
 from lab import namespaces
 from lab.errors import BootError
 from lab.paths import LOGS_FOLDER
+from lab.polling import poll_until
 
 LAB_VARIABLE = "NETAWARE_LAB"
 """Environment variable with the lab's state directory."""
@@ -172,6 +174,13 @@ class Programs:
         for program in self._running:
             if program.has_failed:
                 raise BootError(f"{program.name} ended with code {program.poll()}; {program.log_excerpt}")
+
+    async def wait_until(
+        self, check: Callable[[], Any], description: str | Callable[[], str], timeout_s: float, every_s: float = _POLL_S
+    ) -> Any:
+        """Poll as `poll_until`. Raises BootError after the timeout, or if a program ends unexpectedly."""
+        on_retry = self.check_running
+        return await poll_until(check, description, timeout_s, every_s=every_s, on_retry=on_retry, error=BootError)
 
     async def watch(self) -> None:
         """Wait until a program ends unexpectedly, then raise BootError as `check_running`."""

@@ -59,6 +59,15 @@ def describe_links(links: Mapping[tuple[str, str], Link]) -> list[dict[str, Any]
     return [{"zones": list(pair), **msgspec.to_builtins(link)} for pair, link in links.items()]
 
 
+def build_link_table(links: Iterable[Mapping[str, Any]]) -> Table:
+    """Return a table of the result of `describe_links`."""
+    table = Table("zone", "zone", "round trip", "jitter", "loss")
+    for link in links:
+        cells = f"{link['rtt_us'] / 1e3:g} ms", f"+ 0 to {link['jitter_us'] / 1e3:g} ms", f"{link['loss']:.2%}"
+        table.add_row(*link["zones"], *cells)
+    return table
+
+
 def _connect(name: str) -> WanControl:
     """Return the control of a running lab. Raises LabError if it does not run."""
     paths = lab_paths(name)
@@ -84,12 +93,3 @@ def _print_links(links: dict[tuple[str, str], Link], *, as_json: bool) -> None:
         arguments.print_json({"links": describe_links(links)})
     else:
         Console().print(build_link_table(describe_links(links)))
-
-
-def build_link_table(links: Iterable[Mapping[str, Any]]) -> Table:
-    """Return a table of the result of `describe_links`."""
-    table = Table("zone", "zone", "round trip", "jitter", "loss")
-    for link in links:
-        cells = f"{link['rtt_us'] / 1e3:g} ms", f"+ 0 to {link['jitter_us'] / 1e3:g} ms", f"{link['loss']:.2%}"
-        table.add_row(*link["zones"], *cells)
-    return table

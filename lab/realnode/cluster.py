@@ -15,9 +15,7 @@ import yaml
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import NODES, Node
 from lab.controlplane import ControlPlane, find_free_ports, object_exists
-from lab.errors import BootError
 from lab.network import LabNetwork, pod_range_of_slot
-from lab.polling import poll_until
 from lab.programs import Programs
 from lab.realnode import cgroups, machine
 from lab.realnode.config_files import PAUSE_IMAGE
@@ -104,13 +102,11 @@ async def _start_node(node: RealNode, client: Client, semaphore: asyncio.Semapho
     async with semaphore:
         cgroups.create(node.cgroup)
         await node.start()
-        await poll_until(
+        await node.programs.wait_until(
             partial(object_exists, client, NODES, node.name),
             lambda: f"node {node.name} to register; {node.running_programs['kubelet'].log_excerpt}",
             _REGISTER_TIMEOUT_S,
-            every_s=_POLL_S,
-            on_retry=node.programs.check_running,
-            error=BootError,
+            _POLL_S,
         )
         # Written here, because a kubelet may not write its node's pod CIDRs.
         body = {"spec": {"podCIDR": node.network.pod_range, "podCIDRs": [node.network.pod_range]}}

@@ -18,10 +18,8 @@ from lab import namespaces
 from lab.certificates import KeyPair
 from lab.controlplane import SERVICE_DNS, ControlPlane
 from lab.credentials import save_kubeconfig
-from lab.errors import BootError
 from lab.network import MAX_PODS_PER_NODE, NodeNetwork
 from lab.nodes import build_topology_labels
-from lab.polling import poll_until
 from lab.programs import Program, Programs
 from lab.realnode import cgroups, config_files
 from lab.realnode.programs import NodeBinaries
@@ -153,8 +151,7 @@ class RealNode:
         await self._wait_until(socket.exists, "containerd's socket")
 
     async def _wait_until(self, check: Callable[[], bool], description: str) -> None:
-        description, on_retry = f"{description}, of node {self.name}", self.programs.check_running
-        await poll_until(check, description, _START_TIMEOUT_S, on_retry=on_retry, error=BootError)
+        await self.programs.wait_until(check, f"{description}, of node {self.name}", _START_TIMEOUT_S)
 
     def _write_files(self) -> None:
         etc = self.folder / "etc"

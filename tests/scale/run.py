@@ -19,9 +19,7 @@ from lab.cluster import Lab
 from lab.controlplane import find_free_ports
 from lab.controlplane_commands import LOOPBACK
 from lab.credentials import credentials_dir
-from lab.errors import BootError
 from lab.installation import CENTRAL_PROGRAMS, MANIFESTS, start_central_program
-from lab.polling import poll_until
 from lab.programs import answers_ok
 from lab.progress import ProgressPrinter
 from netperf.contract import AGENT, CONTROLLER, NETAWARE_NAMESPACE
@@ -93,10 +91,8 @@ async def _start_programs(lab: Lab) -> str:
         config = MANIFESTS / "base" / "controller" / "config.yaml"
         start_central_program(lab.programs, name, verb, url, kubeconfig=kubeconfig, config=config)
     for url in urls:
-        is_ready, description = partial(answers_ok, f"{url}/readyz", 5), f"{url} to be ready"
-        await poll_until(
-            is_ready, description, _START_TIMEOUT_S, every_s=0.5, on_retry=lab.programs.check_running, error=BootError
-        )
+        is_ready = partial(answers_ok, f"{url}/readyz", 5)
+        await lab.programs.wait_until(is_ready, f"{url} to be ready", _START_TIMEOUT_S, every_s=0.5)
     await lab.control_plane.start_scheduler(extender_url=urls[1])
     return urls[0]
 
