@@ -29,7 +29,7 @@ def make_group(
 class AppGroupNamespace(PodNamespace):
     """A namespace with AppGroups, and with pods of the workloads of the group `GROUP`."""
 
-    async def create_group_body(self, body: dict[str, Any]) -> None:
+    async def create_group_from_body(self, body: dict[str, Any]) -> None:
         await self.client.create(APPGROUPS, body, Object, namespace=self.namespace)
 
     async def patch_group(self, patch: dict[str, Any], name: str = GROUP) -> None:

@@ -32,7 +32,7 @@ def replica(crds: list[str], start_manager: StartManager) -> Replica:
 async def test_the_manager_never_writes_the_spec_and_not_the_status_of_an_unchanged_spec(
     replica: Replica, groups: AppGroupNamespace
 ) -> None:
-    await groups.create_group_body(make_group({"a": "b", "b": ""}))
+    await groups.create_group_from_body(make_group({"a": "b", "b": ""}))
     created: dict[str, Any] = await groups.client.get(APPGROUPS, "g", dict, namespace=groups.namespace)
     await groups.wait_for_group_condition("SpecValid", "True")
     write_count = (await replica.read_metrics())["netaware_appgroup_writes_total"]
@@ -54,7 +54,7 @@ async def test_the_status_has_the_number_of_pods_and_whether_costs_are_met(
     await create_node(far, zone="z2", region="west")
     topology = make_topology_body(weights=[make_weight_body({("z1", "z2"): 30})])
     await groups.client.create(NETWORK_TOPOLOGIES, topology, Object, namespace=groups.namespace)
-    await groups.create_group_body(make_group({"a": "b", "b": ""}, members=2, max_cost=15))
+    await groups.create_group_from_body(make_group({"a": "b", "b": ""}, members=2, max_cost=15))
     await groups.wait_for_group_condition("Complete", "False", "0 of 2")
 
     await groups.create_bound_pod("a", near)
@@ -75,7 +75,7 @@ async def test_a_condition_names_a_service_that_needs_traffic_distribution(
 ) -> None:
     service = {"metadata": {"name": "b"}, "spec": {"selector": {WORKLOAD_LABEL: "b"}, "ports": [{"port": 80}]}}
     await groups.client.create(SERVICES, service, Object, namespace=groups.namespace)
-    await groups.create_group_body(make_group({"a": "b", "b": ""}, members=4, max_cost=10_000))
+    await groups.create_group_from_body(make_group({"a": "b", "b": ""}, members=4, max_cost=10_000))
     for zone in ("z1", "z2"):
         await create_node(f"{groups.namespace}-{zone}", zone=zone, region="west")
         for workload in ("a", "b"):
@@ -91,7 +91,7 @@ async def test_a_condition_names_a_service_that_needs_traffic_distribution(
 
 
 async def test_a_running_pod_of_an_unknown_workload_gets_one_event(groups: AppGroupNamespace) -> None:
-    await groups.create_group_body(make_group({"web": ""}))
+    await groups.create_group_from_body(make_group({"web": ""}))
     pod = await groups.create_bound_pod("wbe", "nowhere")
     session = Session(groups.client, None, None, groups.namespace)
     recorder = EventRecorder(groups.client, component="test", instance="test")

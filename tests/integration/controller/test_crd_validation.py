@@ -63,7 +63,7 @@ async def test_an_invalid_appgroup_is_refused(
     groups: AppGroupNamespace, path: str, value: object, message: str
 ) -> None:
     with pytest.raises(ApiError, match=message) as refusal:
-        await groups.create_group_body(make_group_with(path, value))
+        await groups.create_group_from_body(make_group_with(path, value))
     assert refusal.value.status == 422
 
 
@@ -73,12 +73,12 @@ async def test_names_that_could_be_commands_are_refused(groups: AppGroupNamespac
     """Names that tenants write are part of commands that people run."""
     for text in HOSTILE_TEXTS:
         with pytest.raises(ApiError, match=f"{field}: Invalid value"):
-            await groups.create_group_body(make_group_with(f"{reference}.{field}", text))
+            await groups.create_group_from_body(make_group_with(f"{reference}.{field}", text))
 
 
 @pytest.mark.parametrize("rate", ["100Mi", "1e3", 5, "0.5G"])
 async def test_bandwidths_may_be_texts_or_numbers(groups: AppGroupNamespace, rate: str | int) -> None:
-    await groups.create_group_body(make_group_with("workloads.0.dependencies.0.minBandwidth", rate))
+    await groups.create_group_from_body(make_group_with("workloads.0.dependencies.0.minBandwidth", rate))
 
 
 @pytest.mark.parametrize(

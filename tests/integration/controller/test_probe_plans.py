@@ -103,6 +103,6 @@ async def test_probes_are_planned_before_definitions_exist_which_are_used_once_t
 
     await install_crds(topology.client)
     await topology.create()
-    await topology.create_group_body(make_group({"a": "b", "b": "a"}))
+    await topology.create_group_from_body(make_group({"a": "b", "b": "a"}))
     await topology.measure_until_priced()
     await topology.wait_for_group_condition("SpecValid", "False")

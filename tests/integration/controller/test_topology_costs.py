@@ -133,7 +133,7 @@ async def test_bandwidth_of_placed_pods_is_allocated_and_released(
     topology: MeasuredTopology, manager: Replica, kwok: Program
 ) -> None:
     group = make_group({"a": "b", "b": ""})
-    await topology.create_group_body(group)
+    await topology.create_group_from_body(group)
     assert await topology.read_allocations() == {}
 
     await topology.create_bound_pod("a", topology.node_name("z1a"))

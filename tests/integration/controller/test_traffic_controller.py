@@ -90,7 +90,7 @@ async def wait_until_described(groups: AppGroupNamespace, status: str, text: str
 async def test_the_condition_compares_the_declared_with_the_measured_calls_while_prometheus_runs(
     start_manager: StartManager, prometheus_run: PrometheusRun, groups: AppGroupNamespace, netaware_namespace: str
 ) -> None:
-    await groups.create_group_body(make_shop(OUTDATED_CALLEES))
+    await groups.create_group_from_body(make_shop(OUTDATED_CALLEES))
     async with prometheus_run as prometheus:
         start_manager(namespace=netaware_namespace, traffic=make_traffic_section(prometheus))
         for reason in ("ads -> db is declared, and no calls were seen", "web -> ads is not declared"):
@@ -107,7 +107,7 @@ async def test_the_condition_compares_the_declared_with_the_measured_calls_while
 async def test_measured_weights_are_written_once_and_drift_and_price_are_metrics(
     start_manager: StartManager, prometheus_run: PrometheusRun, groups: AppGroupNamespace, netaware_namespace: str
 ) -> None:
-    await groups.create_group_body(make_shop(OUTDATED_CALLEES))
+    await groups.create_group_from_body(make_shop(OUTDATED_CALLEES))
     async with prometheus_run as prometheus:
         replica = start_manager(namespace=netaware_namespace, traffic=make_traffic_section(prometheus))
         await wait_until_described(groups, "False")
