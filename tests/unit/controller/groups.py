@@ -69,10 +69,10 @@ def draw_case(rng: random.Random) -> GroupCase:
     return GroupCase(replicas, edges, cost, tuple(slots))
 
 
-def make_zone_node(name: str, zone: str, cpu: str = "8", *, labels: dict[str, str] | None = None, **spec: Any) -> Node:
+def make_zone_node(name: str, zone: str, cpu: str = "8", **spec: Any) -> Node:
     """A node of the region r."""
-    all_labels = {ZONE_LABEL: zone, REGION_LABEL: "r", "kubernetes.io/hostname": name, **(labels or {})}
-    body = {"metadata": {"name": name, "labels": all_labels}, "spec": spec}
+    labels = {ZONE_LABEL: zone, REGION_LABEL: "r", "kubernetes.io/hostname": name}
+    body = {"metadata": {"name": name, "labels": labels}, "spec": spec}
     return msgspec.convert({**body, "status": {"allocatable": {"cpu": cpu, "memory": "64Gi", "pods": "110"}}}, Node)
 
 

@@ -12,12 +12,7 @@ ON_HOST_US, IN_ZONE_US, FAR_US = 30.0, 100.0, 1000.0
 
 
 def make_problem(
-    zone_of: list[int],
-    replicas: list[int],
-    *edges: tuple[int, int, Routing],
-    free_cpu: int = 9,
-    limit_us: float = 1e9,
-    **changes: object,
+    zone_of: list[int], replicas: list[int], *edges: tuple[int, int, Routing], free_cpu: int = 9, **changes: object
 ) -> Problem:
     """Workloads of one-cpu replicas on hosts of one size; edges of weight 1; ``zone_of`` has the zone of each host."""
     zone_count, host_count = max(zone_of) + 1, len(zone_of)
@@ -38,7 +33,7 @@ def make_problem(
         colocation_price=np.zeros(len(replicas)),
         host_price=np.zeros(host_count),
         edges=tuple(CallEdge(caller, callee, 1.0, routing) for caller, callee, routing in edges),
-        tables=(CallCostTable(latency_us, ON_HOST_US, latency_us > limit_us),),
+        tables=(CallCostTable(latency_us, ON_HOST_US, np.zeros_like(latency_us, np.bool_)),),
     )
     return msgspec.structs.replace(problem, **changes)
 

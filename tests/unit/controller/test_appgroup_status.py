@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import msgspec
 import pytest
@@ -34,13 +33,13 @@ make_group = partial(scheduler_objects.make_app_group, namespace="shop", name="g
 CHAIN: dict[str, dict[str, int]] = {"P1": {"P2": 15}, "P2": {}}
 
 
-def compute_state(app_group: AppGroup, *pods: Pod, costs: CostTable = COSTS, **options: Any) -> GroupState:
+def compute_state(app_group: AppGroup, *pods: Pod, costs: CostTable = COSTS) -> GroupState:
     membership = Membership.from_objects([app_group], (), NetworkOverheadArgs())
-    return compute_group_state(app_group, pods, LOCATION_BY_NODE, costs, membership, **options)
+    return compute_group_state(app_group, pods, LOCATION_BY_NODE, costs, membership)
 
 
-def read_condition(app_group: AppGroup, type_: str, *pods: Pod, **options: Any) -> Condition:
-    status = build_status(app_group, compute_state(app_group, *pods, **options), 1000.0)
+def read_condition(app_group: AppGroup, type_: str, *pods: Pod, costs: CostTable = COSTS) -> Condition:
+    status = build_status(app_group, compute_state(app_group, *pods, costs=costs), 1000.0)
     return next(condition for condition in status.conditions or () if condition.type == type_)
 
 

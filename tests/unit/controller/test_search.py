@@ -21,7 +21,7 @@ from controller.scheduler.placement.solve import solve
 from tests.unit.controller.search_problems import FAR_US, IN_ZONE_US, ON_HOST_US, make_hosts, make_problem
 
 ZONES = [0, 0, 1, 1]
-"""Of four hosts."""
+"""[host] its zone."""
 
 
 def evaluate_hosts(problem: Problem, hosts: Ints) -> tuple[int, float]:
@@ -53,7 +53,14 @@ def draw_problem_without_a_zone(seed: int) -> Problem:
 def make_rule(kind: RuleKind, roles: dict[int, int]) -> DomainRule:
     """A rule about two zones; ``roles`` says by workload whether its pods have the rule, or count for it."""
     no_pods = np.zeros(2, np.int64)
-    return DomainRule(kind, roles, np.array(ZONES, np.int64), no_pods, no_pods, np.ones(2, np.bool_))
+    return DomainRule(
+        kind,
+        roles,
+        domain_of=np.array(ZONES, np.int64),
+        bound_counted=no_pods,
+        bound_owners=no_pods,
+        counts_for_minimum=np.ones(2, np.bool_),
+    )
 
 
 def list_zones(hosts: list[int]) -> list[int]:
