@@ -58,10 +58,8 @@ def test_dependencies_of_the_slides_group_move_out_of_references() -> None:
     assert converted["spec"]["workloads"][0]["dependencies"][0]["minBandwidth"] == "100Mi"
     assert any("moved out of the workload's reference" in change for change in changes)
 
-
-def test_a_dependency_of_the_slides_group_without_a_selector_is_found_by_its_name() -> None:
-    converted, _ = convert_one(SLIDES_GROUP.replace("              selector: P2\n", ""))
-    assert list_edges(converted) == [("P1", "P2", 30)]
+    without_selector, _ = convert_one(SLIDES_GROUP.replace("              selector: P2\n", ""))
+    assert list_edges(without_selector) == [("P1", "P2", 30)], "found by its name"
 
 
 def test_the_topology_of_the_kep_gets_the_names_of_the_crd() -> None:

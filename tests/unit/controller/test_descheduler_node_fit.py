@@ -15,6 +15,7 @@ from tests.support.descheduler_builders import (
     list_moved_pods,
     make_config,
     make_host,
+    make_loaded_snapshot,
     make_pending_move,
     make_pod_info,
     make_single_pod,
@@ -104,12 +105,8 @@ def test_required_anti_affinity_counts_moves_of_the_same_round() -> None:
 
 
 def test_the_least_loaded_node_that_fits_is_the_target_until_it_would_be_overutilized() -> None:
-    nodes = [make_host("hot", cpu="16"), make_host("a", cpu="4"), make_host("b", cpu="4")]
-    pods = [make_single_pod(f"p{i}") for i in range(6)]
-    usage = {"hot": to_usage(16, 1), "a": to_usage(0.4, 1), "b": to_usage(0.2, 1)}
-
-    view = make_snapshot(nodes, pods, usage, {pod.name: to_usage(0.8, 0.1) for pod in pods})
-
+    cores_by_pod = {f"p{i}": 0.8 for i in range(6)}
+    view = make_loaded_snapshot({"hot": 16, "a": 0.4, "b": 0.2}, cores_by_pod, hot={"cpu": "16"})
     # The threshold is 2 of 4 cores: after two pods, a uses 0.4 + 2 * 0.8 = 2.0 cores, and b 1.8.
     assert [move.target for move in decide_once(view, make_config()).plan.moves] == ["b", "a", "b", "a"]
 
@@ -128,9 +125,7 @@ def test_the_least_loaded_node_that_fits_is_the_target_until_it_would_be_overuti
 def test_earlier_moves_take_capacity_before_usage_shows_them(
     earlier_move: tuple[float, dict[str, Any]] | None, moved: list[str]
 ) -> None:
-    nodes = [make_host("hot", cpu="8"), make_host("idle"), make_host("normal", cpu="8")]
-    usage = {"hot": to_usage(7.5, 1), "idle": to_usage(0.2, 1), "normal": to_usage(3, 1)}
-    view = make_snapshot(nodes, [make_single_pod("p")], usage, {"p": to_usage(1, 0.1)})
+    view = make_loaded_snapshot({"hot": 7.5, "idle": 0.2, "normal": 3}, {"p": 1}, size=8, idle={"cpu": "4"})
     history = History()
     if earlier_move is not None:
         cores, replacement = earlier_move

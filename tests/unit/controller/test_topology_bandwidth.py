@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 from collections import defaultdict
 from fractions import Fraction
 from itertools import permutations, product
@@ -16,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.cluster.config import NetworkOverheadArgs
-from controller.cluster.crds import NetworkTopology, WeightInfo
+from controller.cluster.crds import NetworkTopology
 from controller.cluster.membership import Membership
 from controller.topology.bandwidth import compute_allocations, read_user_capacities, sum_by_region_pair
 from controller.topology.weights import Bandwidths, build_weight, plan_topology_patch
@@ -25,7 +24,7 @@ from netperf.costs import ZoneCost, ZoneCosts
 from netperf.sample import NodeLocation
 from tests.support.bodies import REGION, ZONE
 from tests.unit.controller import components
-from tests.unit.controller.scheduler_objects import make_app_group, make_group_pod
+from tests.unit.controller.scheduler_objects import make_app_group, make_group_pod, make_weighted_topology
 
 ZONE_BY_NODE = {"n1": "z1", "n2": "z1", "n3": "z2", "n4": "z3", "bare": ""}
 LOCATIONS = {node: NodeLocation(node, zone) for node, zone in ZONE_BY_NODE.items()}
@@ -51,15 +50,10 @@ def count_by_pairs(pods: list[tuple[str, str, str]]) -> dict[tuple[str, str], in
     return {pair: math.ceil(share) for pair, share in shares.items()}
 
 
-def make_topology_with_weights(*weights: WeightInfo) -> NetworkTopology:
-    empty = NetworkTopology()
-    return msgspec.structs.replace(empty, spec=msgspec.structs.replace(empty.spec, weights=list(weights)))
-
-
-def make_capacity_weight(name: str, *capacities: str | int | None, key: str = ZONE) -> WeightInfo:
+def make_capacity_weight(name: str, *capacities: str | int | None, key: str = ZONE) -> dict[str, Any]:
     costs = [{"destination": "z2", "networkCost": 5, "bandwidthCapacity": capacity} for capacity in capacities]
     level = {"topologyKey": key, "originList": [{"origin": "z1", "costList": costs}]}
-    return msgspec.convert({"name": name, "topologyList": [level]}, WeightInfo)
+    return {"name": name, "topologyList": [level]}
 
 
 def test_sums_by_regions_cover_zone_pairs_of_two_known_regions() -> None:
@@ -127,31 +121,18 @@ def test_allocations_equal_a_count_over_all_pairs_of_placed_pods(
     ],
 )
 def test_capacities_are_the_users_quantities_as_written_never_those_of_netperf_costs(
-    weights: list[WeightInfo], zone_capacity: str | None, region_capacity: int | None
+    weights: list[dict[str, Any]], zone_capacity: str | None, region_capacity: int | None
 ) -> None:
     for level, capacity in ((ZONE, zone_capacity), (REGION, region_capacity)):
         expected = {} if capacity is None else {("z1", "z2"): capacity}
-        assert read_user_capacities(make_topology_with_weights(*weights), level) == expected
+        assert read_user_capacities(make_weighted_topology(*weights), level) == expected
 
 
 def test_the_patch_of_a_hundred_zones_with_bandwidth_is_smaller_than_a_megabyte() -> None:
-    rng, zones = random.Random(1), [f"europe-north1-{i:03}" for i in range(100)]
-    pairs = list(permutations(zones, 2))
-    costs = {
-        pair: ZoneCost(
-            cost=rng.randint(2, 300),
-            latency_us=rng.uniform(100, 3e5),
-            basis="measured",
-            age_s=1,
-            error_us=rng.uniform(5, 9e3),
-        )
-        for pair in pairs
-    }
-    table = ZoneCosts(by_zone_pair=costs, cost_by_region_pair={}, absent_pairs=())
+    pairs = list(permutations([f"europe-north1-{i:03}" for i in range(100)], 2))
+    cost = ZoneCost(cost=300, latency_us=299_999.9, basis="measured", age_s=1, error_us=9_000.1)
+    table = ZoneCosts(by_zone_pair=dict.fromkeys(pairs, cost), cost_by_region_pair={}, absent_pairs=())
     # Every path has a capacity; pods of large applications have asked for bandwidth on one in five.
-    bandwidths = Bandwidths(
-        {pair: f"{rng.randint(10, 99)}G" for pair in pairs},
-        {pair: rng.randint(1, 10**9) for pair in rng.sample(pairs, len(pairs) // 5)},
-    )
+    bandwidths = Bandwidths(dict.fromkeys(pairs, "99G"), dict.fromkeys(pairs[::5], 10**9))
     patch = plan_topology_patch(NetworkTopology(), build_weight(table, bandwidths, Bandwidths()), table.latencies())
     assert len(msgspec.json.encode(patch)) < 1e6

@@ -34,18 +34,12 @@ def draw_node(rng: random.Random, name: str) -> Json:
     return {"metadata": {"name": name, "labels": labels}, "spec": {"taints": taints}}
 
 
-def draw_pod(rng: random.Random, name: str) -> Json:
+def draw_pod(rng: random.Random, name: str, *, terminating_share: float = 0.0) -> Json:
     labels = {key: rng.choice("xy") for key in ("app", "tier") if rng.random() < 0.8}
     metadata = {"name": name, "namespace": rng.choice(("a", "a", "b")), "labels": labels}
+    if rng.random() < terminating_share:
+        metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     return {"metadata": metadata, "spec": {}}
-
-
-def draw_bound_pod(rng: random.Random, name: str) -> Json:
-    """A pod, which sometimes is terminating."""
-    pod = draw_pod(rng, name)
-    if rng.random() < 0.2:
-        pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    return pod
 
 
 def draw_constraint(rng: random.Random) -> Json:
@@ -63,7 +57,8 @@ def draw_constraint(rng: random.Random) -> Json:
 
 def draw_case(rng: random.Random) -> SpreadCase:
     nodes = [draw_node(rng, f"n{i}") for i in range(rng.randint(1, 6))]
-    bound_pods = [(rng.randrange(len(nodes)), draw_bound_pod(rng, f"p{i}")) for i in range(rng.randint(0, 8))]
+    names = [f"p{i}" for i in range(rng.randint(0, 8))]
+    bound_pods = [(rng.randrange(len(nodes)), draw_pod(rng, name, terminating_share=0.2)) for name in names]
     new_pod = draw_pod(rng, "new")
     new_pod["spec"]["topologySpreadConstraints"] = [draw_constraint(rng) for _ in range(rng.randint(1, 2))]
     if rng.random() < 0.4:

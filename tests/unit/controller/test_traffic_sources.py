@@ -1,13 +1,15 @@
-"""Flows are read from the series that Istio and netaware's agents export; the controller says if they cannot be read."""
+"""Flows are read from Prometheus, from series of Istio or of netaware's agents; errors name its address, but not its password."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from aiohttp import encode_basic_auth, web
 from prometheus_client import CollectorRegistry
 
 from controller.cluster.config import NetworkOverheadArgs
@@ -21,6 +23,7 @@ from controller.traffic.sources import read_flows
 from kubekit.conditions import make_condition
 from kubekit.errors import ConfigError
 from tests.unit.controller import scheduler_objects
+from tests.unit.kubekit.simulated_api import run_server
 
 
 class FakePrometheus(PrometheusClient):
@@ -48,6 +51,20 @@ class FakePrometheus(PrometheusClient):
             if re.search(rf"\b{metric}\b", expression)
             for labels, value in vector
         ]
+
+
+async def refuse(request: web.Request) -> web.Response:
+    """Refuse a query, with its authorization as the error; never answer below /slow."""
+    if request.path.startswith("/slow/"):
+        await asyncio.Event().wait()
+    return web.json_response({"status": "error", "error": request.headers.get("Authorization")}, status=400)
+
+
+@pytest.fixture
+async def host() -> AsyncIterator[str]:
+    """Host and port of a Prometheus."""
+    async with run_server(refuse) as config:
+        yield config.server.removeprefix("http://")
 
 
 def make_istio_labels(source: str, destination: str, namespace: str = "shop") -> dict[str, str]:
@@ -175,3 +192,22 @@ async def test_in_each_leadership_a_condition_becomes_unknown_if_traffic_cannot_
         assert [condition.status for condition in controller.conditions("shop/g")] == ["Unknown"]
         leading.cancel()
         await asyncio.gather(leading, return_exceptions=True)
+
+
+async def test_a_password_of_the_url_is_sent_but_not_shown(host: str) -> None:
+    client = PrometheusClient(f"http://who:secret@{host}/base/")
+    assert client.redacted_url == f"http://{host}/base"
+    with pytest.raises(PrometheusError) as refused:
+        await client.query("up")
+    assert str(refused.value) == f"http://{host}/base: {encode_basic_auth('who', 'secret')}"
+
+    with pytest.raises(PrometheusError) as unreachable:
+        await PrometheusClient("http://who:secret@127.0.0.1:9").query("up")
+    assert "secret" not in str(unreachable.value)
+
+
+async def test_a_slow_answer_or_a_token_with_a_line_break_is_an_error(host: str) -> None:
+    with pytest.raises(PrometheusError, match=rf"{host}/slow: no answer in 0.2 s"):
+        await PrometheusClient(f"http://{host}/slow", timeout_s=0.2).query("up")
+    with pytest.raises(PrometheusError, match="in headers"):
+        await PrometheusClient(f"http://{host}/base", token="two\nlines").query("up")

@@ -75,14 +75,15 @@ def test_results_that_the_topology_does_not_use_are_not_shown(unused_key: str) -
     assert {pair.basis for pair in network.pairs} == {"stale"}
 
 
-def test_agents_are_up_down_or_excluded_with_a_reason() -> None:
+def test_agents_are_up_if_the_probe_plan_uses_them_and_down_or_excluded_with_a_reason() -> None:
     cordoned = make_node("n4", "z1", "r1")
-    cordoned = replace(cordoned, spec=replace(cordoned.spec, unschedulable=True))
     nodes = (
         make_node("n1", "z1", "r1"),
         make_node("n2", "z1", "r1", ready=False),
         make_node("n3", "z1", "r1", agent=False),
-        cordoned,
+        replace(cordoned, spec=replace(cordoned.spec, unschedulable=True)),
+        make_node("n5", "z1", "r1", address="n5.example"),
+        make_node("n6", "", ""),
     )
     agents = build_overview(ClusterSnapshot(now_s=NOW_S, nodes=nodes)).agents
     assert {agent.node: agent.state for agent in agents} == {
@@ -90,8 +91,12 @@ def test_agents_are_up_down_or_excluded_with_a_reason() -> None:
         "n2": "excluded",
         "n3": "down",
         "n4": "excluded",
+        "n5": "down",
+        "n6": "excluded",
     }
     assert all(agent.reason for agent in agents if agent.node != "n1")
+    usable, _ = select_probe_nodes(to_probe_node(node, {}) for node in nodes)
+    assert [name for peers in usable.values() for name in peers] == ["n1"]
 
 
 def test_an_agent_is_down_for_the_reason_that_it_announces_while_its_pod_is_not_ready() -> None:
@@ -109,19 +114,6 @@ def test_an_agent_that_only_answers_probes_has_no_result() -> None:
     sample = read_samples(SNAPSHOT)[0]
     newest_at = {agent.node: agent.newest_at for agent in build_overview(replace_samples(SNAPSHOT, [sample])).agents}
     assert (newest_at[sample.origin.node], newest_at[sample.destination.node]) == (sample.taken_at, None)
-
-
-def test_agents_that_are_up_are_those_that_the_probe_plan_uses() -> None:
-    nodes = (
-        make_node("n1", "z1", "r1"),
-        make_node("n2", "z1", "r1", address="n2.example"),
-        make_node("n3", "", ""),
-        make_node("n4", "z1", "r1", agent=False),
-    )
-    usable, _ = select_probe_nodes(to_probe_node(node, {}) for node in nodes)
-    agents = build_overview(ClusterSnapshot(now_s=NOW_S, nodes=nodes)).agents
-    up = {agent.node for agent in agents if agent.state == "up"}
-    assert up == {name for peers in usable.values() for name in peers} == {"n1"}
 
 
 def test_a_group_has_its_order_the_zones_of_its_pods_and_the_cost_of_every_dependency() -> None:
