@@ -21,8 +21,6 @@ from pathlib import Path
 
 import msgspec
 
-from lab.polling import poll_until
-
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from controller.appgroups.order import ALGORITHMS
@@ -35,6 +33,7 @@ from kubekit.client import Client
 from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Node, Object
 from lab.controlplane import ControlPlane, object_exists
 from lab.nodes import is_usable
+from lab.polling import poll_until
 from tests.bench.control_plane import control_plane, delete_pods_and_groups, gather_in_batches
 from tests.integration.conftest import make_node
 from tests.integration.scheduler.harness import PROFILE, PodNamespace
