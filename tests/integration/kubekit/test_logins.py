@@ -200,7 +200,6 @@ async def test_tls_server_name_is_verified(control_plane: ControlPlane, tmp_path
     ("cluster", "user", "error"),
     [
         ({}, {"as": "somebody"}, r"user\.as: is not supported"),
-        ({}, {"as-groups": ["g"]}, r"user\.as-groups"),
         ({}, {"auth-provider": {"name": "azure"}}, "auth-provider"),
         ({"proxy-url": "socks5://proxy.example:1080"}, {}, "proxy-url"),
         ({"certificate-authority": "missing.pem"}, {}, r"missing\.pem"),

@@ -20,7 +20,6 @@ from tests.support.tasks import running_tasks
 PASSPHRASE = b"a passphrase of the integration tests"
 ADDRESS = "127.0.0.1"
 RELAY_ADDRESS = "127.0.0.2"
-START_DEADLINE_S = 60.0
 
 
 def free_port() -> int:
@@ -34,7 +33,7 @@ def free_port() -> int:
 async def running_server(server: Netserver | DatagramResponder) -> AsyncIterator[None]:
     """Run a server that listens during the block."""
     async with running_tasks(server.run()):
-        async with asyncio.timeout(START_DEADLINE_S):
+        async with asyncio.timeout(60):
             await server.listening.wait()
         yield
 

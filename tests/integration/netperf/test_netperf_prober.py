@@ -6,7 +6,6 @@ import asyncio
 import socket
 import sys
 import textwrap
-import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -18,11 +17,10 @@ from lab.netperf_install import Netperf
 from lab.polling import poll_until
 from netperf.measurement import PERCENTILES, Test
 from netperf.plans import ProbeSettings
-from netperf.probers import child
 from netperf.probers.failure import ProbeFailedError
-from netperf.probers.netperf import NetperfProber, build_command, parse_output
+from netperf.probers.netperf import NetperfProber
 from netperf.probers.netserver import REQUEST_BYTES, Netserver
-from netperf.probers.passphrase import EPOCH_S, derive_hourly_passphrase, epoch_at
+from netperf.probers.passphrase import EPOCH_S
 from tests.integration.netperf.peers import ADDRESS, PASSPHRASE, RELAY_ADDRESS, free_port, running_server
 from tests.support.tasks import running_tasks
 
@@ -74,21 +72,6 @@ async def test_a_successful_run_has_every_figure(
 
 async def test_missing_netperf_is_named_in_the_failure(probe_settings: ProbeSettings) -> None:
     assert await probe_outcome(NetperfProber("/nonexistent/netperf", PASSPHRASE), probe_settings) == "no-netperf"
-
-
-async def test_this_netperf_knows_every_selector_and_drops_unknown_ones_silently(
-    netperf_programs: Netperf, netserver: Netserver, probe_settings: ProbeSettings
-) -> None:
-    """`parse_output` depends on this."""
-    async with running_server(netserver):
-        hourly_passphrase = derive_hourly_passphrase(PASSPHRASE, epoch_at(time.time()))
-        command = build_command(str(netperf_programs.netperf), ADDRESS, probe_settings, hourly_passphrase)
-        finished = await child.run_to_end([*command[:-1], "P50_LATENCY,NO_SUCH_KEY"], 10.0)
-    assert finished.returncode == 0
-    assert "NO_SUCH_KEY" not in finished.stdout
-    with pytest.raises(ProbeFailedError) as caught:
-        parse_output(finished.stdout, "TCP_RR")
-    assert caught.value.reason == "unknown-selector"
 
 
 async def test_netserver_listens_on_its_own_address_only(netserver: Netserver, probe_settings: ProbeSettings) -> None:

@@ -100,7 +100,7 @@ def test_selectors_in_text_are_parsed_and_matched(selector: str, labels: dict[st
 
 
 @pytest.mark.parametrize("malformed", ["=x", "a b", "tier in a", "tier in (a", "app=we/b", "a,,b"])
-def test_malformed_text_is_refused(malformed: str) -> None:
+def test_malformed_selectors_are_refused(malformed: str) -> None:
     with pytest.raises(SelectorError):
         selectors.parse_selector(malformed)
 
@@ -114,7 +114,7 @@ def test_malformed_text_is_refused(malformed: str) -> None:
         ({"app": "web"}, False),
     ],
 )
-def test_objects_combine_labels_and_expressions(labels: dict[str, str], matches: bool) -> None:
+def test_label_selectors_combine_labels_and_expressions(labels: dict[str, str], matches: bool) -> None:
     expressions = [
         MatchExpression("tier", "NotIn", ["x"]),
         MatchExpression("absent", "DoesNotExist"),
@@ -130,6 +130,6 @@ def test_an_empty_selector_selects_everything() -> None:
 @pytest.mark.parametrize(
     "expression", [MatchExpression("a", "Near"), MatchExpression("a", "In"), MatchExpression("a", "Exists", ["x"])]
 )
-def test_wrong_expressions_are_refused(expression: MatchExpression) -> None:
+def test_wrong_match_expressions_are_refused(expression: MatchExpression) -> None:
     with pytest.raises(SelectorError):
         selectors.compile_selector(LabelSelector(match_expressions=[expression]))
