@@ -205,7 +205,7 @@ async def test_an_expired_version_causes_a_relist_that_reports_deletions(api: Si
 async def test_a_broken_or_silent_watch_is_continued_from_the_last_event(
     api: SimulatedApi, monkeypatch: pytest.MonkeyPatch, *, is_silent: bool
 ) -> None:
-    if is_silent:
+    if is_silent:  # the timeout is a default of the function below the decorator
         monkeypatch.setitem(Client.watch.__wrapped__.__kwdefaults__, "max_silence_s", 0.1)  # type: ignore[attr-defined]
     async with run_watch(api) as running:
         version = api.put("a", data={"v": "1"})["metadata"]["resourceVersion"]

@@ -77,8 +77,8 @@ def test_a_flagged_sample_changes_neither_cost_nor_age() -> None:
 
 def test_a_stale_latency_stays_the_agreed_one() -> None:
     computer = CostComputer()
-    us_by_number = {1: 10_000.0, 2: 10_100.0, 3: 11_100.0}
-    samples = [make_node_sample(f"a{number}", f"b{number}", us) for number, us in us_by_number.items()]
+    latency_us_by_number = {1: 10_000.0, 2: 10_100.0, 3: 11_100.0}
+    samples = [make_node_sample(f"a{number}", f"b{number}", us) for number, us in latency_us_by_number.items()]
     assert computer.compute(samples).by_zone_pair["a", "b"].latency_us == 10_100
     stale = computer.compute(samples, now_s=400.0)
     assert read_cost_and_basis(stale) == (11, "stale")

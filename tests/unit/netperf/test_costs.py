@@ -65,23 +65,23 @@ def test_errors_of_an_invalid_policy_name_the_field(field: str) -> None:
 
 
 @given(st.dictionaries(st.sampled_from(["ab", "ac", "ad", "bc", "bd", "cd"]), LATENCIES_US, min_size=1), LATENCIES_US)
-def test_a_slower_pair_makes_no_cost_lower(us_by_pair: dict[str, float], slower_by_us: float) -> None:
-    pair, us = next(iter(us_by_pair.items()))
-    before = get_cost_by_pair(compute_once(make_zone_samples(us_by_pair)))
-    after = get_cost_by_pair(compute_once(make_zone_samples({**us_by_pair, pair: us + slower_by_us})))
+def test_a_slower_pair_makes_no_cost_lower(latency_us_by_pair: dict[str, float], slower_by_us: float) -> None:
+    pair, us = next(iter(latency_us_by_pair.items()))
+    before = get_cost_by_pair(compute_once(make_zone_samples(latency_us_by_pair)))
+    after = get_cost_by_pair(compute_once(make_zone_samples({**latency_us_by_pair, pair: us + slower_by_us})))
     assert before.keys() == after.keys()
     assert all(after[zones] >= cost for zones, cost in before.items())
 
 
 @pytest.mark.parametrize(
-    ("us_by_pair", "latency_us", "cost", "reverse_basis"),
+    ("latency_us_by_pair", "latency_us", "cost", "reverse_basis"),
     [({"ab": 5000}, 5000, 5, "mirrored"), ({"ab": 5000, "ba": 5400}, 5200, 6, "measured")],
     ids=["one direction", "both directions"],
 )
 def test_a_round_trip_has_the_same_latency_in_both_directions(
-    us_by_pair: dict[str, float], latency_us: float, cost: int, reverse_basis: str
+    latency_us_by_pair: dict[str, float], latency_us: float, cost: int, reverse_basis: str
 ) -> None:
-    costs = compute_once(make_zone_samples(us_by_pair))
+    costs = compute_once(make_zone_samples(latency_us_by_pair))
     assert read_cost_and_basis(costs) == (cost, "measured")
     assert read_cost_and_basis(costs, "ba") == (cost, reverse_basis)
     assert {entry.latency_us for entry in costs.by_zone_pair.values()} == {latency_us}
@@ -117,8 +117,8 @@ def test_a_missing_pair_is_inferred_from_the_shortest_path_or_absent() -> None:
 
 
 @given(st.dictionaries(st.tuples(st.sampled_from("abcd"), st.sampled_from("abcd")), LATENCIES_US))
-def test_inferred_latencies_are_those_of_the_shortest_paths(us_by_pair: dict[tuple[str, str], float]) -> None:
-    edges = {pair: us for pair, us in us_by_pair.items() if pair[0] != pair[1]}
+def test_inferred_latencies_are_those_of_the_shortest_paths(latency_us_by_pair: dict[tuple[str, str], float]) -> None:
+    edges = {pair: us for pair, us in latency_us_by_pair.items() if pair[0] != pair[1]}
     expected = {
         pair: us
         for pair, us in compute_shortest_us(edges).items()
@@ -162,8 +162,8 @@ def test_netperfs_percentile_replaces_one_of_too_few_datagrams() -> None:
 
 
 @given(st.dictionaries(ZONES, LATENCIES_US, min_size=1))
-def test_computing_costs_twice_changes_nothing(us_by_pair: dict[str, float]) -> None:
-    computer, samples = CostComputer(), make_zone_samples(us_by_pair)
+def test_computing_costs_twice_changes_nothing(latency_us_by_pair: dict[str, float]) -> None:
+    computer, samples = CostComputer(), make_zone_samples(latency_us_by_pair)
     costs = computer.compute(samples)
     state = computer.state
     assert computer.compute(samples) == costs
@@ -171,10 +171,10 @@ def test_computing_costs_twice_changes_nothing(us_by_pair: dict[str, float]) -> 
 
 
 @given(st.dictionaries(ZONES, st.floats(2000, 1e6), min_size=1), st.floats(0.97, 1.03))
-def test_a_restart_within_the_noise_changes_no_measured_cost(us_by_pair: dict[str, float], drift: float) -> None:
-    before = compute_once(make_zone_samples(us_by_pair))
+def test_a_restart_within_the_noise_keeps_measured_costs(latency_us_by_pair: dict[str, float], drift: float) -> None:
+    before = compute_once(make_zone_samples(latency_us_by_pair))
     written = get_cost_by_pair(before)
-    drifted = make_zone_samples({pair: us * drift for pair, us in us_by_pair.items()}, sequence=2)
+    drifted = make_zone_samples({pair: us * drift for pair, us in latency_us_by_pair.items()}, sequence=2)
     after = CostComputer(state=restore_state(written, POLICY, 0.0)).compute(drifted)
     measured_pairs = [pair for pair, entry in before.by_zone_pair.items() if entry.basis != "inferred"]
     assert [after.by_zone_pair[pair].cost for pair in measured_pairs] == [written[pair] for pair in measured_pairs]

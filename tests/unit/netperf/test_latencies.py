@@ -24,9 +24,9 @@ ZONES = st.lists(st.text(min_size=1, max_size=6), min_size=2, max_size=6, unique
 def draw_latencies(draw: st.DrawFn) -> Latencies:
     zones = draw(ZONES)
     pairs = st.tuples(st.sampled_from(zones), st.sampled_from(zones))
-    us_by_pair = draw(st.dictionaries(pairs, st.integers(1, 10**8)))
-    error_us_by_pair = {pair: draw(st.integers(0, 10**6)) for pair in us_by_pair}
-    return Latencies(us_by_pair, error_us_by_pair, draw(st.frozensets(pairs)))
+    latency_us_by_pair = draw(st.dictionaries(pairs, st.integers(1, 10**8)))
+    error_us_by_pair = {pair: draw(st.integers(0, 10**6)) for pair in latency_us_by_pair}
+    return Latencies(latency_us_by_pair, error_us_by_pair, draw(st.frozensets(pairs)))
 
 
 @given(draw_latencies())
@@ -50,9 +50,9 @@ def test_a_zero_is_not_the_best_latency() -> None:
 def test_a_hundred_zones_fit_an_annotation_with_their_error_bars() -> None:
     rng, zones = random.Random(1), [f"europe-north1-{number:03}" for number in range(100)]
     pairs = list(itertools.permutations(zones, 2))
-    us_by_pair = {pair: rng.randint(100, 400_000) for pair in pairs}
+    latency_us_by_pair = {pair: rng.randint(100, 400_000) for pair in pairs}
     error_us_by_pair = {pair: round_up_error(rng.randint(5, 9000)) for pair in pairs}
-    assert 10_000 < len(encode_latencies(Latencies(us_by_pair, error_us_by_pair))) < MAX_TEXT_BYTES * 3 // 4
+    assert 10_000 < len(encode_latencies(Latencies(latency_us_by_pair, error_us_by_pair))) < MAX_TEXT_BYTES * 3 // 4
 
 
 def test_error_bars_round_up_to_two_significant_figures() -> None:
@@ -65,8 +65,8 @@ def test_small_changes_are_written_only_together_with_a_large_one() -> None:
     with_small_changes = Latencies({("a", "b"): 1029, ("b", "a"): 985, ("a", "c"): 102_900}, {("a", "b"): 5})
     assert apply_hysteresis(written, with_small_changes) is written
     with_large_change = Latencies({("a", "b"): 1031, ("b", "a"): 990, ("a", "c"): 102_000})
-    us_by_pair = apply_hysteresis(written, with_large_change).latency_us_by_pair
-    assert us_by_pair == {("a", "b"): 1031, ("b", "a"): 1000, ("a", "c"): 102_000}
+    latency_us_by_pair = apply_hysteresis(written, with_large_change).latency_us_by_pair
+    assert latency_us_by_pair == {("a", "b"): 1031, ("b", "a"): 1000, ("a", "c"): 102_000}
 
 
 def test_a_pair_that_becomes_unreachable_is_written() -> None:

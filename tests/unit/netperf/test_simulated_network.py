@@ -103,10 +103,10 @@ def test_a_frozen_node_changes_no_cost_of_its_zone() -> None:
 @pytest.mark.parametrize("nodes", [1, 2, 3])
 def test_a_lying_agent_is_reported_and_changes_latencies_by_at_most_a_tenth(nodes: int) -> None:
     network = make_converged_network(5, nodes, noise=0.002)
-    us_by_pair = get_latencies_us(network)
+    latency_us_by_pair = get_latencies_us(network)
     network.forge_by_node[LIAR] = forge_fast_latency
     network.run_rounds(10)
-    for pair, us in us_by_pair.items():
+    for pair, us in latency_us_by_pair.items():
         assert network.latency_us(*pair) == pytest.approx(us, rel=0.1 if A in pair else 0.031), pair
     assert network.reported_nodes == {LIAR}
 
@@ -139,10 +139,10 @@ def test_unplanned_results_are_refused_with_their_writer() -> None:
 def test_a_liar_that_writes_most_latencies_of_a_link_is_disputed_and_changes_no_cost() -> None:
     """Its zone has no other node, so it reports two of the three latencies of each link."""
     network = make_converged_network(3, 3, noise=0.002, node_count_by_zone={A: 1})
-    us_by_pair = get_latencies_us(network)
+    latency_us_by_pair = get_latencies_us(network)
     network.forge_by_node[LIAR] = forge_fast_latency
     network.run_rounds(10)
-    for pair, us in us_by_pair.items():
+    for pair, us in latency_us_by_pair.items():
         assert network.latency_us(*pair) == pytest.approx(us, rel=0.1), pair
     assert network.zone_costs.disputed_links or network.reported_nodes == {LIAR}
 
