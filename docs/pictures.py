@@ -81,7 +81,7 @@ async def _write_page_pictures(folder: Path) -> None:
         ) as lab:
             installation = await install(lab)
             async with Client(lab.client_config) as client, open_tab(chromium, width=WIDTH, height=HEIGHT) as tab:
-                await tab.open(f"{installation.controller_url}/")
+                await tab.page.goto(f"{installation.controller_url}/")
                 await tab.wait_for(
                     "state.page !== null && !state.page.matrix.p50Us.includes(null)", PLACEMENT_TIMEOUT_S
                 )
@@ -115,7 +115,7 @@ async def _save_screenshots(tab: Tab, folder: Path) -> None:
             await tab.evaluate(f"showTab({view!r})")
             await tab.evaluate("selectPair(state.positions.get('z3'), state.positions.get('z1'))")
             path = folder / f"page-{view}-{scheme}.png"
-            await tab.screenshot(path)
+            await tab.page.screenshot(path=path, full_page=True)
             if path.stat().st_size > MAX_BYTES:
                 raise SystemExit(f"{path} has {path.stat().st_size} bytes, more than {MAX_BYTES}")
     if tab.problems:

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from playwright.async_api import CDPSession, Page, async_playwright
@@ -30,9 +29,6 @@ class Tab:
         """Send a command of the DevTools protocol, and return its result."""
         result: dict[str, Any] = await self._session.send(method, params)
         return result
-
-    async def open(self, url: str) -> None:
-        await self.page.goto(url)
 
     async def evaluate(self, expression: str) -> Any:
         """Value of a JavaScript expression, awaited if it is a promise. Playwright's own evaluation uses eval, which the page forbids."""
@@ -57,10 +53,6 @@ class Tab:
     async def set_color_scheme(self, scheme: str) -> None:
         """Set the preferred color scheme to ``light`` or ``dark``."""
         await self.page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-
-    async def screenshot(self, path: Path) -> None:
-        """Write a PNG of the full page."""
-        await self.page.screenshot(path=path, full_page=True)
 
 
 @asynccontextmanager

@@ -78,13 +78,13 @@ async def url() -> AsyncIterator[str]:
 
 
 async def open_page(tab: Tab, url: str, cluster: str = "healthy") -> None:
-    await tab.open(f"{url}/{cluster}/")
+    await tab.page.goto(f"{url}/{cluster}/")
     await tab.wait_for("state.overview !== null")
 
 
 async def open_matrix(tab: Tab, url: str) -> None:
     """Open the healthy cluster's matrix, and choose the pair of `CELL`."""
-    await tab.open(f"{url}/healthy/#matrix")
+    await tab.page.goto(f"{url}/healthy/#matrix")
     await tab.wait_for("state.overview !== null && !byId('panel-matrix').hidden")
     await tab.evaluate(f"{CELL}.click()")
 
