@@ -83,10 +83,10 @@ async def running_agent(
             await process.wait()
 
 
-async def call_agent(*arguments: str, prefix: Sequence[str] = ()) -> tuple[int, str, str]:
+async def call_agent(*arguments: str) -> tuple[int, str, str]:
     """Run a command of the agent; returns its exit code, stdout and stderr."""
     process = await asyncio.create_subprocess_exec(
-        *prefix, *AGENT, *arguments, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *AGENT, *arguments, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     async with asyncio.timeout(30):
         stdout, stderr = await process.communicate()

@@ -53,14 +53,6 @@ class AnnotatedPod(NamedTuple):
         change = {"metadata": {"annotations": {f"kubernetes.io/{direction}-bandwidth": rate}}}
         await self.client.patch(PODS, self.pod.metadata.name, change, Pod, namespace=self.namespace)
 
-    async def delete(self) -> None:
-        await self.client.delete(PODS, self.pod.metadata.name, namespace=self.namespace, grace_period_s=0)
-
-    async def read_warnings(self) -> dict[str, str]:
-        """Notes of the warnings in the namespace, by reason."""
-        events = await self.client.list(EVENTS, EventNote, namespace=self.namespace)
-        return {event.reason: event.note for event in events if event.type == "Warning"}
-
     def read_root_qdisc(self) -> str:
         return run_command(f"tc qdisc show dev {self.kernel_pod.host_device} root")
 
@@ -206,7 +198,7 @@ async def test_a_pod_is_limited_once_it_has_an_address_with_net_admin_alone_and_
 
 @needs_root
 async def test_a_limit_follows_its_annotation_is_restored_after_its_removal_and_ends_with_its_pod(
-    enforcing_agent: Agent, annotated_pod: AnnotatedPod, flags: list[str]
+    client: Client, enforcing_agent: Agent, annotated_pod: AnnotatedPod, flags: list[str]
 ) -> None:
     kernel_pod = annotated_pod.kernel_pod
     await annotated_pod.report_address()
@@ -222,7 +214,8 @@ async def test_a_limit_follows_its_annotation_is_restored_after_its_removal_and_
     assert "limits removed count=" in stderr
     await poll_until(lambda: "rate 30Mbit" in annotated_pod.read_root_qdisc())
 
-    await annotated_pod.delete()
+    pod = annotated_pod.pod.metadata
+    await client.delete(PODS, pod.name, namespace=pod.namespace, grace_period_s=0)
     run_command(f"ip link del {kernel_pod.host_device}")
     await poll_until(lambda: kernel_pod.ifb_name not in run_command("ip -br link"))
     await poll_until(lambda: annotated_pod.has_no_series(enforcing_agent))
@@ -230,16 +223,17 @@ async def test_a_limit_follows_its_annotation_is_restored_after_its_removal_and_
 
 @needs_root
 async def test_an_invalid_annotation_and_one_that_differs_from_the_request_are_events(
-    enforcing_agent: Agent, annotated_pod: AnnotatedPod
+    client: Client, enforcing_agent: Agent, annotated_pod: AnnotatedPod
 ) -> None:
     await annotated_pod.report_address()
     await poll_until(lambda: annotated_pod.has_verdict(enforcing_agent, "enforced"))
     await annotated_pod.annotate("egress", "10m")
 
     async def are_events_sent() -> bool:
-        warning_by_reason = await annotated_pod.read_warnings()
-        return "unreasonably small (< 1kbit)" in warning_by_reason.get("BandwidthInvalid", "") and (
-            "scheduled for 1000000 bit/s" in warning_by_reason.get("BandwidthMismatch", "")
+        events = await client.list(EVENTS, EventNote, namespace=annotated_pod.namespace)
+        note_by_reason = {event.reason: event.note for event in events if event.type == "Warning"}
+        return "unreasonably small (< 1kbit)" in note_by_reason.get("BandwidthInvalid", "") and (
+            "scheduled for 1000000 bit/s" in note_by_reason.get("BandwidthMismatch", "")
         )
 
     await poll_until(are_events_sent)

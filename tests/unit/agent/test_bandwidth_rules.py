@@ -67,8 +67,8 @@ def make_bucket(device_index: int, params: TbfParams, handle: int = state.PLUGIN
     return Qdisc(device_index=device_index, kind="tbf", handle=handle, parent=ROOT, params=params)
 
 
-def make_our_bucket(device_index: int, rate_bps: int = RATE) -> Qdisc:
-    return make_bucket(device_index, choose_params(rate_bps, 1500), state.OUR_HANDLE)
+def make_our_bucket(device_index: int) -> Qdisc:
+    return make_bucket(device_index, choose_params(RATE, 1500), state.OUR_HANDLE)
 
 
 def make_root_qdisc(kind: str, device_index: int = VETH_INDEX, handle: int = 0x50000) -> Qdisc:

@@ -37,7 +37,6 @@ from tests.support.tasks import running_tasks
 INTERRUPTED = NLM_F_MULTI | NLM_F_DUMP_INTR
 Answer = Callable[[bytes, int], list[bytes]]
 """Makes the datagrams that answer a request, from the request and its sequence number."""
-
 RECORDING: dict[str, Any] = json.loads((Path(__file__).parent / "recordings" / "rtnetlink.messages").read_text())
 VETH, IFB, BRIDGE = RECORDING["veth"], RECORDING["ifb"], RECORDING["br"]
 HEADER_BYTES = 16

@@ -47,10 +47,8 @@ def edges() -> EdgeTotals:
     return totals
 
 
-def make_connection(
-    request_bytes: int | None, response_bytes: int | None = 0, *, client: bytes = CLIENT, server: bytes = SERVER
-) -> Connection:
-    return Connection(client, server, 80, request_bytes, response_bytes)
+def make_connection(request_bytes: int | None, response_bytes: int = 0, *, server: bytes = SERVER) -> Connection:
+    return Connection(CLIENT, server, 80, request_bytes, response_bytes)
 
 
 def run_round(edges: EdgeTotals, *live: Connection, now_s: float = 0.0) -> dict[TrafficEdge, tuple[int, int]]:
