@@ -1,4 +1,4 @@
-"""Parses Python without garbage collections.
+"""Pauses garbage collections while Python is parsed.
 
 CPython before 3.11.9 has one recursion depth for all parsers. If a finalizer runs during a parse and its warning is formatted with a
 traceback, which parses too, the outer parse fails with "AST constructor recursion depth mismatch" (SystemError).
@@ -6,11 +6,9 @@ traceback, which parses too, the outer parse fails with "AST constructor recursi
 
 from __future__ import annotations
 
-import ast
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 
 @contextmanager
@@ -23,8 +21,3 @@ def paused_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def parse_module(path: Path) -> ast.Module:
-    with paused_garbage_collection():
-        return ast.parse(path.read_text())

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from socket import if_nametoindex
 
 import pytest
-from pyroute2 import IPRoute
 from pyroute2.netlink.rtnl.tcmsg.common import tc_actions
 
 from agent.bandwidth.annotations import Direction
@@ -17,7 +16,7 @@ from agent.bandwidth.counters import take_readings
 from agent.bandwidth.manager import DEVICE_COUNTERS_INTERVAL_S
 from agent.bandwidth.meters import TrafficMeters
 from agent.bandwidth.rules import RepairPolicy
-from agent.bandwidth.state import INGRESS_HOOK, LimitStatus, SetEgressLimit
+from agent.bandwidth.state import LimitStatus
 from tests.integration.agent.bpf_programs import attach_tcx, loaded_program, make_program_redirecting_to_peer
 from tests.integration.agent.limit_measurements import start_traffic
 from tests.integration.agent.pods_on_node import (
@@ -30,14 +29,14 @@ from tests.integration.agent.pods_on_node import (
     run_command,
     set_limits_as_plugin,
 )
-from tests.support.plugin_bucket import CONTAINERD_BURST_BYTES, compute_plugin_params
+from tests.support.plugin_bucket import CONTAINERD_BURST_BYTES
 
 pytestmark = [
     needs_root,
     pytest.mark.alone,  # traffic is measured
 ]
 RATE_BPS = 5_000_000
-ETH_P_ALL = 3
+TC_ACT_OK = 0
 
 
 def set_limit(pod: NodePod, direction: Direction) -> None:
@@ -64,25 +63,11 @@ def redirect_packets_to_peer(source: NodePod, target: NodePod) -> None:
     run_command(f"ip -n {source.namespace} neigh replace {source.host_address} lladdr 02:00:00:00:00:01 dev eth0")
 
 
-def delete_ifb_of_plugin(pod: NodePod, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Delete the ifb: the plugin's filter then passes packets, because its action is OK and not STOLEN."""
-    index, params = if_nametoindex(pod.host_device), compute_plugin_params(RATE_BPS, 100_000)
-    execute(SetEgressLimit(index, pod.host_device, pod.ifb_name, 1500, params, "", add_filter=False))
-    run_command(f"tc qdisc add dev {pod.host_device} ingress")
-    ifb_index = if_nametoindex(pod.ifb_name)
-    with monkeypatch.context() as patched, IPRoute() as netlink:
-        patched.setitem(tc_actions, "stolen", 0)
-        netlink.tc(
-            "add-filter",
-            "u32",
-            index=index,
-            parent=INGRESS_HOOK,
-            protocol=ETH_P_ALL,
-            prio=1,
-            target=0x10001,
-            keys=["0x0/0x0+0"],
-            action={"kind": "mirred", "direction": "egress", "action": "redirect", "ifindex": ifb_index},
-        )
+def set_limit_and_delete_ifb(pod: NodePod, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set limits as the plugin does and delete the ifb: its filter then passes packets, for its action is OK, not STOLEN."""
+    with monkeypatch.context() as patched:
+        patched.setitem(tc_actions, "stolen", TC_ACT_OK)
+        set_limits_as_plugin(pod, RATE_BPS, 100_000)
     run_command(f"ip link del {pod.ifb_name}")
 
 
@@ -94,7 +79,7 @@ def test_a_limit_that_packets_bypass_is_exceeded_within_two_readings(monkeypatch
         set_limits_as_plugin(overflowed, RATE_BPS, CONTAINERD_BURST_BYTES)
         set_limit(peer, "ingress")
         redirect_packets_to_peer(source, peer)
-        delete_ifb_of_plugin(deleted, monkeypatch)
+        set_limit_and_delete_ifb(deleted, monkeypatch)
         set_limit(limited_ingress, "ingress")
         set_limit(limited_egress, "egress")
 
