@@ -14,8 +14,6 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from controller.cluster.services import Service
-from controller.cluster.volumes import PersistentVolumeClaim
 from controller.descheduler import program
 from controller.descheduler.decide import UnconfirmedDecision, decide
 from controller.descheduler.history import BackoffEntry, History, HistoryStore
@@ -28,13 +26,11 @@ from tests.support.descheduler_builders import (
     IMMEDIATE_ANOMALY,
     NOW_S,
     DeschedulerConfig,
-    PersistentVolume,
     UsageBatch,
     UsageReading,
     UsageView,
     World,
     list_moved_pods,
-    make_budget,
     make_node,
     make_pod_info,
     to_usage,
@@ -202,14 +198,6 @@ async def test_no_pod_of_the_namespace_in_which_netaware_is_installed_is_evicted
 
 def test_a_snapshot_does_not_change_with_the_cluster() -> None:
     world = make_shop_world(NODE_BY_POD)
-    world.budgets.append(make_budget("b", "app", 5))
-    volume = {"metadata": {"name": "v", "labels": {"topology.kubernetes.io/zone": "z1"}}}
-    bound_volume = {**volume, "spec": {"claimRef": {"namespace": "default", "name": "c"}}}
-    world.volumes.on_volume_change("v", None, msgspec.convert(bound_volume, PersistentVolume))
-    claim = msgspec.convert({"metadata": {"name": "c"}, "spec": {"volumeName": "v"}}, PersistentVolumeClaim)
-    world.volumes.on_claim_change("default/c", None, claim)
-    service = {"metadata": {"name": "db", "namespace": "default"}, "spec": {"selector": {"app": "db"}}}
-    world.network.on_service_change("default/db", None, msgspec.convert(service, Service))
     world.network.score("default", "shop", "web")
     before, view = decide_misplacement(world), world.snapshot()
     assert "web-0" in list_moved_pods(before)
