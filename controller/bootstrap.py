@@ -51,13 +51,13 @@ class Bootstrap:
         self._client, self._topologies, self._config, self._namespace = client, topologies, config, namespace
 
     async def run(self) -> None:
-        """Create missing objects, every minute, until cancelled."""
-        needs_secret = self._config.probe_secret
+        """Create missing objects, every minute, until cancelled. The Secret is not created again if it is deleted later."""
+        may_lack_secret = self._config.probe_secret
         while True:
-            if needs_secret:
+            if may_lack_secret:
                 passphrase = base64.b64encode(secrets.token_hex().encode()).decode()
                 content = {"type": "Opaque", "data": {PASSPHRASE_KEY: passphrase}}
-                needs_secret = not await self._create_if_missing(SECRETS, PROBE_SECRET, content)
+                may_lack_secret = not await self._create_if_missing(SECRETS, PROBE_SECRET, content)
             # An object that cannot be decoded, perhaps of a later version, exists as well.
             has_topology = len(self._topologies) or self._topologies.decode_error_by_key
             if self._config.network_topology and self._topologies.synced.is_set() and not has_topology:
@@ -66,7 +66,7 @@ class Bootstrap:
             await asyncio.sleep(CHECK_INTERVAL_S)
 
     async def _create_if_missing(self, resource: Resource, name: str, content: Mapping[str, object]) -> bool:
-        """Create an object; returns whether it exists now. A failure is logged once per kind of error; the next check tries again."""
+        """Create an object; returns whether it exists now. A lasting failure is logged once; the next check tries again."""
         metadata = {"name": name, "namespace": self._namespace, "labels": PART_OF_LABELS}
         body = {**resource.type_meta, "metadata": metadata, **content}
         try:
@@ -75,7 +75,8 @@ class Bootstrap:
             if isinstance(error, ApiError) and error.is_already_exists:
                 return True
             message = f"cannot create the {resource.kind}"
-            log.log_change(resource.kind, type(error).__name__, message, name=name, error=error)
+            log.log_change(resource.kind, error.kind, message, name=name, error=error)
             return False
+        log.log_change(resource.kind, "", f"the {resource.kind} can be created again", name=name)
         log.info("created a missing object", kind=resource.kind, name=f"{self._namespace}/{name}")
         return True

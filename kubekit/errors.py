@@ -22,6 +22,11 @@ class KubekitError(Exception):
         return self.status == HTTPStatus.NOT_FOUND
 
     @property
+    def kind(self) -> str:
+        """The HTTP status, or the class of an error without one; a state for `kubekit.logs.Log.log_change`."""
+        return str(self.status or type(self).__name__)
+
+    @property
     def is_expired(self) -> bool:
         """Whether the resourceVersion is too old, so that a new list is needed."""
         return self.status == HTTPStatus.GONE

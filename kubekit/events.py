@@ -120,7 +120,7 @@ class EventRecorder:
                 await self._send(event)
             except KubekitError as error:
                 self._lost_counter.labels("unreachable" if isinstance(error, UnreachableError) else "refused").inc()
-                log.log_change("send", type(error).__name__, "event not sent", reason=event.reason, error=str(error))
+                log.log_change("send", error.kind, "event not sent", reason=event.reason, error=str(error))
             else:
                 log.log_change("send", "", "events are sent again")
 

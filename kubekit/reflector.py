@@ -140,7 +140,7 @@ class Reflector(Store[T]):
             self.ready.set()
             self.last_contact_at_s = time.monotonic()
         if not error.is_expired:
-            self.failure = str(error.status or type(error).__name__)
+            self.failure = error.kind
             log.log_change(
                 self._log_topic, self.failure, "cannot watch", resource=self.resource.plural, error=str(error)
             )

@@ -93,8 +93,8 @@ class WorkQueue:
             except KubekitError as error:
                 backoff = self._backoffs.setdefault(key, Backoff(base_s, cap_s))
                 wait_s = max(error.retry_after_s or 0.0, backoff.next_delay_s())
-                state = type(error).__name__
-                log.log_change(f"{name}/{key}", state, "reconcile failed, retrying", worker=name, key=key, error=error)
+                topic, message = f"{name}/{key}", "reconcile failed, retrying"
+                log.log_change(topic, error.kind, message, worker=name, key=key, error=error)
                 self.add_after(key, wait_s)
             else:
                 self._backoffs.pop(key, None)

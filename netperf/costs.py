@@ -33,8 +33,6 @@ Basis = Literal["measured", "mirrored", "stale", "inferred", "unreachable"]
 _FreshNodePairs = Mapping[ZonePair, tuple[NodePairState, ...]]
 """The result of `_select_fresh_node_pairs` for each directed pair of zones."""
 
-MISSED_ROUNDS = 3
-"""No sample of our agents is stale before this many rounds."""
 UNREACHABLE_FAILURES, UNREACHABLE_FAILURES_SINGLE_REPORTER = 2, 3
 """A link is unreachable after this many failures in a row of every pair of nodes; the second number is for a single reporter."""
 STALE_ERROR_RATIO, MIN_ERROR_US = 0.1, 5.0
@@ -121,7 +119,7 @@ def compute_costs(
         now_s: the clock that `update_state` used.
         interval_s: length of a probing round.
     """
-    stale_s = max(policy.stale_after_s, MISSED_ROUNDS * interval_s)
+    stale_s = policy.stale_s(interval_s)
     oldest_at_s = now_s - max(policy.expire_after_s, stale_s)
     pairs = [(a, b) for a in sorted(region_by_zone) for b in sorted(region_by_zone) if a != b]
     state = {pair: state.get(pair, ZonePairState()) for pair in pairs}

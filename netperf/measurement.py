@@ -22,7 +22,7 @@ QUANTILES: dict[Percentile, float] = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 REQUIRED_TRANSACTIONS: dict[Percentile, int] = {"p50": 2, "p90": 10, "p99": 100}
 """Fewest transactions from which each percentile can be computed: 1 / (1 - quantile)."""
 MIN_RTO_US = 200_000.0
-"""Linux' TCP_RTO_MIN; a tail loss probe of a single packet waits as long."""
+"""Linux' TCP_RTO_MIN; TCP's tail loss probe of a single packet waits as long."""
 MAX_RETRANSMISSIONS = 10
 """Further retransmissions of one call are not modelled."""
 
@@ -42,13 +42,13 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         transactions: round trips from which the percentiles are computed; None for a stream.
         duration_s: duration of the test itself, or of the datagrams' window.
         throughput_bps: bits per second of a stream.
-        loss_ratio: lost datagrams over sent ones, or retransmitted segments over transactions; 0..1.
+        loss_ratio: lost datagrams over sent ones, or retransmitted segments over transactions.
         retransmits: netperf only: TCP segments sent again by either end.
         jitter_us: datagrams only: mean absolute difference of consecutive round trips.
         throttled_us: netperf only: time for which the agent's cgroup was throttled during the run.
         run_queue_us: netperf only: time for which the process was runnable but waited for a CPU.
         responder_delay_us: datagrams only: p90 of the time that requests waited at the peer; latencies do not contain it.
-        delayed_ratio: datagrams only: share of the answers that were not used because they waited too long at the peer; 0..1.
+        delayed_ratio: datagrams only: share of the answers that were not used because they waited too long at the peer.
     """
 
     prober: ProberName
@@ -89,8 +89,11 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 def retransmission_delay_us(quantile: float, rtt_us: float, loss_ratio: float) -> float:
     """Delay that retransmissions add to a call over TCP (a request and its response), at a quantile of the calls, microseconds.
 
+    The first retransmission is the tail loss probe, after which the timeout is not doubled. So a packet that is lost once, twice, three
+    or four times waits for 1, 2, 4 or 8 timeouts in all.
+
     Args:
-        quantile: quantile, 0..1.
+        quantile: between 0 and 1.
         rtt_us: round trip without loss.
         loss_ratio: share of round trips that are lost; both directions are assumed to lose the same share.
     """

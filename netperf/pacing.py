@@ -32,14 +32,14 @@ class ScheduledRun(msgspec.Struct, frozen=True):
 
 
 def find_next_run(plan: ZonePlan, node: str, now_s: float) -> ScheduledRun | None:
-    """The node's first run at or after ``now_s`` (wall clock); None if the plan has no probe of the node."""
+    """The node's first run at or after ``now_s`` (wall clock); None if the plan has no run of the node."""
     current_round = math.floor(now_s / plan.interval_s)
     # Every probe runs once a round, so the next run is in this round or the next one.
     runs = (
         ScheduledRun(probe, probe_start_s(plan, probe, round_), round_, choose_test(plan.settings, probe, round_))
         for round_ in (current_round, current_round + 1)
         for probe in plan.probes_from(node)
-        if probe.pair_index == 0  # only datagrams measure the others
+        if probe.pair_index == 0  # other pairs are measured by datagrams only
     )
     return min((run for run in runs if run.starts_at_s >= now_s), key=lambda run: run.starts_at_s, default=None)
 
@@ -56,7 +56,7 @@ def choose_test(settings: ProbeSettings, probe: Probe, round_number: int) -> Tes
     """
     if not settings.extra_tests:
         return settings.test
-    # The extra tests of different pairs are in different rounds.
+    # The hash spreads the extra tests of different pairs over the rounds.
     phase = hash_to_int(f"{probe.origin.node}\0{probe.destination.node}", digest_size=4)
     cycle, position = divmod(round_number + phase, settings.rounds_per_extra_test)
     return settings.test if position else settings.extra_tests[cycle % len(settings.extra_tests)]
@@ -80,7 +80,7 @@ def hash_to_int(text: str, *, digest_size: int = 8) -> int:
 
 
 class StreamRun(NamedTuple):
-    """A past run of TCP_STREAM: the time of its end (by a clock that is never set), and the bytes that it sent."""
+    """A past run of TCP_STREAM: the time of its end (by a monotonic clock), and the bytes that it sent."""
 
     ended_at_s: float
     sent_bytes: float
@@ -92,6 +92,6 @@ def select_recent_streams(runs: Iterable[StreamRun], now_s: float) -> tuple[Stre
 
 
 def may_stream(runs: Iterable[StreamRun], now_s: float, max_mean_bps: float) -> bool:
-    """Whether another stream may start: the mean over the last `STREAM_WINDOW_S` is below ``max_mean_bps``, which the stream may exceed."""
+    """Whether another stream may start: the mean over the last `STREAM_WINDOW_S` is below ``max_mean_bps``. The stream may then exceed it."""
     sent_bits = 8 * sum(run.sent_bytes for run in select_recent_streams(runs, now_s))
     return sent_bits < max_mean_bps * STREAM_WINDOW_S

@@ -15,6 +15,8 @@ from netperf.quality import QualityFlag
 
 MIN_ZONE_COST = 2
 """Lowest cost between zones: more than inside a zone (NetworkOverhead, docs/contracts)."""
+MISSED_ROUNDS = 3
+"""No sample of our agents is stale before this many rounds."""
 MAX_NETWORK_COST = 10_000
 """Highest cost of a reachable pair: the highest valid maxNetworkCost, so that some limit allows it."""
 
@@ -41,6 +43,10 @@ class CostPolicy(Section, frozen=True):
     external_stale_after_s: Annotated[float, Range(1, YEAR_S)] | None = None
     unreachable_cost: Annotated[int, Range(MIN_ZONE_COST, 1_000_000)] = 10_001
     accept_quality_flags: tuple[QualityFlag, ...] = ("loss",)
+
+    def stale_s(self, interval_s: float) -> float:
+        """Age above which a latency of our agents is stale, if a probing round takes ``interval_s``."""
+        return max(self.stale_after_s, MISSED_ROUNDS * interval_s)
 
     def check_rules(self, field: str) -> None:
         """Raise ConfigError if a latency would expire before it is stale."""

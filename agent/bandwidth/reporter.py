@@ -53,7 +53,8 @@ class LimitReporter:
     def log_unlocated(self, reason_by_pod: Mapping[str, str]) -> None:
         """Log the pods that cannot be located, and so have no verdict, when they or their reasons change."""
         listed = join_first([f"{pod}: {reason}" for pod, reason in sorted(reason_by_pod.items())], MAX_UNLOCATED_LOGGED)
-        log.log_change("unlocated", listed, "pods cannot be located", level="info", pods=listed)
+        message = "pods cannot be located" if listed else "all pods can be located"
+        log.log_change("unlocated", listed, message, level="info", pods=listed)
 
     def _report_mismatches(self, pods: Sequence[PodBandwidthSpec]) -> None:
         """Report pods whose reservation and limit differ, when the difference changes."""

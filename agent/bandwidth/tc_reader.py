@@ -22,7 +22,7 @@ from agent.bandwidth.state import EGRESS_HOOK, ETHERNET_MTU, INGRESS_HOOK, Devic
 
 _IFLA_MTU, _IFLA_IFALIAS = 4, 20
 _TCA_CHAIN = 11
-_TCA_U32_SEL, _TCA_U32_INDEV, _TCA_BPF_NAME = 5, 8, 7
+_TCA_U32_SEL, _TCA_U32_INDEV, _TCA_U32_MARK, _TCA_BPF_NAME = 5, 8, 10, 7
 _TCA_ACT_BY_KIND = {"u32": 7, "matchall": 2}
 """TCA_U32_ACT, TCA_MATCHALL_ACT."""
 _TCA_FLAGS_BY_KIND = {"u32": 11, "matchall": 3}
@@ -119,7 +119,8 @@ def parse_filter(data: bytes, begin: int, end: int, hook: Hook = "ingress") -> F
     matches_all = kind == "matchall" or (kind == "u32" and _matches_every_packet(data, *options[_TCA_U32_SEL]))
     flags = rtnl.read_number(data, options, _TCA_FLAGS_BY_KIND[kind]) if kind in _TCA_FLAGS_BY_KIND else None
     is_in_other_chain = bool(rtnl.read_number(data, spans, _TCA_CHAIN))
-    sees_every_packet = not (is_in_other_chain or (flags or 0) & _SKIP_SW or _TCA_U32_INDEV in options)
+    has_condition = _TCA_U32_INDEV in options or _TCA_U32_MARK in options
+    sees_every_packet = not (is_in_other_chain or (flags or 0) & _SKIP_SW or has_condition)
     filter_ = Filter(
         device_index=index,
         kind=kind,

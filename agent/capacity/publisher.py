@@ -38,7 +38,7 @@ DEBOUNCE_S = 0.5
 MIN_WRITE_PAUSE_S = 1.0
 """Shortest time between writes, so that a dispute with another writer costs little."""
 WATCH_LAG_S = 2.0
-"""Longest wait until the watch shows our own write; then writes are planned from the old state again."""
+"""Longest wait until the watch shows our own write. If it does not, writes are planned again from the old state."""
 
 
 class DisputeDetector:
@@ -54,7 +54,7 @@ class DisputeDetector:
         self._wait_until_s = 0.0
 
     def check_dispute(self, node: OwnNode, node_capacity: NodeCapacity, now_s: float) -> str:
-        """Count a replacement that this state of the node shows; describe the dispute if nothing may be written now, else return ""."""
+        """Count a replacement of our value that the node shows; returns why nothing may be written now, or ""."""
         if now_s < self._wait_until_s:
             return self._description
         self._replaced_at_s = [at_s for at_s in self._replaced_at_s if now_s - at_s < DISPUTE_WINDOW_S]
@@ -76,7 +76,7 @@ class DisputeDetector:
 
 
 class Publisher:
-    """Publishes the capacity of one node; ``node_capacity`` is None until it was chosen first.
+    """Publishes the capacity of one node; ``node_capacity`` is None until the first choice.
 
     ``instance_type`` comes from the firmware. It counts if the node has no label with its type.
     """
@@ -98,12 +98,12 @@ class Publisher:
         self._have_links_changed = True
         self._read_at_s = -math.inf
         self._peak_bps: int | None = None
-        self._planned_version = ""
+        self._planned_version, self._planned_until_s = "", -math.inf
         self._disputes = DisputeDetector()
         self._backoff = Backoff(base_s=0.2, cap_s=30.0)
         self._wake = asyncio.Event()
         node_watch.subscribe(self._wake.set)
-        self._writes = Counter(
+        self._write_counter = Counter(
             "netaware_node_bandwidth_writes",
             "Writes to the agent's node, by outcome: ok, failed.",
             ["outcome"],
@@ -142,13 +142,16 @@ class Publisher:
         return MIN_READ_PAUSE_S if self._have_links_changed else POLL_S
 
     async def _read_hardware(self) -> None:
-        """Read the capacity of the links; if that fails, keep the last result."""
+        """Read the capacity of the links; if that fails, keep the last capacity."""
         self._have_links_changed = False
         try:
             self._hardware = find_capacity(await self._read_links())
             log.log_change("links", "", "links can be read again")
         except KernelError as error:
             log.log_change("links", str(error), "cannot read links, using the last result", error=error)
+            if self._hardware.rate_bps is None:
+                self._hardware = HardwareCapacity(None, str(error))
+                self._have_links_changed = True  # Read again soon.
         self._read_at_s = asyncio.get_running_loop().time()
 
     async def _publish(self, node: OwnNode, node_capacity: NodeCapacity) -> float:
@@ -156,8 +159,8 @@ class Publisher:
         try:
             has_written = await self._write_differences(node, node_capacity)
         except KubekitError as error:
-            self._writes.labels("failed").inc()
-            log.log_change("publish", type(error).__name__, "cannot publish the capacity", error=error)
+            self._write_counter.labels("failed").inc()
+            log.log_change("publish", error.kind, "cannot publish the capacity", error=error)
             self._wake.set()  # The next round follows the delay at once.
             return self._backoff.next_delay_s()
         self._backoff.reset()
@@ -169,23 +172,24 @@ class Publisher:
     async def _write_differences(self, node: OwnNode, node_capacity: NodeCapacity) -> bool:
         """Write what differs on the node; returns whether anything was written."""
         self._log_capacity(node_capacity)
-        if node.metadata.resource_version == self._planned_version:
-            self._planned_version = ""  # The watch lags behind our write; if it still does next time, write again.
-            return False
-        dispute = self._disputes.check_dispute(node, node_capacity, asyncio.get_running_loop().time())
+        now_s = asyncio.get_running_loop().time()
+        if node.metadata.resource_version == self._planned_version and now_s < self._planned_until_s:
+            return False  # The watch does not show our write yet.
+        dispute = self._disputes.check_dispute(node, node_capacity, now_s)
         writes = plan_writes(node, node_capacity, time.time(), dispute=dispute)
         if not writes:
             return False
         await execute_writes(self._client, node.metadata.name, writes)
-        self._writes.labels("ok").inc()
+        self._write_counter.labels("ok").inc()
         if writes.status and node_capacity.rate_bps is not None:
             self._disputes.written_bps = node_capacity.rate_bps
         self._planned_version = node.metadata.resource_version
+        self._planned_until_s = asyncio.get_running_loop().time() + WATCH_LAG_S
         return True
 
     def _log_capacity(self, node_capacity: NodeCapacity) -> None:
         for warning in node_capacity.warnings:
-            log.log_change(f"warning/{warning[:60]}", warning, "capacity setting ignored", why=warning)
+            log.log_change(f"warning/{warning}", "ignored", "capacity setting ignored", why=warning)
         is_known = node_capacity.rate_bps is not None
         log.log_change(
             "node_capacity",
@@ -202,7 +206,7 @@ async def execute_writes(client: Client, name: str, writes: Writes) -> None:
     """Send the patches of a node.
 
     Raises:
-        KubekitError: a request failed; plan again from the changed node, because a removal cannot be repeated.
+        KubekitError: a request failed; plan again from the changed node, because a JSON patch fails if it removes a value that is gone.
     """
     if writes.metadata:
         await client.patch(NODES, name, writes.metadata, OwnNode, patch_type=MERGE_PATCH)

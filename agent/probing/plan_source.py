@@ -78,7 +78,8 @@ class PlanSource:
         log.log_change("plan", "", "plan accepted again", epoch=decoded.plan.epoch)
         self.refusal_counts.update(refusal.reason for refusal in decoded.refusals)
         reasons = ",".join(sorted({refusal.reason for refusal in decoded.refusals}))
-        log.log_change("plan/probes", reasons, "some probes of the plan were refused", why=reasons)
+        message = "some probes of the plan were refused" if reasons else "no probe of the plan was refused"
+        log.log_change("plan/probes", reasons, message, why=reasons)
         self.set_plan(decoded.plan)
 
 

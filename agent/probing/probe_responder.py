@@ -105,10 +105,11 @@ async def maintain_announcement(
                 body = {"metadata": {"annotations": {AGENT_ANNOTATION: text}}}
                 await client.patch(NODES, node.metadata.name, body, OwnNode, patch_type=MERGE_PATCH)
             except KubekitError as error:
-                log.log_change("announce", type(error).__name__, "cannot announce this agent on its node", error=error)
+                log.log_change("announce", error.kind, "cannot announce this agent on its node", error=error)
                 await asyncio.sleep(backoff.next_delay_s())
                 continue
             backoff.reset()
+            log.log_change("announce", "", "this agent can be announced again")
             log.info("announced" if text else "announcement withdrawn: nothing answers here", value=text)
             await asyncio.sleep(MIN_PATCH_PAUSE_S)
         interval_s = ANNOUNCED_CHECK_INTERVAL_S if text is not None else UNANNOUNCED_CHECK_INTERVAL_S

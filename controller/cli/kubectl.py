@@ -13,9 +13,11 @@ from kubekit.errors import KubekitError
 from netperf.contract import CONTROLLER, PAGE_ACCOUNT, PAGE_AUDIENCE
 
 READY_TIMEOUT_S = 60.0
-"""Time for kubectl to answer, including an interactive log-in."""
+"""Time for kubectl to answer, including a log-in in the browser."""
 STOP_TIMEOUT_S = 5.0
+"""Time for kubectl to end before it is killed."""
 TOKEN_LIFETIME = "8h"
+_LOGIN_HINT = "if the log-in needs a terminal, run `kubectl get namespaces` first"
 _FORWARDING_LINE = re.compile(r"^Forwarding from 127\.0\.0\.1:(\d+) -> ")
 
 
@@ -52,7 +54,7 @@ async def port_forward(kubectl: Sequence[str], namespace: str) -> AsyncIterator[
 
 
 async def create_page_token(kubectl: Sequence[str], namespace: str) -> str:
-    """Create a token of the page's ServiceAccount; for the arguments and errors see `port_forward`."""
+    """Create a token of the page's ServiceAccount, as `port_forward` does; raises PageError if kubectl fails or does not answer."""
     flags = (f"--audience={PAGE_AUDIENCE}", f"--duration={TOKEN_LIFETIME}")
     arguments = (*kubectl, "--namespace", namespace, "create", "token", PAGE_ACCOUNT, *flags)
     async with _run_kubectl(arguments, stderr=asyncio.subprocess.PIPE) as process:
@@ -60,7 +62,7 @@ async def create_page_token(kubectl: Sequence[str], namespace: str) -> str:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 output, errors = (text.decode(errors="replace").strip() for text in await process.communicate())
         except TimeoutError as error:
-            raise PageError(f"kubectl create token: no answer within {READY_TIMEOUT_S:g} s") from error
+            raise PageError(f"kubectl create token: no answer within {READY_TIMEOUT_S:g} s; {_LOGIN_HINT}") from error
     if process.returncode:
         raise PageError(errors.rpartition("\n")[2] or "kubectl create token failed")
     return output
@@ -100,7 +102,8 @@ async def _read_local_port(output: asyncio.StreamReader) -> int:
                     return int(match[1])
                 last_line = line or last_line
     except TimeoutError as error:
-        raise PageError(f"kubectl port-forward: not ready within {READY_TIMEOUT_S:g} s: {last_line}") from error
+        message = f"kubectl port-forward: not ready within {READY_TIMEOUT_S:g} s: {last_line}; {_LOGIN_HINT}"
+        raise PageError(message) from error
     raise PageError(f"kubectl port-forward: {last_line}")
 
 

@@ -103,7 +103,7 @@ class Descheduler:
                 await self.run_round()
             except KubekitError as error:
                 self._metrics.rounds.labels("failed").inc()
-                log.log_change("round", type(error).__name__, "round not finished", error=error)
+                log.log_change("round", error.kind, "round not finished", error=error)
             else:
                 log.log_change("round", "", "rounds finish again")
             await asyncio.sleep(self._config.interval_s)
@@ -175,7 +175,7 @@ class Descheduler:
                 if tainted:
                     raise
                 message = f"taint not removed; to remove it: kubectl taint nodes --all {HOT_TAINT}:{HOT_EFFECT}-"
-                log.log_change("taints", type(error).__name__, message, error=error)
+                log.log_change("taints", error.kind, message, error=error)
                 return
         log.log_change("taints", "", "taints are written again")
 

@@ -15,7 +15,7 @@ from netperf.results import refresh_interval_s
 
 WRITE_DELAY_S = 10.0
 """An agent writes its results within this time after a probe."""
-MISSED_ROUNDS = 2.0
+EXTRA_ROUNDS = 2.0
 """Rounds added to the refresh interval: an unchanged sample is written in the round after it, and a busy node may miss a round."""
 MAX_SINGLE_RESTARTS = 3
 """A fix restarts at most this many agents one by one, and more by a restart of the DaemonSet."""
@@ -55,7 +55,7 @@ def _find_failure_reason(agent: AgentView, facts: Facts) -> str:
     if agent.state == "down":
         return agent.reason
     interval_s = facts.network.interval_s or 0.0
-    max_age_s = refresh_interval_s(interval_s) + WRITE_DELAY_S + MISSED_ROUNDS * interval_s
+    max_age_s = refresh_interval_s(interval_s) + WRITE_DELAY_S + EXTRA_ROUNDS * interval_s
     # An agent that never wrote a result may be new; `agents-impaired` or `pairs-unmeasured` reports it.
     has_result = agent.state == "up" and agent.probes > 0 and agent.newest_at is not None
     age_s = facts.now_s - (agent.newest_at or 0.0)

@@ -12,6 +12,7 @@ from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import APPLY_AGAIN, ConditionFinding, Finding, Severity, ZoneFinding
 from kubekit.text import format_command, pluralize
 from kubekit.wire import Condition, split_key
+from netperf.consensus import link_between
 from netperf.contract import AGENT, CONTROLLER, REGION_LABEL, ZONE_LABEL
 from netperf.plans import CONTROL_PORT, DATA_PORT, DATAGRAM_PORT
 
@@ -36,6 +37,13 @@ _FINDINGS_BY_REASON: dict[str, _ReasonFinding] = {
     "BadCostPolicy": _ReasonFinding(
         "warning", "its costPolicy is invalid",
         (_DESCRIBE_TOPOLOGY, "kubectl -n {namespace} patch networktopology {name} --type=merge -p {reset_patch}")),
+    "ResultsMissing": _ReasonFinding(
+        "warning", "its ConfigMap with results does not exist", (_DESCRIBE_TOPOLOGY,), "NetawareCostsMissing"),
+    "ResultsTooLarge": _ReasonFinding(
+        "warning", "a ConfigMap with results is close to its size limit",
+        (_DESCRIBE_TOPOLOGY, "remove keys that netaware did not write"), "NetawareResultsRefused"),
+    "ResultsMalformed": _ReasonFinding(
+        "warning", "some results cannot be used", (_DESCRIBE_TOPOLOGY,), "NetawareResultsRefused"),
     "NodesWithoutZone": _ReasonFinding(
         "warning", "some nodes have no zone label and are not measured",
         (f"kubectl get nodes -L {ZONE_LABEL}", f"kubectl label node {{nodes}} {ZONE_LABEL}=ZONE"), "NetawareNodesLeftOut"),
@@ -52,6 +60,10 @@ _FINDINGS_BY_REASON: dict[str, _ReasonFinding] = {
     "NetperfFails": _ReasonFinding(
         "warning", "netperf fails repeatedly between some zones",
         ("kubectl netaware costs --percentile p90", f"{_OPEN_PORTS} between nodes"), "NetawareProbesFailing"),
+    "InstrumentsDisagree": _ReasonFinding(
+        "info", "netperf and datagrams measure different latencies between some zones", (_DESCRIBE_TOPOLOGY,)),
+    "PairsDisputed": _ReasonFinding(
+        "info", "the nodes of some pairs of zones measure different latencies", (_DESCRIBE_TOPOLOGY,)),
 }  # fmt: skip
 _NODE_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")
 _POLICY_FIELD = re.compile(r"costPolicy\.(\w+)")
@@ -64,7 +76,8 @@ _FAILED_CONDITIONS = {("InputValid", "False"), ("OutlierNodes", "True")}
 def find_network_findings(facts: Facts, zones_without_agents: Collection[str]) -> Iterator[Finding]:
     """Findings about NetworkTopologies, the probe plan, paths between zones, and costs.
 
-    ``zones_without_agents`` have no working agent, which another finding reports: pairs with them are left out, and all stale pairs.
+    ``zones_without_agents`` have no working agent, which another finding reports. Findings about their pairs are omitted, and so are all
+    findings about stale costs.
     """
     if not facts.topology_conditions and facts.control_plane.can_list_topologies:
         yield _build_no_topology_finding(facts)
@@ -72,7 +85,7 @@ def find_network_findings(facts: Facts, zones_without_agents: Collection[str]) -
     pairs = [pair for pair in facts.network.pairs if not set(pair.zones).intersection(zones_without_agents)]
     directed_pairs = {pair.zones for pair in pairs if pair.basis == "unreachable"}
     directed_pairs |= {zones for zones in facts.unreachable_pairs if not set(zones).intersection(zones_without_agents)}
-    unreachable_pairs = {(min(zones), max(zones)) for zones in directed_pairs}
+    unreachable_pairs = {link_between(*zones) for zones in directed_pairs}
     yield from (_build_unreachable_finding(*zones) for zones in sorted(unreachable_pairs))
     working_zones = {a.zone for a in facts.agents if a.state == "up" and a.zone} - set(zones_without_agents)
     if facts.network.interval_s is None and len(working_zones) > 1:
@@ -80,8 +93,9 @@ def find_network_findings(facts: Facts, zones_without_agents: Collection[str]) -
         return
     yield from _find_failed_conditions(facts)
     all_conditions = (c for conditions in facts.topology_conditions.values() for c in conditions)
+    # New zones have no measurement in the first rounds.
     if not any(c.type == "Measured" and _is_recent(c, NEW_ZONE_ROUNDS, facts) for c in all_conditions):
-        yield from _find_unmeasured([p for p in pairs if (min(p.zones), max(p.zones)) not in unreachable_pairs])
+        yield from _find_unmeasured([pair for pair in pairs if link_between(*pair.zones) not in unreachable_pairs])
     # Costs of other pairs may be inferred from paths over these zones and pairs, and are then old too.
     if not zones_without_agents and not unreachable_pairs:
         yield from _find_stale(facts, pairs)
@@ -98,7 +112,7 @@ def _build_no_topology_finding(facts: Facts) -> Finding:
 
 
 def _list_pair_names(pairs: Iterable[PairView], *bases: PairBasis) -> tuple[str, ...]:
-    """Sorted names of the pairs whose cost has one of these sources."""
+    """Sorted names of the pairs whose cost has one of these bases."""
     return tuple(sorted({f"{pair.origin} to {pair.destination}" for pair in pairs if pair.basis in bases}))
 
 
@@ -127,7 +141,7 @@ def _find_unmeasured(pairs: Sequence[PairView]) -> Iterator[Finding]:
 
 
 def _find_stale(facts: Facts, pairs: Sequence[PairView]) -> Iterator[Finding]:
-    """A finding about costs from old measurements: on the stale pairs, or without any on NetworkTopologies with that condition."""
+    """A finding about costs from old measurements. It affects the stale pairs or, without any, NetworkTopologies with that condition."""
     topologies = sorted(facts.topology_conditions.items())
     conditions = {key: c for key, conditions in topologies for c in conditions if c.reason == "MeasurementsOld"}
     names = _list_pair_names(pairs, "stale")
@@ -161,8 +175,7 @@ def _is_recent(condition: Condition, rounds: float, facts: Facts) -> bool:
 
 
 def _build_condition_finding(topology_key: str, condition: Condition, facts: Facts) -> Finding:
-    default_severity: Severity = "info" if condition.type == "OutlierNodes" else "warning"
-    default = _ReasonFinding(default_severity, condition.reason, (_DESCRIBE_TOPOLOGY,))
+    default = _ReasonFinding("warning", condition.reason, (_DESCRIBE_TOPOLOGY,))  # for reasons of other versions
     severity, summary, fix_templates, alert = _FINDINGS_BY_REASON.get(condition.reason, default)
     nodes = [word for word in _NODE_NAME.findall(condition.message) if word in facts.nodes] or ["NODE"]
     namespace, name = split_key(topology_key)

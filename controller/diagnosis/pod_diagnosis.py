@@ -32,7 +32,8 @@ class PodDiagnosis(msgspec.Struct, frozen=True):
             ``terminating`` is being deleted; ``finished`` succeeded or failed.
         summary: the state in one sentence, whose subject is "it".
         since: start of the state, unix seconds; None if unknown.
-        until: time at which it ends at the latest, unix seconds; None if unknown.
+        until: time at which it ends at the latest, unix seconds; None if unknown. For a pod that had gates of others it is too early: the
+            wait counts from the opening of the last of them, which the pod does not show.
         fix: commands and instructions that show more or change the state.
     """
 

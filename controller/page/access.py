@@ -91,7 +91,7 @@ class PageAuthorizer:
             async with self._limiter:
                 decision = await self._review_token(token)
         except KubekitError as error:
-            log.log_change("reviews", type(error).__name__, "access review failed", error=error)
+            log.log_change("reviews", error.kind, "access review failed", error=error)
             return "unavailable"
         log.log_change("reviews", "answered", "access reviews succeed again")
         self._decisions.pop(key, None)

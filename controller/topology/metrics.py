@@ -1,6 +1,6 @@
 """Metrics of NetworkTopologies: gauges, computed from the last decision at each scrape, and a counter of writes.
 
-Cardinality: about five series for each directed pair of zones of a NetworkTopology.
+Cardinality: about five series for each directed pair of zones of a NetworkTopology, and of regions.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class _Gauges:
             self.cost.add_metric((key, "zone", *pair), entry.cost)
             if entry.basis != "unreachable":
                 self.latency.add_metric((key, *pair, entry.basis), entry.latency_us / 1e6)
-            if entry.basis != "inferred":
+            # No measurement is behind a cost of these, so a pair that was never measured must not have the age 0.
+            if entry.basis not in {"unreachable", "inferred"}:
                 self.age.add_metric((key, *pair), entry.age_s)
         for pair, cost in decision.costs.cost_by_region_pair.items():
             self.cost.add_metric((key, "region", *pair), cost)
@@ -61,7 +62,7 @@ class _Gauges:
 
 
 class TopologyMetrics(Collector):
-    """Gauges from decisions about NetworkTopologies, and a counter of writes of ``weights``, latencies included, or ``status``.
+    """Gauges from decisions about NetworkTopologies, and a counter of writes; label ``field``: weights (with latencies), status.
 
     ``decisions`` has the last decision by ``namespace/name`` of a NetworkTopology; it is empty on replicas that do not lead.
     """

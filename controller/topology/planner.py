@@ -38,16 +38,17 @@ PLAN_KEY = "plan"
 REPLAN_INTERVAL_S = 60.0
 """Longest time between two plans."""
 EXPECTED_ROUNDS = 2
-"""Probing rounds, of at least `REPLAN_INTERVAL_S`, for which results of an earlier plan are expected: agents read new plans late."""
+"""Probing rounds, of at least `REPLAN_INTERVAL_S`, for which results of an earlier plan are accepted: agents read new plans late."""
 DEBOUNCE_S = 1.0
 """Delay of a plan after a change, because nodes change in bursts."""
 
 
 class _ComputedPlan(NamedTuple):
-    """The stored plans by zone, the new plan, the keys of results of both, and the number of zones with nodes."""
+    """The stored plans by zone, the new plan, its keys of results, those of both, and the number of zones with nodes."""
 
     stored_plan_by_zone: dict[str, ZonePlan]
     plan: ProbePlan
+    planned_keys: Collection[str]
     expected_keys: Collection[str]
     zone_count: int
 
@@ -55,8 +56,8 @@ class _ComputedPlan(NamedTuple):
 class ProbePlanner:
     """Plans probes between the nodes, writes the plan, creates results ConfigMaps, and removes results that are not planned.
 
-    ``interval_s`` is the length of a probing round, and ``zone_count`` the number of zones with nodes; before the first plan they are
-    as configured, and 0.
+    ``interval_s`` is the length of a probing round; before the first plan, the configured one. ``zone_count`` is the number of zones with
+    nodes, 0 before the first plan.
     """
 
     def __init__(
@@ -77,11 +78,11 @@ class ProbePlanner:
         self._interval_gauge = gauge("netaware_probe_plan_interval_seconds", "Length of a probing round.")
         left_out = "Nodes and zones that take no part in probing."
         self._left_out_gauge = gauge("netaware_probe_plan_left_out", left_out, ["reason"])
-        help_text = "Changes: plan-written, plan-deleted, plan-too-large, results-created, results-keys-removed."
+        help_text = "Writes, by result: plan-written, plan-deleted, plan-too-large (not written), results-created, results-keys-removed."
         self._changes = Counter("netaware_probe_plan_writes", help_text, ["result"], registry=registry)
         cache.nodes.subscribe(call_unless(is_probe_node_unchanged, self._schedule_plan))
         cache.agent_pods.subscribe(self._schedule_plan)
-        cache.plans.subscribe(self._schedule_plan)
+        cache.plans.subscribe(self._schedule_plan)  # Somebody may edit or delete a plan.
 
     def list_results_names(self, *topologies: NetworkTopology) -> list[ObjectName]:
         """Names of the ConfigMaps with results: first those that agents write, then those that the NetworkTopologies name."""
@@ -113,16 +114,17 @@ class ProbePlanner:
         await self._write_changed_plans(plan_objects, computed)
         self._plan_by_zone, self.interval_s = plan.plan_by_zone, plan.interval_s
         self._report_plan(plan)
-        await self._remove_obsolete_results()
+        await self._remove_obsolete_results(computed.planned_keys)
         return min(REPLAN_INTERVAL_S, self.interval_s)
 
     async def _write_changed_plans(self, plan_objects: Mapping[str, ConfigMap], computed: _ComputedPlan) -> None:
         plan_by_name = {plan_object_name(zone): zone_plan for zone, zone_plan in computed.plan.plan_by_zone.items()}
         for name, zone_plan in plan_by_name.items():
-            if name in plan_objects and computed.stored_plan_by_zone.get(zone_plan.zone) == zone_plan:
-                continue
+            is_stored = name in plan_objects and computed.stored_plan_by_zone.get(zone_plan.zone) == zone_plan
             try:
-                await self._write_plan(name, zone_plan, plan_objects.get(name))
+                if not is_stored:
+                    await self._write_plan(name, zone_plan, plan_objects.get(name))
+                log.log_change(f"size/{name}", "", "plan is small enough again", zone=zone_plan.zone)
             except ConfigMapTooLargeError as error:  # Plans of other zones are still written.
                 self._changes.labels("plan-too-large").inc()
                 log.log_change(f"size/{name}", "large", "plan not written", zone=zone_plan.zone, error=error)
@@ -151,11 +153,12 @@ class ProbePlanner:
         probe_nodes = [to_probe_node(node, agent_pods) for node in nodes]
         plan = plan_probes(probe_nodes, self._config.probing, stored_plan_by_zone, wall_s)
         # Another leader may have written the stored plans, so their keys may not be expected yet.
-        keys = list_planned_keys((*stored_plan_by_zone.values(), *plan.plan_by_zone.values()))
-        return _ComputedPlan(stored_plan_by_zone, plan, keys, len({node.zone for node in probe_nodes} - {""}))
+        keys, stored_keys = (list_planned_keys(plans.values()) for plans in (plan.plan_by_zone, stored_plan_by_zone))
+        zone_count = len({node.zone for node in probe_nodes} - {""})
+        return _ComputedPlan(stored_plan_by_zone, plan, keys, keys | stored_keys, zone_count)
 
     def _expect_keys(self, keys: Collection[str]) -> None:
-        """Expect these keys until `EXPECTED_ROUNDS` after they are no longer planned."""
+        """Accept results with these keys until `EXPECTED_ROUNDS` after the keys are no longer planned."""
         now_s = boot_clock()
         until_s = now_s + EXPECTED_ROUNDS * max(self.interval_s, REPLAN_INTERVAL_S)
         old_until_s_by_key = self._expected_until_s_by_key or {}
@@ -180,13 +183,14 @@ class ProbePlanner:
         for reason, count in collections.Counter(refusal.reason for refusal in plan.refusals).items():
             self._left_out_gauge.labels(reason).set(count)
         shown = ", ".join(f"{refusal.key} ({refusal.reason})" for refusal in plan.refusals[:MAX_NAMES_SHOWN])
-        message = "nodes or zones take no part in probing"
-        log.log_change("left-out", shown, message, level="info", count=len(plan.refusals), first=shown)
+        count, state = len(plan.refusals), ",".join(f"{refusal.key}/{refusal.reason}" for refusal in plan.refusals)
+        message = (
+            "nodes or zones take no part in probing" if plan.refusals else "all nodes and zones take part in probing"
+        )
+        log.log_change("left-out", state, message, level="info", count=count, first=shown)
 
-    async def _remove_obsolete_results(self) -> None:
+    async def _remove_obsolete_results(self, planned_keys: Collection[str]) -> None:
         """Remove keys that are refused or not planned, so that objects do not grow without limit."""
-        plans = tuple(self._plan_by_zone.values())
-        planned_keys = await asyncio.to_thread(list_planned_keys, plans)
         for results_name in self.list_results_names():
             results = self._cache.results.get(str(results_name))
             if results is None:
@@ -220,8 +224,9 @@ def _decode_plans(plan_objects: Mapping[str, ConfigMap]) -> dict[str, ZonePlan]:
             plan = decode_plan(plan_object.data).plan
         except PlanRefusedError as error:
             message = "the probe plan is unreadable and is written again"
-            log.log_change(name, error.reason, message, object=name, error=error)
+            log.log_change(f"unreadable/{name}", error.reason, message, object=name, error=error)
             continue
+        log.log_change(f"unreadable/{name}", "", "the probe plan is readable again", object=name)
         if plan_object_name(plan.zone) == name:
             plan_by_zone[plan.zone] = plan
     return plan_by_zone

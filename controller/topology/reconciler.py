@@ -234,7 +234,7 @@ class TopologyController:
             conditions,
             node_count=len(self._cache.nodes),
             generation=topology.metadata.generation,
-            is_weight_new=key in self._keys_with_new_weight,
+            has_written_weight=key in self._keys_with_new_weight,
             now=time.time(),
         )
         since_last_write_s = boot_clock() - self._status_written_at.get(key, float("-inf"))

@@ -14,13 +14,14 @@ from controller.cluster.crds import NetworkTopologyStatus
 from controller.cluster.statuses import ConditionState, make_conditions
 from controller.cluster.zones import ZoneMap
 from kubekit.conditions import merge_conditions
-from kubekit.text import join_first
+from kubekit.text import join_first, pluralize
 from kubekit.wire import Condition, format_time
-from netperf.costs import MISSED_ROUNDS, ZoneCosts
+from netperf.costs import ZoneCosts
 from netperf.latencies import ZonePair
 from netperf.policy import CostPolicy
 
 MEASURED, UNREACHABLE, OUTLIER_NODES, INPUT_VALID = "Measured", "Unreachable", "OutlierNodes", "InputValid"
+"""Types of the conditions of a NetworkTopology."""
 MAX_PAIRS_SHOWN = 3
 MAX_NAMES_SHOWN = 5
 """Number of zone pairs, and of other names, that a message lists."""
@@ -29,7 +30,7 @@ MIN_NODE_COUNT_WRITE_INTERVAL_S = 60.0
 
 
 class InputFaults(msgspec.Struct, frozen=True):
-    """Faults of a decision's inputs. Pairs are directed pairs of zones.
+    """Faults of the inputs from which a NetworkTopology's costs are computed. Pairs are directed pairs of zones.
 
     Attributes:
         policy_error: why the NetworkTopology's costPolicy is invalid; empty if it is valid.
@@ -55,14 +56,14 @@ class InputFaults(msgspec.Struct, frozen=True):
 
 
 PairsByBasis = Mapping[str, Sequence[ZonePair]]
-"""Basis of a cost -> directed zone pairs, the oldest or most expensive first; ``absent`` (without a cost) and ``unreachable`` by name.
-Mirrored costs, and stale costs at first, are ``measured``.
+"""Basis of a cost -> directed zone pairs. Order: ``measured`` (also mirrored, and stale at first) and ``inferred`` by cost, the highest
+first; ``stale`` by age, the oldest first; ``absent`` (without a cost) and ``unreachable`` by name.
 """
 
 
 def group_pairs_by_basis(costs: ZoneCosts, policy: CostPolicy, interval_s: float) -> PairsByBasis:
-    """Group pairs. A stale cost counts as measured at first, because a pair misses a round when it moves to other nodes."""
-    grace_s = max(policy.stale_after_s, MISSED_ROUNDS * interval_s)
+    """Group pairs. A stale cost counts as measured up to the age `CostPolicy.stale_s`: a pair that moves to other nodes misses a round."""
+    grace_s = policy.stale_s(interval_s)
     pairs_by_basis: dict[str, list[ZonePair]] = {
         basis: [] for basis in ("measured", "stale", "inferred", "absent", "unreachable")
     }
@@ -92,8 +93,12 @@ def build_conditions(
 def _measured_state(pairs_by_basis: PairsByBasis, costs: ZoneCosts, faults: InputFaults) -> ConditionState:
     pair_count = sum(map(len, pairs_by_basis.values()))
     if pair_count == 0:
-        message = f"there is no pair of zones to measure, because there are {len(faults.zone_map.region_by_zone)} zones"
+        message = (
+            f"no pair of zones to measure: the cluster has {pluralize(len(faults.zone_map.region_by_zone), 'zone')}"
+        )
         return ConditionState("NoPairs", message, holds=True)
+    if len(pairs_by_basis["unreachable"]) == pair_count:
+        return ConditionState("NoPairReachable", f"none of {pair_count} zone pairs is reachable", holds=False)
     summary = f"{len(pairs_by_basis['measured'])} of {pair_count} zone pairs measured"
     if pairs_by_basis["unreachable"]:
         summary += f", {len(pairs_by_basis['unreachable'])} unreachable"
@@ -109,7 +114,8 @@ def _measured_state(pairs_by_basis: PairsByBasis, costs: ZoneCosts, faults: Inpu
     highest = ", ".join(
         f"{_format_pair(p)} {costs.by_zone_pair[p].cost}" for p in pairs_by_basis["measured"][:MAX_PAIRS_SHOWN]
     )
-    state = _join_problems(problems, ConditionState("AllPairsMeasured", f"highest costs: {highest}", holds=True))
+    reason = "ReachablePairsMeasured" if pairs_by_basis["unreachable"] else "AllPairsMeasured"
+    state = _join_problems(problems, ConditionState(reason, f"highest costs: {highest}", holds=True))
     return state._replace(message=f"{summary}; {state.message}")
 
 
@@ -127,20 +133,21 @@ def _unreachable_state(pairs_by_basis: PairsByBasis, costs: ZoneCosts, faults: I
 
 
 def _outlier_nodes_state(costs: ZoneCosts, faults: InputFaults) -> ConditionState:
-    problems: dict[str, str] = {}
+    problems: dict[str, str] = {}  # The worst first, because the condition has the first reason.
     if writers := faults.writers_by_reason.get("unplanned"):
         problems["UnplannedResults"] = f"results of pairs that no plan names come from {_join_names(writers)}"
-    if costs.error_us_by_outlier:
-        nodes = [
-            f"{node} (reads {'more' if off_us > 0 else 'less'})" for node, off_us in costs.error_us_by_outlier.items()
-        ]
-        problems["NodesContradicted"] = f"ignored, because other nodes contradict them: {_join_names(nodes)}"
     if faults.netperf_failures:
         failures = ", ".join(sorted(set(faults.netperf_failures.values())))
         message = f"netperf fails ({failures}) and datagrams count instead"
         problems["NetperfFails"] = f"{message}: {_join_pairs(sorted(faults.netperf_failures))}"
+    if costs.error_us_by_outlier:
+        nodes = [
+            f"{node} (measures {'higher' if off_us > 0 else 'lower'} latencies)"
+            for node, off_us in costs.error_us_by_outlier.items()
+        ]
+        problems["NodesContradicted"] = f"ignored, because other nodes contradict them: {_join_names(nodes)}"
     if faults.disagreeing_pairs:
-        message = "netperf and datagrams read different latencies, and netperf's counts"
+        message = "netperf and datagrams measure different latencies, and the latency by netperf is used"
         problems["InstrumentsDisagree"] = f"{message}: {_join_pairs(faults.disagreeing_pairs)}"
     if costs.disputed_links:
         problems["PairsDisputed"] = f"two reporters contradict each other: {_join_pairs(sorted(costs.disputed_links))}"
@@ -185,17 +192,17 @@ def build_status(
     *,
     node_count: int,
     generation: int,
-    is_weight_new: bool,
+    has_written_weight: bool,
     now: float,
 ) -> NetworkTopologyStatus:
-    """The new status; equal to the current status ``before`` if nothing changed.
+    """The new status; equal to ``before`` if nothing changed.
 
-    ``generation`` is that of the spec that was read. After NetperfCosts or its latencies were written, ``is_weight_new`` sets
-    weightCalculationTime to ``now``, unix seconds.
+    ``generation`` is that of the spec that was read. If the weight NetperfCosts or its latencies were written (``has_written_weight``),
+    weightCalculationTime becomes ``now``, unix seconds.
     """
     return NetworkTopologyStatus(
         node_count=node_count,
-        weight_calculation_time=format_time(now) if is_weight_new else before.weight_calculation_time,
+        weight_calculation_time=format_time(now) if has_written_weight else before.weight_calculation_time,
         observed_generation=generation,
         conditions=merge_conditions(before.conditions, conditions, now),
     )

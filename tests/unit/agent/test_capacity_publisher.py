@@ -102,14 +102,14 @@ class PublishingAgent(NamedTuple):
 
 
 @asynccontextmanager
-async def running_publisher() -> AsyncIterator[PublishingAgent]:
-    """A publisher that has published the first capacity."""
+async def running_publisher(*, has_links: bool = True) -> AsyncIterator[PublishingAgent]:
+    """A publisher that has published the first capacity, or the reason why it has none."""
     node_watch, links, config = OwnNodeWatch(), SimulatedLinks(), AgentConfig(node_name="n1")
-    node = SimulatedNode(node_watch)
+    node, links.is_broken = SimulatedNode(node_watch), not has_links
     publisher = Publisher(cast("Client", node), node_watch, config, links.read, registry=CollectorRegistry())
     async with running_tasks(publisher.run()):
         await asyncio.sleep(5)
-        assert node.bandwidth == str(10 * G)
+        assert node.bandwidth == (str(10 * G) if has_links else None)
         yield PublishingAgent(node, links, publisher)
 
 
@@ -163,6 +163,26 @@ async def test_a_changed_link_is_read_soon_but_not_for_each_event() -> None:
             agent.publisher.on_link_change()
             await asyncio.sleep(0.1)
         assert agent.links.reads - reads_before <= 32
+
+
+async def test_links_that_were_never_read_are_explained_and_read_again_soon() -> None:
+    async with running_publisher(has_links=False) as agent:
+        assert "no buffer space" in agent.node.conditions[0].message
+        agent.links.is_broken = False
+        await asyncio.sleep(4)
+        assert agent.node.bandwidth == str(10 * G)
+
+
+async def test_a_write_that_the_watch_does_not_show_is_repeated_after_its_lag(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_publisher() as agent:
+        monkeypatch.setattr(agent.node, "_send_event", lambda: None)
+        agent.links.rate_bps = G
+        counts: list[int] = []
+        for _ in range(30):
+            agent.publisher.on_link_change()
+            await asyncio.sleep(0.1)
+            counts.append(agent.node.writes)
+        assert counts[3] == counts[18] < counts[29]
 
 
 async def test_the_last_value_stays_while_links_or_the_api_server_do_not_answer() -> None:

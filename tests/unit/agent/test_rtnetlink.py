@@ -23,7 +23,7 @@ from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP, ifinfmsg
 from agent import netlink as netlink_module
 from agent import rtnetlink as rtnetlink_module
 from agent.bandwidth.state import Device, SetIngressLimit
-from agent.bandwidth.tc_reader import parse_device
+from agent.bandwidth.tc_reader import ALL_PROTOCOLS, parse_device, parse_filter
 from agent.bandwidth.tc_writer import execute
 from agent.capacity.link_reader import parse_default_route, parse_link
 from agent.capacity.links import Link, Route
@@ -180,6 +180,16 @@ def test_devices_are_parsed_with_kind_alias_and_the_namespace_of_their_peer() ->
     assert peer_index is not None
     assert device_by_index[VETH] == Device(index=VETH, name="nav0", kind="veth", namespace_id=0, peer_index=peer_index)
     assert device_by_index[IFB] == Device(index=IFB, name="bwp0123456789ab", kind="ifb", alias="netaware:u1")
+
+
+@pytest.mark.parametrize(("mark", "matches_all"), [(b"", True), (struct.pack("=HHIII", 16, 10, 7, 0xFF, 0), False)])
+def test_a_filter_with_a_mark_does_not_match_all_packets(*, mark: bytes, matches_all: bool) -> None:
+    header = struct.pack("=BxxxiIII", 0, 7, 0x10000, 0xFFFFFFFF, 1 << 16 | ALL_PROTOCOLS)
+    options = struct.pack("=HH32x", 36, 5) + mark
+    data = header + struct.pack("=HH4s", 8, 1, b"u32") + struct.pack("=HH", 4 + len(options), 2) + options
+    parsed = parse_filter(data, 0, len(data))
+    assert parsed is not None
+    assert parsed.matches_all is matches_all
 
 
 def test_token_buckets_are_parsed_exactly_up_to_rates_of_64_bits() -> None:

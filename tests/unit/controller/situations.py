@@ -205,7 +205,10 @@ SITUATIONS: tuple[Situation, ...] = (
         "topology-NodesContradicted",
         "kubectl describe node n2",
         make_topology_facts(
-            "OutlierNodes", "True", "NodesContradicted", "ignored, because other nodes contradict them: n2 (reads more)"
+            "OutlierNodes",
+            "True",
+            "NodesContradicted",
+            "ignored, because other nodes contradict them: n2 (measures higher latencies)",
         ),
     ),
     Situation(

@@ -28,7 +28,7 @@ def frequent_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("configmap_name", ["theirs", ["a list", "of a later version"]])
 async def test_a_topology_is_created_if_there_is_no_other_not_even_one_that_cannot_be_decoded(
-    configmap_name: Any,
+    caplog: pytest.LogCaptureFixture, configmap_name: Any
 ) -> None:
     api = SimulatedApi(NETWORK_TOPOLOGIES)
     api.put("theirs", spec={"configmapName": configmap_name})
@@ -39,8 +39,13 @@ async def test_a_topology_is_created_if_there_is_no_other_not_even_one_that_cann
             await poll_until(topologies.synced.is_set)
             await asyncio.sleep(MANY_CHECKS_S)
             assert list(api.objects) == ["theirs"]
-            api.delete("theirs")
-            await poll_until(lambda: list(api.objects) == ["ours"])
+            for deleted, statuses in (("theirs", [403, 403, 422]), ("ours", [422, 422])):
+                caplog.clear()
+                api.fail_writes = list(statuses)
+                api.delete(deleted)
+                await poll_until(lambda: not api.fail_writes and list(api.objects) == ["ours"])
+                failures = [record for record in caplog.records if record.levelname == "WARNING"]
+                assert len(failures) == len(set(statuses)), "a lasting failure is logged once"
     assert api.objects["ours"]["spec"] == {"configmapName": "netperf-metrics"}
 
 

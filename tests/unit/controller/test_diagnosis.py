@@ -202,6 +202,14 @@ def test_the_first_finding_is_the_root_cause_and_has_a_fix(situation: Situation)
     assert verb not in READING_VERBS, first.fix[-1]
 
 
+@pytest.mark.parametrize(
+    "reason", ["ResultsMissing", "ResultsTooLarge", "ResultsMalformed", "InstrumentsDisagree", "PairsDisputed"]
+)
+def test_a_problem_of_a_topology_is_described_in_words(reason: str) -> None:
+    (finding,) = diagnose(make_topology_facts("InputValid", "False", reason, "z1 to z2"))
+    assert reason not in finding.summary
+
+
 def test_a_rollout_undo_names_its_revision() -> None:
     crashing = ProgramPod("scheduler", "a", "n1", "Running", reason="CrashLoopBackOff", template_hash="bad")
     starting = ProgramPod("scheduler", "b", "n2", "Pending", reason="ContainerCreating", template_hash="good")

@@ -10,18 +10,21 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
 from controller.cluster.crds import NETPERF_COSTS, NetworkTopology, NetworkTopologyStatus
 from controller.cluster.zones import ZoneMap
 from controller.topology import status
 from controller.topology.decision import TopologyDecision, TopologySnapshot, decide_topology
+from controller.topology.metrics import TopologyMetrics
 from controller.topology.weights import build_weight, plan_topology_patch
 from kubekit.wire import Condition
 from netperf.cost_state import CostState
 from netperf.costs import ZoneCosts
 from netperf.latencies import ZonePair
 from netperf.policy import CostPolicy
-from netperf.results import encode_samples
+from netperf.results import encode_failure, encode_samples
+from netperf.sample import Failure
 from tests.support.bodies import make_weight_body
 from tests.unit.netperf.builders import WALL_CLOCK_S, drop_removals, locate, make_zone_sample
 
@@ -40,6 +43,18 @@ def make_results(latency_ms: Mapping[ZonePair, float]) -> dict[str, str]:
     return drop_removals(
         encode_samples(make_zone_sample("".join(zones), 1000 * ms) for zones, ms in latency_ms.items())
     )
+
+
+def make_failures(*pairs: ZonePair) -> dict[str, str]:
+    """The results ConfigMap's data with failures in a row of each pair."""
+    data: dict[str, str | None] = {}
+    for pair in pairs:
+        origin, destination = (locate(f"{zone}1") for zone in pair)
+        failure = Failure(
+            origin=origin, destination=destination, reason="timeout", failures_in_a_row=9, taken_at=WALL_CLOCK_S
+        )
+        data |= encode_failure(failure, "TCP_RR")
+    return drop_removals(data)
 
 
 def make_own_topology(*weights: dict[str, Any], **spec: Any) -> NetworkTopology:
@@ -78,7 +93,7 @@ def read_conditions(decision: TopologyDecision, generation: int = 1) -> dict[str
 def build_status(before: NetworkTopologyStatus, **fields: Any) -> NetworkTopologyStatus:
     """The status after ``before`` with the conditions of complete results, by default without a change."""
     conditions = list(read_conditions(decide(make_own_topology(), make_results(LATENCY_MS)), 3).values())
-    defaults = {"is_weight_new": False, "now": 5000.0, "node_count": 3, "generation": 3}
+    defaults = {"has_written_weight": False, "now": 5000.0, "node_count": 3, "generation": 3}
     return status.build_status(before, conditions, **{**defaults, **fields})
 
 
@@ -107,6 +122,7 @@ def apply_patch(network_topology: NetworkTopology, decision: TopologyDecision) -
     return msgspec.json.decode(json.dumps(body), type=NetworkTopology)
 
 
+ONE_REACHABLE_PAIR = make_failures(*PAIRS[1:]) | make_results({PAIRS[0]: 5.0})
 RESULTS_OF_FAILING_NETPERF = {
     key: sample[:-1] + ',"run_failure":"reset","failed_runs":3}' for key, sample in make_results(LATENCY_MS).items()
 }
@@ -170,10 +186,10 @@ def test_capacities_and_allocations_are_written_sorted_for_upstreams_search() ->
 
 def test_the_calculation_time_changes_with_the_weights_and_a_node_count_is_written_once_a_minute() -> None:
     empty = NetworkTopologyStatus(node_count=3)
-    written = build_status(empty, is_weight_new=True, now=1000.0)
+    written = build_status(empty, has_written_weight=True, now=1000.0)
     assert written.weight_calculation_time == "1970-01-01T00:16:40Z", "1000 s"
     assert build_status(written) == written
-    assert build_status(written, is_weight_new=True).weight_calculation_time == "1970-01-01T01:23:20Z", "5000 s"
+    assert build_status(written, has_written_weight=True).weight_calculation_time == "1970-01-01T01:23:20Z", "5000 s"
     assert status.needs_write(empty, written, since_last_write_s=5.0)
     statuses = build_status(written), build_status(written, node_count=4), build_status(written, generation=8)
     for since_s, needs_write in ((5.0, [False, False, True]), (60.0, [False, True, True])):
@@ -210,6 +226,23 @@ def test_results_of_another_program_give_costs_in_both_spellings() -> None:
     assert (costs["a", "b"].cost, costs["a", "c"].cost) == (33, 32)
 
 
+def test_an_unreachable_pair_is_not_measured() -> None:
+    decisions = [decide(make_own_topology(), data) for data in (make_failures(*PAIRS), ONE_REACHABLE_PAIR)]
+    conditions = [read_conditions(decision)["Measured"] for decision in decisions]
+    assert [(condition.status, condition.reason) for condition in conditions] == [
+        ("False", "NoPairReachable"),
+        ("True", "ReachablePairsMeasured"),
+    ]
+    assert conditions[1].message == "2 of 6 zone pairs measured, 4 unreachable; highest costs: a to b 5, b to a 5"
+    metrics = TopologyMetrics(CollectorRegistry())
+    metrics.decisions = {"shop/nt": decisions[1]}
+    (ages,) = (metric for metric in metrics.collect() if metric.name == "netaware_zone_measurement_age_seconds")
+    assert {(sample.labels["origin"], sample.labels["destination"]) for sample in ages.samples} == {
+        PAIRS[0],
+        PAIRS[0][::-1],
+    }
+
+
 def test_a_persistent_outlier_does_not_rewrite_the_status() -> None:
     def build_messages(offset_us: float) -> list[str]:
         table = ZoneCosts(
@@ -219,4 +252,11 @@ def test_a_persistent_outlier_does_not_rewrite_the_status() -> None:
         return [condition.message for condition in status.build_conditions(counts, table, status.InputFaults(), 1)]
 
     assert build_messages(8049.0) == build_messages(8051.0) == build_messages(9800.0) != build_messages(-8049.0)
-    assert any("n2 (reads more)" in message for message in build_messages(8049.0))
+    assert any("n2 (measures higher latencies)" in message for message in build_messages(8049.0))
+
+
+def test_a_warning_decides_the_reason_before_an_outlier() -> None:
+    table = ZoneCosts(by_zone_pair={}, cost_by_region_pair={}, absent_pairs=(), error_us_by_outlier={"n2": 900.0})
+    faults = status.InputFaults(netperf_failures={PAIRS[0]: "reset"})
+    conditions = status.build_conditions(status.group_pairs_by_basis(table, POLICY, 60.0), table, faults, 1)
+    assert "NetperfFails" in {condition.reason for condition in conditions}
