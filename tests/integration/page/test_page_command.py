@@ -84,6 +84,7 @@ async def test_the_key_opens_the_page_for_one_browser_without_the_token(run_page
         assert await read_status(browser, f"{root}metrics") == 404, "only the page's own paths are forwarded"
         async with browser.get(f"{root}api/v1/overview") as overview:
             assert (await overview.json())["readAt"] > 0
+            assert "ETag" in overview.headers
 
 
 async def test_an_error_of_the_port_forward_is_reported(run_page: RunPage) -> None:
