@@ -189,28 +189,6 @@ def test_the_smallest_pod_whose_move_alone_suffices_moves_first() -> None:
     assert list_moved_pods(decide_once(view, make_config())) == ["just-enough"]
 
 
-@pytest.mark.parametrize("limit", ["perNode", "perNamespace", "perRound"])
-@pytest.mark.parametrize(
-    ("replacement", "moves"),
-    [
-        pytest.param({}, 1, id="two awaited replacements: 3 - 2 moves"),
-        pytest.param({"replacement_node": "idle", "replacement_bound_at_s": NOW_S - 250}, 3, id="bound"),
-    ],
-)
-def test_limits_count_earlier_moves_whose_replacements_are_not_bound_yet(
-    replacement: dict[str, Any], moves: int, limit: str
-) -> None:
-    view = make_loaded_snapshot({"hot": 39, "idle": 1}, {f"p{i}": 2 for i in range(4)}, size=40)
-    earlier_moves = tuple(
-        make_pending_move(
-            f"default/old{i}", f"old{i}", f"default/Deployment/o{i}", planned_at_s=NOW_S - 300, **replacement
-        )
-        for i in range(2)
-    )
-    decision = decide_once(view, make_config(limits={limit: 3}), history=History(pending_moves=earlier_moves))
-    assert len(list_moved_pods(decision)) == moves
-
-
 @pytest.mark.parametrize(
     ("spec", "target", "reason"),
     [
