@@ -19,6 +19,8 @@ FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 _MAX_STATES = 10_000
 """Limit of the lasting states of one `Log`. A further state replaces the oldest one, whose end is then not logged."""
+_MAX_SILENCE_S = 3600.0
+"""A state that was not reported for this long is logged again, because callers do not report the end of every state."""
 
 
 class Log:
@@ -26,7 +28,8 @@ class Log:
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
-        self._state_by_topic: dict[str, str] = {}
+        self._states: dict[str, tuple[str, float]] = {}
+        """Topic -> its state, and the time of its last report, monotonic seconds."""
 
     def debug(self, message: str, **fields: object) -> None:
         """Log a detail for debugging."""
@@ -49,7 +52,7 @@ class Log:
         self._logger.error(message, exc_info=error, extra={"fields": fields})
 
     def log_change(self, topic: str, state: str, message: str, *, level: str = "warning", **fields: object) -> bool:
-        """Log only if the state of ``topic`` is new; returns whether it was logged.
+        """Log only if the state of ``topic`` is new, or was not reported for an hour; returns whether it was logged.
 
         Args:
             topic: subject of the state, for example ``plan/zone-a``.
@@ -58,14 +61,16 @@ class Log:
             level: level of the line; a change to normal has level info.
             fields: as for the other methods.
         """
-        if self._state_by_topic.get(topic, "") == state:
-            return False
+        now = time.monotonic()
+        previous_state, reported_at_s = self._states.get(topic, ("", now))
         if state:
-            if topic not in self._state_by_topic and len(self._state_by_topic) >= _MAX_STATES:
-                self._state_by_topic.pop(next(iter(self._state_by_topic)))
-            self._state_by_topic[topic] = state
+            if topic not in self._states and len(self._states) >= _MAX_STATES:
+                self._states.pop(next(iter(self._states)))
+            self._states[topic] = state, now
         else:
-            del self._state_by_topic[topic]
+            self._states.pop(topic, None)
+        if state == previous_state and now - reported_at_s < _MAX_SILENCE_S:
+            return False
         self._emit(logging.getLevelName(level.upper()) if state else logging.INFO, message, fields)
         return True
 

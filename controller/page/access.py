@@ -93,7 +93,7 @@ class PageAuthorizer:
         except KubekitError as error:
             log.log_change("reviews", error.kind, "access review failed", error=error)
             return "unavailable"
-        log.log_change("reviews", "answered", "access reviews succeed again")
+        log.log_change("reviews", "", "access reviews succeed again")
         self._decisions.pop(key, None)
         self._decisions[key] = (self._clock(), decision)
         while len(self._decisions) > MAX_CACHED_DECISIONS:

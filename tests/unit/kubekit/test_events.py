@@ -17,7 +17,9 @@ from lab.polling import poll_until
 from tests.support.tasks import running_tasks
 from tests.unit.kubekit.simulated_api import SimulatedApi, run_server_with_client
 
-POD = ObjectReference("v1", "Pod", "web-1", "ns", "uid-1")
+POD_NAME = "a" * 199 + "." + "b" * 50
+"""So long that a part of it, which must not end with a dot, begins the names of events."""
+POD = ObjectReference("v1", "Pod", POD_NAME, "ns", "uid-1")
 NEXT_WRITE_S = 61
 """A repeated event is written at most once a minute."""
 
@@ -69,19 +71,12 @@ async def test_a_repeated_event_increases_the_count_of_the_first_one(api: Simula
         await poll_until(lambda: api.count_requests("PATCH"))
 
     (event,) = api.objects.values()
-    pod_reference = {"apiVersion": "v1", "kind": "Pod", "name": "web-1", "namespace": "ns", "uid": "uid-1"}
+    pod_reference = {"apiVersion": "v1", "kind": "Pod", "name": POD_NAME, "namespace": "ns", "uid": "uid-1"}
     assert event["regarding"] == pod_reference
+    assert ".." not in event["metadata"]["name"]
     assert (event["type"], event["reason"], event["note"]) == ("Warning", "LimitNotEnforced", "no TBF on veth1")
     assert event["series"]["count"] == 3
     assert api.count_requests("PATCH") == 1
-
-
-async def test_an_event_of_an_object_with_a_long_name_has_a_valid_name(api: SimulatedApi) -> None:
-    pod = ObjectReference("v1", "Pod", "a" * 199 + "." + "b" * 50, "ns", "uid-1")
-    async with run_recorder(api) as recorder:
-        recorder.record("Normal", pod, "Placed", "by the plan")
-        await poll_until(lambda: api.objects)
-    assert not any(".." in name for name in api.objects)
 
 
 async def test_an_expired_event_is_created_again_at_once(api: SimulatedApi) -> None:

@@ -58,8 +58,14 @@ def test_a_state_is_logged_when_it_begins_changes_and_ends(stream: io.StringIO) 
     assert [line.split(" ")[1] for line in stream.getvalue().splitlines()] == ["warning", "warning", "info"]
 
 
-def test_the_oldest_of_more_than_ten_thousand_states_are_forgotten(stream: io.StringIO) -> None:
-    logs.configure(stream=stream)
+def test_a_state_is_logged_again_after_an_hour_without_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = logs.get("x")
+    for at_s, is_logged in ((0, True), (3000, False), (6000, False), (10_000, True)):
+        monkeypatch.setattr("time.monotonic", lambda at_s=at_s: at_s)
+        assert log.log_change("group", "refused", "m") == is_logged, at_s
+
+
+def test_the_oldest_of_more_than_ten_thousand_states_are_forgotten() -> None:
     log = logs.get("x")
     for number in range(10_050):
         log.log_change(f"pod-{number}", "bad", "m")
