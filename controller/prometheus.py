@@ -46,33 +46,32 @@ _decode_response = msgspec.json.Decoder(_Response).decode
 
 
 class PrometheusClient:
-    """Queries Prometheus, with a connection for each query.
+    """Queries Prometheus, with a connection for each query, because a kept one would mostly be idle.
 
     Args:
-        url: base address; a path prefix is kept. ``user:password@`` in it is sent as basic authentication.
+        url: base URL; a path prefix is kept. ``user:password@`` in it is sent as basic authentication.
         token: bearer token; empty for none.
         timeout_s: time limit of a query.
-        field: the flag or the configuration's field with the address, for errors.
-
-    Attributes:
-        address: base address; it may contain a password.
+        field: name of the setting with the URL, for errors.
 
     Raises:
-        ConfigError: the address is not an http(s) URL.
+        ConfigError: the URL is not an http(s) URL, or has a user beside a token.
     """
 
     def __init__(
         self, url: str, *, token: str = "", timeout_s: float = QUERY_TIMEOUT_S, field: str = "--prometheus"
     ) -> None:
         require_http_url(url, field)
-        self.address = url.rstrip("/")
+        if token and urlsplit(url).username is not None:
+            raise ConfigError(field, "there is a user and a token", "remove one of them")
+        self.url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._timeout_s = timeout_s
 
     @property
     def redacted_url(self) -> str:
-        """The address without user and password, for messages."""
-        parts = urlsplit(self.address)
+        """The URL without user and password, for messages."""
+        parts = urlsplit(self.url)
         return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
     async def query(
@@ -91,13 +90,13 @@ class PrometheusClient:
             # POST, because an expression may be too long for a URL.
             async with (
                 aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session,
-                session.post(f"{self.address}/api/v1/query", data=params) as response,
+                session.post(f"{self.url}/api/v1/query", data=params) as response,
             ):
                 body, status = await response.read(), response.status
         except TimeoutError as error:
             raise PrometheusError(f"{self.redacted_url}: no answer in {self._timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: a token with a line break.
-            reason = str(error).replace(self.address, self.redacted_url) or type(error).__name__
+            reason = str(error).replace(self.url, self.redacted_url) or type(error).__name__
             raise PrometheusError(f"{self.redacted_url}: {reason}") from error
         return await asyncio.to_thread(_decode_samples, body, status, self.redacted_url, finite_only=finite_only)
 
@@ -106,7 +105,8 @@ def require_http_url(url: str, field: str) -> None:
     """Raise ConfigError for ``field`` if ``url`` is not an http(s) URL with a host."""
     try:
         parts = urlsplit(url)
-        is_http_url = parts.scheme in {"http", "https"} and bool(parts.hostname)
+        # `port` raises ValueError if it is not a number up to 65,535.
+        is_http_url = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_http_url = False
     if not is_http_url:
@@ -122,6 +122,6 @@ def _decode_samples(body: bytes, status: int, url: str, *, finite_only: bool) ->
             return [sample for sample in samples if not finite_only or math.isfinite(sample.value)]
     except (*DECODE_ERRORS, ValueError) as error:
         excerpt = body[:80].decode("utf-8", "replace")
-        reason = f"HTTP {status}, and the body is not an answer of Prometheus: {excerpt!r}"
+        reason = f"HTTP {status}, and the body is not an instant vector of Prometheus: {excerpt!r}"
         raise PrometheusError(f"{url}: {reason}") from error
-    raise PrometheusError(f"{url}: {response.error or f'HTTP {status}'}")
+    raise PrometheusError(f"{url}: {response.error or f'HTTP {status} without data'}")

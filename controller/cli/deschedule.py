@@ -77,7 +77,7 @@ class DescheduleCommand(Command):
                 raise ConfigError("--policy", f"{options.policy} is not a mapping", fix)
             config = msgspec.structs.replace(config, policy=policy)
         if session.prometheus is not None:
-            config = _with_prometheus(config, session.prometheus.address)
+            config = _with_prometheus(config, session.prometheus.url)
         answer = await preview_round(session, config)
         session.notes += [f"usage was not read: {fault}" for fault in answer.faults]
         if not config.enabled:

@@ -78,7 +78,7 @@ def make_shop(callees: Mapping[str, str]) -> dict[str, Any]:
 def make_traffic_section(prometheus: PrometheusClient) -> dict[str, Any]:
     """The manager's configuration for comparing groups with Prometheus each second."""
     prices = {"betweenZones": EUR_PER_GB, "currency": "EUR"}
-    return {"prometheusUrl": prometheus.address, "intervalS": 1, "keepWeights": True, "prices": prices}
+    return {"prometheusUrl": prometheus.url, "intervalS": 1, "keepWeights": True, "prices": prices}
 
 
 async def wait_until_described(groups: AppGroupNamespace, status: str, text: str = "") -> None:
@@ -139,7 +139,7 @@ async def test_propose_apply_writes_the_appgroup_and_labels_pod_templates(
 
     await poll_until(have_pods)
     async with prometheus_run as prometheus:
-        flags = f"--prometheus={prometheus.address}", f"--kubeconfig={control_plane.kubeconfig}", "--apply"
+        flags = f"--prometheus={prometheus.url}", f"--kubeconfig={control_plane.kubeconfig}", "--apply"
         program = Path(sys.executable).parent / "kubectl-netaware"
         await run_command([program, "propose", "-n", groups.namespace, *flags], "propose", 60)
 

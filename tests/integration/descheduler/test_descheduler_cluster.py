@@ -55,7 +55,7 @@ async def harness(
         job = {"job_name": "usage", "static_configs": [{"targets": [f"127.0.0.1:{usage.port}"]}]}
         async with run_prometheus(prometheus_programs, tmp_path, jobs=[job]) as prometheus:
             harness = DeschedulerHarness(
-                client, namespace, netaware_namespace, control_plane, tmp_path, usage, prometheus.address, create_node
+                client, namespace, netaware_namespace, control_plane, tmp_path, usage, prometheus.url, create_node
             )
             yield harness
             for replica in harness.replicas:

@@ -63,6 +63,7 @@ def assert_refused(completed: subprocess.CompletedProcess[str], message: str) ->
         (HEAD + "traffic: {prometheusUrl: 'user:secret@prometheus:9090'}", "traffic.prometheusUrl"),
         (HEAD + "traffic: {prometheusUrl: 'http://user@'}", "traffic.prometheusUrl"),
         (HEAD + "traffic: {prometheusUrl: 'http://['}", "traffic.prometheusUrl"),
+        (HEAD + "traffic: {prometheusUrl: 'http://prometheus:99999'}", "traffic.prometheusUrl"),
         (HEAD + "traffic: {prices: {betweenZones: -1}}", "traffic.prices.betweenZones"),
         (HEAD + "traffic: {prices: {betweenZones: 999.5}}", "traffic.prices.betweenZones"),
         (HEAD + f"bootstrap: {{networkTopology: {'x' * 254}}}", "bootstrap.networkTopology"),

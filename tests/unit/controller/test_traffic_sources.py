@@ -54,9 +54,11 @@ class FakePrometheus(PrometheusClient):
 
 
 async def refuse(request: web.Request) -> web.Response:
-    """Refuse a query, with its authorization as the error; never answer below /slow."""
+    """Refuse a query, with its authorization as the error; answer with a scalar below /scalar, and never below /slow."""
     if request.path.startswith("/slow/"):
         await asyncio.Event().wait()
+    if request.path.startswith("/scalar/"):
+        return web.json_response({"status": "success", "data": {"resultType": "scalar", "result": [1, "2"]}})
     return web.json_response({"status": "error", "error": request.headers.get("Authorization")}, status=400)
 
 
@@ -206,8 +208,12 @@ async def test_a_password_of_the_url_is_sent_but_not_shown(host: str) -> None:
     assert "secret" not in str(unreachable.value)
 
 
-async def test_a_slow_answer_or_a_token_with_a_line_break_is_an_error(host: str) -> None:
+async def test_invalid_tokens_slow_answers_and_answers_without_a_vector_are_errors(host: str) -> None:
     with pytest.raises(PrometheusError, match=rf"{host}/slow: no answer in 0.2 s"):
         await PrometheusClient(f"http://{host}/slow", timeout_s=0.2).query("up")
     with pytest.raises(PrometheusError, match="in headers"):
         await PrometheusClient(f"http://{host}/base", token="two\nlines").query("up")
+    with pytest.raises(ConfigError, match="a user and a token"):
+        PrometheusClient(f"http://who:secret@{host}/base", token="t")
+    with pytest.raises(PrometheusError, match="not an instant vector"):
+        await PrometheusClient(f"http://{host}/scalar").query("1")
