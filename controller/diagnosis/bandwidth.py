@@ -1,6 +1,6 @@
 """Bandwidth requested, allocated and enforced, per node and per pod.
 
-Requests and allocations come from objects of the API, the agents' verdicts from Prometheus; without it, verdicts are empty.
+Requests and allocations come from objects of the API, the agents' verdicts from Prometheus; without it, they are None.
 """
 
 from __future__ import annotations
@@ -54,11 +54,13 @@ def _build_pod(pod: PodInfo, verdicts: Mapping[str, str]) -> PodBandwidthView:
         egress_limit_bps=quantity.parse_int_or_none(egress),
         ingress_verdict=verdicts.get("ingress"),
         egress_verdict=verdicts.get("egress"),
-        problem=_find_problem(requested_bps, {"ingress": ingress, "egress": egress}, pod.host_network),
+        problem=_find_problem(
+            requested_bps, {"ingress": ingress, "egress": egress}, uses_host_network=pod.host_network
+        ),
     )
 
 
-def _find_problem(requested_bps: int, limits: dict[str, str | None], uses_host_network: bool) -> str:
+def _find_problem(requested_bps: int, limits: dict[str, str | None], *, uses_host_network: bool) -> str:
     """The first inconsistency of a pod's request and limits (by direction); empty without one."""
     for direction, text in limits.items():
         try:
@@ -72,7 +74,7 @@ def _find_problem(requested_bps: int, limits: dict[str, str | None], uses_host_n
         return "limits do not apply to hostNetwork pods"
     egress_bps = quantity.parse_int_or_none(limits["egress"])
     if requested_bps and egress_bps and requested_bps != egress_bps:
-        return f"requests {requested_bps / 1e6:g} Mbit/s but is limited to {egress_bps / 1e6:g} Mbit/s"
+        return f"requests {requested_bps / 1e6:.15g} Mbit/s but is limited to {egress_bps / 1e6:.15g} Mbit/s"
     return ""
 
 

@@ -146,7 +146,7 @@ def test_bandwidth_shows_limits_requests_and_their_problems() -> None:
         make_pod("a", node="n1", request="1G", annotations={"kubernetes.io/egress-bandwidth": "1G"}),
         make_pod("b", node="n1", annotations={"kubernetes.io/ingress-bandwidth": "ten"}),
         make_pod("c", node="n1", annotations={"kubernetes.io/egress-bandwidth": "998500m"}),
-        make_pod("d", node="n1", request="1M", annotations={"kubernetes.io/egress-bandwidth": "10M"}),
+        make_pod("d", node="n1", request="1G", annotations={"kubernetes.io/egress-bandwidth": "1000000001"}),
         make_pod("e", node="n1", request="9G", phase="Succeeded"),
         make_pod("f", node="n1"),
         make_pod("g", request="2G"),
@@ -160,12 +160,12 @@ def test_bandwidth_shows_limits_requests_and_their_problems() -> None:
         "a": "",
         "b": "ingress 'ten' is not a quantity",
         "c": "egress 998500m is unreasonably small",
-        "d": "requests 1 Mbit/s but is limited to 10 Mbit/s",
+        "d": "requests 1000 Mbit/s but is limited to 1000.000001 Mbit/s",
         "g": "",
         "h": "",
     }
     assert view.pods[-1].egress_limit_bps == 1000, "rounded as the agent rounds"
-    assert view.nodes[0].allocated_bps == 1_001_000_000, "a and d; e is over, and g on no node"
+    assert view.nodes[0].allocated_bps == 2_000_000_000, "a and d; e is over, and g on no node"
     assert view.pods[0].egress_verdict is None
 
 
