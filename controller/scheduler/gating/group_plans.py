@@ -308,8 +308,8 @@ class GroupPlans:
         """
         pods = {pod.metadata.key: pod for pod in self._pods_of(group)}
         if (pod := pods.pop(key, None)) is not None:
-            requests, expires_at = self.reservations.requests_with_ports_of(pod), self._clock() + duration_s
-            expected = ExpectedReplacement(pod.workload, target, frozenset(pods), expires_at, requests)
+            requests, expires_at_s = self.reservations.requests_with_ports_of(pod), self._clock() + duration_s
+            expected = ExpectedReplacement(pod.workload, target, frozenset(pods), expires_at_s, requests)
             self.reservations.record_ended(self._expected_replacements.add(group, key, expected))
 
     def _drop_expired_replacements(self) -> None:

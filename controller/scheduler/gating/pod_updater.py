@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Iterable, Sequence
+from itertools import islice
 from typing import Any, Literal
 
 from controller.cluster.pods import Pod
@@ -27,16 +28,14 @@ from kubekit.wire import PODS, Resource, Wire
 log = logs.get("controller.scheduler.gating.pod_updater")
 
 _CONCURRENT_WRITES = 16
-RETRIABLE_STATUSES = frozenset({404, 409, 429})
-"""The pod is gone, has changed, or the API server is overloaded: the next reconciliation decides again."""
 _ACCESS_REVIEWS = Resource(
     "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", is_namespaced=False
 )
-RELEASE_EVENT_NOTES = {
+_RELEASE_EVENT_NOTES = {
     "no-group": "gate opened without an order: AppGroup {group} was not created in time",
     "no-workload": "gate opened without an order: AppGroup {group} has no workload {workload}",
     "waited": "gate opened out of order: the pod waited for {max_wait:g} s (scheduler.gates.maxWaitS)",
-    "unplaced": "gate opened out of order: the group's plan has no node for the pod; an autoscaler sees it only without the gate",
+    "unplaced": "gate opened out of order, because autoscalers ignore gated pods and the group's plan has no node for this one",
 }
 """Cause of a release -> note of its event, a template. The cause ``turn`` needs no event."""
 
@@ -63,11 +62,14 @@ async def may_delete_pods(client: Client, *, last_known: bool) -> bool:
 
 
 async def gather_in_batches(writes: Iterable[Awaitable[None]]) -> None:
-    """Await all writes, a few at a time; the first failure is raised after all have ended."""
+    """Await all writes, a few at a time; the first failure is raised after all have ended.
+
+    A generator makes each coroutine only when its batch starts, so that none is left unawaited after a cancellation.
+    """
     failures: list[BaseException] = []
-    pending = list(writes)
-    for begin in range(0, len(pending), _CONCURRENT_WRITES):
-        results = await asyncio.gather(*pending[begin : begin + _CONCURRENT_WRITES], return_exceptions=True)
+    iterator = iter(writes)
+    while batch := list(islice(iterator, _CONCURRENT_WRITES)):
+        results = await asyncio.gather(*batch, return_exceptions=True)
         failures += [failure for failure in results if failure is not None]
         del results
     try:
@@ -81,8 +83,8 @@ async def gather_in_batches(writes: Iterable[Awaitable[None]]) -> None:
 class PodUpdater:
     """Opens gates, and requeues or replaces unschedulable pods.
 
-    ``client`` is fenced by the leadership. ``unschedulable_pods`` decides which pods may get required zones, and records retries and
-    forbidden deletions. ``reservations`` counts which pods are released.
+    ``client`` rejects writes after leadership is lost. ``unschedulable_pods`` decides which pods may get required zones, and records
+    retries and forbidden deletions. ``reservations`` counts which pods are released.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class PodUpdater:
     async def open_gates(self, group: str, releases: Sequence[Release], plan: Plan | None) -> None:
         """Open the gates of these pods, which get the targets of the plan; a failure does not stop the other writes.
 
-        The reservations of the pods count as used at once, but no more for pods whose gates stayed closed.
+        Before the writes, the pods' reservations are marked as released. This is undone for pods that are gated after the writes.
 
         Raises:
             KubekitError: the first failure.
@@ -112,7 +114,7 @@ class PodUpdater:
         for release in releases:
             self._reservations.mark_released(release.pod.metadata.key)
         try:
-            await gather_in_batches([self._open_gate(group, release, plan) for release in releases])
+            await gather_in_batches(self._open_gate(group, release, plan) for release in releases)
         finally:
             for release in releases:
                 pod = self._group_pods.newest(release.pod.metadata.key)
@@ -135,7 +137,7 @@ class PodUpdater:
             )
             after = await self._patch(pod, patch)
         except ApiError as error:
-            if not 400 <= error.status < 500 or error.status in RETRIABLE_STATUSES:
+            if not 400 <= error.status < 500 or error.is_throttled:
                 raise
             # An admission policy may forbid annotations or affinity.
             message = "annotations or affinity are refused, so the gate is opened without them"
@@ -148,7 +150,7 @@ class PodUpdater:
         pod = release.pod
         self._metrics.releases.labels(release.cause).inc()
         self._metrics.gate_wait.observe(pod.age_s(time.time()))
-        template = RELEASE_EVENT_NOTES.get(release.cause)
+        template = _RELEASE_EVENT_NOTES.get(release.cause)
         if template is not None:
             workload, max_wait_s = pod.workload or "(no label)", self._config.gates.max_wait_s
             note = template.format(group=group, workload=workload, max_wait=max_wait_s)
@@ -160,10 +162,10 @@ class PodUpdater:
         Raises:
             KubekitError: the first failure.
         """
-        await gather_in_batches([self._execute_action(action) for action in actions])
+        await gather_in_batches(self._execute_action(action) for action in actions)
 
     async def _execute_action(self, action: Action) -> None:
-        about = make_reference(PODS, action.pod.metadata)
+        reference = make_reference(PODS, action.pod.metadata)
         if isinstance(action, Retry):
             if await self._patch(action.pod, action.patch) is not None:
                 self._unschedulable_pods.on_retried(action, time.time())
@@ -172,9 +174,9 @@ class PodUpdater:
             if result == "forbidden":
                 self._unschedulable_pods.on_forbidden(action.pod)
             elif result == "deleted":
-                self._recorder.record("Normal", about, "Replaced", action.note)
+                self._recorder.record("Normal", reference, "Replaced", action.note)
         else:
-            self._recorder.record("Warning", about, "UnmetAffinity", action.note)
+            self._recorder.record("Warning", reference, "UnmetAffinity", action.note)
 
     async def _patch(self, pod: Pod, patch: PodPatch) -> Pod | None:
         """Patch a pod; returns the new version, or None if the pod has changed or is gone."""
@@ -201,7 +203,7 @@ class PodUpdater:
             if error.is_forbidden:
                 log.log_change(key, "forbidden", "a pending pod is not replaced", error=error, pod=key)
                 return "forbidden"
-            if error.status not in RETRIABLE_STATUSES:
-                raise
-            return "changed"
+            if error.is_conflict or error.is_not_found or error.is_throttled:
+                return "changed"
+            raise
         return "deleted"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -17,19 +17,19 @@ class ExpectedReplacement(msgspec.Struct, frozen=True):
     Attributes:
         workload: selector of its workload.
         target: the node that is reserved for it.
-        existing_keys: keys of the group's pods at the eviction, none of which is the replacement.
-        expires_at: end of the reservation, monotonic seconds.
+        existing_keys: keys of the group's other pods when the node was reserved, none of which is the replacement.
+        expires_at_s: end of the reservation, monotonic seconds.
         requests: requests of the evicted pod.
     """
 
     workload: str
     target: Target
     existing_keys: frozenset[str]
-    expires_at: float
+    expires_at_s: float
     requests: Amounts = {}
 
     def matches(self, pod: Pod) -> bool:
-        """Whether a pod is of the workload, and was created after the eviction."""
+        """Whether a pod may be the replacement: it is of the workload, and none of ``existing_keys``."""
         return pod.workload == self.workload and pod.metadata.key not in self.existing_keys
 
 
@@ -41,9 +41,9 @@ class ExpectedReplacements:
         """Group and key of the evicted pod -> its replacement."""
 
     def add(self, group: str, key: str, expected: ExpectedReplacement) -> int:
-        """Add the expected replacement of a group's pod, instead of an earlier one, whose eviction was refused.
+        """Add the expected replacement of a group's pod. It replaces an earlier one, whose eviction was refused.
 
-        Returns how many reservations of another node end.
+        Returns the number of reservations that end: 1 if the earlier one was of another node, else 0.
         """
         earlier = self._expected.get((group, key), expected)
         self._expected[group, key] = expected
@@ -51,39 +51,43 @@ class ExpectedReplacements:
 
     def forget_group(self, group: str) -> int:
         """Forget a deleted group; returns how many reservations end."""
-        forgotten = [pod for pod in self._expected if pod[0] == group]
-        for pod in forgotten:
-            del self._expected[pod]
+        forgotten = [evicted for evicted in self._expected if evicted[0] == group]
+        for evicted in forgotten:
+            del self._expected[evicted]
         return len(forgotten)
 
     def drop_expired(self, now: float) -> int:
         """Drop expired reservations; returns how many."""
         count_before = len(self._expected)
-        self._expected = {pod: expected for pod, expected in self._expected.items() if expected.expires_at > now}
+        self._expected = {key: expected for key, expected in self._expected.items() if expected.expires_at_s > now}
         return count_before - len(self._expected)
 
-    def _of_group(self, group: str) -> list[ExpectedReplacement]:
-        return [expected for (expected_group, _), expected in self._expected.items() if expected_group == group]
+    def _find_missing(self, group: str, existing_pods: Iterable[Pod]) -> list[ExpectedReplacement]:
+        """The group's expected replacements, without one for each existing pod that may be a replacement."""
+        all_expected = [expected for (other, _), expected in self._expected.items() if other == group]
+        found = Counter(pod.workload for pod in existing_pods if any(e.matches(pod) for e in all_expected))
+        missing = []
+        for expected in all_expected:
+            if found[expected.workload]:
+                found[expected.workload] -= 1
+            else:
+                missing.append(expected)
+        return missing
 
     def add_requests_of_others(
         self, reserved: dict[str, Amounts], group: str, pods_of: Callable[[str], Sequence[Pod]]
     ) -> None:
         """Add to node -> reserved amounts the requests of other groups' replacements that do not exist yet."""
-        for other in dict.fromkeys(expected_group for expected_group, _ in self._expected if expected_group != group):
-            expected_pods = self._of_group(other)
-            pods = [pod for pod in pods_of(other) if pod.is_active]
+        for other_group in dict.fromkeys(key for key, _ in self._expected if key != group):
             # A replacement that exists has a reservation by the plan of its own group.
-            existing = Counter(pod.workload for pod in pods if any(expected.matches(pod) for expected in expected_pods))
-            for expected in expected_pods:
-                if existing[expected.workload]:
-                    existing[expected.workload] -= 1
-                else:
-                    add_amounts(reserved.setdefault(expected.target.node, {}), expected.requests)
+            for expected in self._find_missing(other_group, (pod for pod in pods_of(other_group) if pod.is_active)):
+                add_amounts(reserved.setdefault(expected.target.node, {}), expected.requests)
 
     def add_targets(self, targets: dict[str, Target], group: str, pods: Sequence[Pod]) -> None:
-        """Add to pod key -> target the reserved node of each of the group's replacements that exists, waits and has no target yet."""
-        for expected in self._of_group(group):
-            replacements = (pod.metadata.key for pod in pods if pod.is_waiting and expected.matches(pod))
-            key = next((key for key in replacements if key not in targets), None)
-            if key is not None:
-                targets[key] = expected.target
+        """Add to pod key -> target the node reserved for each of the group's replacements that waits and has no target yet."""
+        waiting = [pod for pod in pods if pod.is_waiting and pod.metadata.key not in targets]
+        placed = (pod for pod in pods if pod.is_active and (pod.is_bound or pod.metadata.key in targets))
+        for expected in self._find_missing(group, placed):
+            if (pod := next(filter(expected.matches, waiting), None)) is not None:
+                waiting.remove(pod)
+                targets[pod.metadata.key] = expected.target

@@ -27,15 +27,6 @@ def make_cluster_of_two_groups() -> PlanningCluster:
     return cluster
 
 
-async def evict_and_plan_other_group(cluster: PlanningCluster) -> str:
-    """Reserve the node that d/other would get for the replacement of d/evicted; returns the node."""
-    reserved_node = await plan_other_group(cluster)
-    cluster.plans.expect_replacement("d/g1", "d/evicted", Target("z1", "r", reserved_node), duration_s=RESERVATION_S)
-    cluster.delete_pod("d/evicted")
-    assert await plan_other_group(cluster) != reserved_node
-    return reserved_node
-
-
 @pytest.mark.parametrize("used_cpu", [4, 5], ids=["as requested", "more, during a resize"])
 async def test_a_replacement_is_simulated_without_its_pod_and_hot_nodes(used_cpu: int) -> None:
     cluster = PlanningCluster(2, 4)
@@ -63,17 +54,17 @@ async def test_a_pod_that_its_node_does_not_count_yet_frees_nothing() -> None:
     cluster.add_pod("d/other", "b", "P1", 2)
     cluster.bind_and_count("d/b", "n00")
     assert await cluster.plans.simulate_replacement("d/g1", "d/a", 0) is None
-
-
-async def test_a_replacement_of_an_unknown_pod_is_not_simulated() -> None:
     with pytest.raises(PlanningError):
-        await make_cluster_with_one_pod().plans.simulate_replacement("d/g1", "d/missing", 0)
+        await cluster.plans.simulate_replacement("d/g1", "d/missing", 0)
 
 
-async def test_a_node_is_reserved_for_a_replacement_until_that_exists() -> None:
+async def test_a_node_is_reserved_for_one_replacement_while_there_is_none_until_the_time_is_over() -> None:
     """A StatefulSet creates a replacement after its predecessor is gone; another group's plan is made meanwhile."""
     cluster = make_cluster_of_two_groups()
-    reserved_node = await evict_and_plan_other_group(cluster)
+    reserved_node = await plan_other_group(cluster)
+    cluster.plans.expect_replacement("d/g1", "d/evicted", Target("z1", "r", reserved_node), duration_s=RESERVATION_S)
+    cluster.delete_pod("d/evicted")
+    assert await plan_other_group(cluster) != reserved_node
     assert cluster.planned_snapshots[-1].reserved[reserved_node]["cpu"] == 3000
 
     cluster.add_pod("d/g1", "replacement", "P1", 3)
@@ -83,15 +74,14 @@ async def test_a_node_is_reserved_for_a_replacement_until_that_exists() -> None:
     reserved_millicores = cluster.planned_snapshots[-1].reserved[reserved_node]["cpu"]
     assert reserved_millicores == 3000, "now the plan of its own group reserves the node"
 
+    cluster.bind("d/replacement", reserved_node)
+    cluster.add_pod("d/g1", "next", "P1", 1)
+    await cluster.plans.make_plan("d/g1")
+    assert "d/next" not in cluster.planned_snapshots[-1].previous_targets, "the node was reserved for one replacement"
 
-async def test_a_node_stays_reserved_after_its_replacement_was_deleted_until_the_time_is_over() -> None:
-    cluster = make_cluster_of_two_groups()
-    reserved_node = await evict_and_plan_other_group(cluster)
-    cluster.add_pod("d/g1", "replacement", "P1", 3)
-    assert await cluster.plan_nodes("d/g1") == {"d/replacement": reserved_node}
-
-    cluster.delete_pod("d/replacement")
-    assert await plan_other_group(cluster) != reserved_node
+    for name in ("replacement", "next"):
+        cluster.delete_pod(f"d/{name}")
+    assert await plan_other_group(cluster) != reserved_node, "reserved again"
     cluster.now_s += RESERVATION_S + 1
     assert await plan_other_group(cluster) == reserved_node
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any, cast
 
 import msgspec
@@ -129,3 +130,10 @@ async def test_a_failed_write_stops_no_other_write() -> None:
     with pytest.raises(ValueError, match="0"):
         await gather_in_batches(write(number) for number in range(40))
     assert written == [number for number in range(40) if number % 3]
+
+
+@pytest.mark.filterwarnings("error")
+async def test_a_cancellation_leaves_no_write_unawaited() -> None:
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(gather_in_batches(asyncio.sleep(60) for _ in range(40)), 0.01)
+    gc.collect()
