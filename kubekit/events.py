@@ -1,7 +1,7 @@
 """Writes Kubernetes events, deduplicated, from a bounded queue.
 
-Repeated events increase the count of the first event (events.k8s.io series), which is written at most once a minute. A full queue drops and
-counts its oldest event.
+Repeated events increase the count of the first event (events.k8s.io series). A count is written at most once a minute, by a repetition,
+so repetitions within a minute of the last write may be missing. A full queue drops and counts its oldest event.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ EventType = Literal["Normal", "Warning"]
 MAX_NOTE_BYTES = 1024
 """Longest note in bytes, by the API server's validation."""
 _MAX_FIELD_LENGTH = 128
-"""Longest action, reason and reporting instance in characters, by the same validation."""
+"""Longest action, reason and reporting instance in bytes, by the same validation; ours are ASCII."""
 LOSS_CAUSES = ("queue-full", "refused", "unreachable")
 """Values of the metric's label ``cause``; ``refused`` is any error but UnreachableError."""
 _SERIES_INTERVAL_S = 60.0
+"""Shortest time between two writes of a series' count."""
 _MAX_REMEMBERED_EVENTS = 2000
 """Limits memory. A repetition of a forgotten event becomes a new event."""
 _MAX_NAME_PREFIX_LENGTH = 200
@@ -76,7 +77,7 @@ class EventRecorder:
         component: the reporting controller of the events.
         instance: the reporting instance, such as the node.
         registry: for the metric of lost events; None for no export.
-        clock: seconds since 1970.
+        clock: unix seconds.
         max_pending: length of the queue.
     """
 
@@ -126,15 +127,16 @@ class EventRecorder:
 
     async def _send(self, event: _PendingEvent) -> None:
         key = event.regarding, event.reason, event.note
-        first_event = self._written_by_content.get(key)
-        if first_event is not None:
-            first_event.count += 1
+        written = self._written_by_content.get(key)
+        if written is not None:
+            written.count += 1
             self._written_by_content.move_to_end(key)
-            if event.occurred_at_s - first_event.written_at_s < _SERIES_INTERVAL_S:
+            if event.occurred_at_s - written.written_at_s < _SERIES_INTERVAL_S:
                 return
-            if await self._update_series(first_event, event):
-                first_event.written_at_s = event.occurred_at_s
+            if await self._update_series(written, event):
+                written.written_at_s = event.occurred_at_s
                 return
+        # Not by `self._clock`, because names must differ even if a test's clock stands still.
         name = f"{event.regarding.name[:_MAX_NAME_PREFIX_LENGTH].rstrip('.-')}.{time.time_ns():x}"
         namespace = event.regarding.namespace or "default"
         # Responses are not decoded, because a malformed one does not mean that the event is lost.
@@ -143,13 +145,11 @@ class EventRecorder:
         if len(self._written_by_content) > _MAX_REMEMBERED_EVENTS:
             self._written_by_content.popitem(last=False)
 
-    async def _update_series(self, first_event: _WrittenEvent, event: _PendingEvent) -> bool:
+    async def _update_series(self, written: _WrittenEvent, event: _PendingEvent) -> bool:
         """Write the count of a repeated event; returns False if the API server no longer has it."""
-        series = {
-            "count": first_event.count,
-            "lastObservedTime": format_time(event.occurred_at_s, with_microseconds=True),
-        }
-        path = EVENTS.path(first_event.namespace, first_event.name)
+        observed_at = format_time(event.occurred_at_s, with_microseconds=True)
+        series = {"count": written.count, "lastObservedTime": observed_at}
+        path = EVENTS.path(written.namespace, written.name)
         try:
             await self._client.request("PATCH", path, body={"series": series}, content_type=MERGE_PATCH)
         except ApiError as error:

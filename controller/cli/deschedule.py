@@ -127,7 +127,7 @@ async def preview_round(session: Session, config: DeschedulerConfig) -> RoundPre
         """Plan as the controller does, but without its reservations for pods that are not bound yet."""
         is_member = make_group_filter(inputs.state, group_key)
         members = [pod.group_pod for pod in pods if pod.group_pod is not None and is_member(pod)]
-        group_snapshot = without_pod(inputs.snapshot(group_key, members), pod_key)
+        group_snapshot = without_pod(inputs.build_snapshot(group_key, members), pod_key)
         group_snapshot = msgspec.structs.replace(group_snapshot, seed_offset=seed_offset)
         return (await asyncio.to_thread(plan_group, group_snapshot)).targets.get(pod_key)
 

@@ -36,7 +36,7 @@ class ExplainCommand(Command):
         "For a pod of an AppGroup: the zones and nodes where it could be, the cost of each dependency from there (✗ over its "
         "maxNetworkCost, ? partly unknown), how many nodes may not run the pod and why, the score of those that may, and what "
         "decided. Columns are the workloads that the pod depends on; those in brackets depend on it and only count in the score. "
-        "Uses the scheduler's rules, the running controller's configuration, and the present state. For a whole group, use graph."
+        "Uses the scheduler's rules, the running controller's configuration, and the present state. For a whole group, use the command graph."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ class ExplainCommand(Command):
         snapshot = await session.read_snapshot(everything=True, all_namespaces=True)
         inputs, _ = await read_inputs(session, snapshot)
         key, state = pod.metadata.key, inputs.state
-        # The pod is explained as if it were not bound yet.
+        # The pod is explained as if it were not bound yet: remove it from the inputs.
         listed_pod = next((other for other in snapshot.pods if other.metadata.key == key), None)
         state.on_pod_change(key, listed_pod, None)
         inputs.node_cache.remove_pods(lambda info: info.key == key)
@@ -56,7 +56,7 @@ class ExplainCommand(Command):
         return ExplainView(snapshot.now_s, explanation, diagnose_listed_pod(pod, facts, diagnose(facts)))
 
     def render(self, answer: ExplainView, options: argparse.Namespace, width: int) -> RenderableType:
-        """The diagnosis or what decided, then the tables of peers and of candidates."""
+        """The diagnosis or the conclusion, then the tables of peers and of candidates."""
         explanation, pod = answer.explanation, answer.diagnosis
         parts: list[RenderableType] = [_make_headline(explanation)]
         # For a finished pod, and for a placed pod without a fix, the headline suffices.
@@ -82,10 +82,10 @@ def _make_headline(explanation: Explanation) -> Text:
 
 
 def _make_peer_table(explanation: Explanation) -> RenderableType:
-    table = make_table("DEPENDENCY", "", "MAX COST", "ITS PODS ARE IN", numeric=("MAX COST",))
+    table = make_table("DEPENDENCY", "IS", "MAX COST", "ITS PODS ARE IN", numeric=("MAX COST",))
     for peer in explanation.peers:
         zones = format_counts(peer.pods_by_zone) or Text("nowhere yet", style=FAINT)
-        direction = "needs it" if peer.direction == "depended-on-by" else "needed"
+        direction = "caller" if peer.direction == "depended-on-by" else "called"
         table.add_row(peer.workload, Text(direction, style=FAINT), str(peer.max_cost), zones)
     return table
 
@@ -97,8 +97,8 @@ def _make_candidate_table(explanation: Explanation) -> RenderableType:
     hidden_peer_count = len(explanation.peers) - len(peers)
     numeric_headers = (*names, *([f"+{hidden_peer_count}"] if hidden_peer_count else []), "COST", "SCORE")
     table = make_table("", "ZONE", "NODES", *numeric_headers, numeric=numeric_headers)
-    pods_candidates = (c for c in explanation.candidates[MAX_CANDIDATES_SHOWN:] if c.has_pod or c.is_target)
-    for candidate in (*explanation.candidates[:MAX_CANDIDATES_SHOWN], *pods_candidates):
+    own_candidates = (c for c in explanation.candidates[MAX_CANDIDATES_SHOWN:] if c.has_pod or c.is_target)
+    for candidate in (*explanation.candidates[:MAX_CANDIDATES_SHOWN], *own_candidates):
         peer_costs = zip(candidate.peer_costs[:MAX_PEER_COLUMNS], peers, strict=True)
         cells = [_format_peer_cost(cost, peer) for cost, peer in peer_costs]
         if hidden_peer_count:
@@ -126,9 +126,9 @@ def _format_sign(candidate: Candidate) -> Text:
 
 
 def _format_score(candidate: Candidate) -> Text:
-    if candidate.score is not None:
-        return Text(str(candidate.score))
-    return Text("-" if candidate.passes else "refused", style=BAD)
+    if not candidate.passes:
+        return Text("refused", style=BAD)
+    return Text("-" if candidate.score is None else str(candidate.score))
 
 
 def _format_reasons(candidate: Candidate) -> list[str]:

@@ -56,7 +56,7 @@ def plan_offline(cluster: ClusterFile) -> tuple[OfflinePlan, list[str]]:
     unplaced: dict[str, str] = {}
     plans: list[Plan] = []
     for key, pods in sorted(pods_by_group.items(), key=lambda item: (len(item[1]), item[0])):
-        plan = inputs.plan_with_preemption(inputs.snapshot(key, pods))
+        plan = inputs.plan_with_preemption(inputs.build_snapshot(key, pods))
         plans.append(plan)
         notes += [*list_cost_problems(inputs.state, split_key(key)[0]), *plan.annotation_errors]
         for pod in pods:

@@ -183,7 +183,7 @@ def reset_group(inputs: PlanInputs, group: AppGroup, controllers: Mapping[str, W
     state, key = inputs.state, group.metadata.key
     state.on_group_change(key, state.groups.get(key), group)
     inputs.node_cache.remove_pods(make_group_filter(state, key))
-    return inputs.snapshot(key, _make_pending_pods(group, state.graph(key), controllers))
+    return inputs.build_snapshot(key, _make_pending_pods(group, state.graph(key), controllers))
 
 
 def plan_placement(inputs: PlanInputs, snapshot: GroupSnapshot) -> PlacementOutcome:

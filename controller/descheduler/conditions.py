@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from controller.cluster.pod_info import SYSTEM_NAMESPACES
 from controller.descheduler.config import STRATEGIES, StrategyName, resolve_limit
 from controller.descheduler.history import BackoffEntry
-from controller.descheduler.plan_builder import Candidate, LimitScope, PlanBuilder, workload_of
+from controller.descheduler.plan_builder import Candidate, LimitScope, PlanBuilder, limit_key_of
 
 ALL_STRATEGIES = frozenset(STRATEGIES)
 LOAD_STRATEGIES: frozenset[StrategyName] = frozenset({"LowNodeLoad"})
@@ -182,7 +182,7 @@ def _check_group_readiness(_: PlanBuilder, candidate: Candidate) -> str:
 def _check_replica_backoff(builder: PlanBuilder, candidate: Candidate) -> str:
     """It is not the recent replacement of a moved pod, and the planner did not recently refuse its move."""
     uid = candidate.pod.uid
-    if uid in builder.unevaluated_replacements:
+    if uid in builder.unevaluated_replacement_uids:
         return "it is the replacement of a moved pod, and the outcome of that move is not known yet"
     backoff = builder.history.active_backoff(uid, builder.now)
     return f"{backoff.reason}; {_describe_remaining_backoff(builder, backoff)}" if backoff is not None else ""
@@ -190,7 +190,7 @@ def _check_replica_backoff(builder: PlanBuilder, candidate: Candidate) -> str:
 
 def _check_workload_backoff(builder: PlanBuilder, candidate: Candidate) -> str:
     """Its workload has no back-off after moves that did not help or evictions that were refused."""
-    workload = workload_of(candidate.pod)
+    workload = limit_key_of(candidate.pod)
     backoff = builder.history.active_backoff(workload, builder.now)
     if backoff is None:
         return ""
@@ -200,7 +200,7 @@ def _check_workload_backoff(builder: PlanBuilder, candidate: Candidate) -> str:
 
 def _check_workload_limit(builder: PlanBuilder, candidate: Candidate) -> str:
     """Its workload had fewer than `limits.perWorkload` moves in the last `limits.workloadBackoffS`."""
-    workload, limits = workload_of(candidate.pod), builder.config.limits
+    workload, limits = limit_key_of(candidate.pod), builder.config.limits
     recorded_count = sum(eviction.workload == workload for eviction in builder.history.evictions)
     move_count = recorded_count + builder.evictions_by_workload[workload]
     limit = resolve_limit(limits.per_workload, builder.workload_size(candidate.pod).pod_count)
@@ -211,7 +211,7 @@ def _check_workload_limit(builder: PlanBuilder, candidate: Candidate) -> str:
 
 def _check_unavailable_limit(builder: PlanBuilder, candidate: Candidate) -> str:
     """Fewer than `limits.unavailablePerWorkload` pods of its workload are missing, not ready or being moved."""
-    workload = workload_of(candidate.pod)
+    workload = limit_key_of(candidate.pod)
     size = builder.workload_size(candidate.pod)
     missing = max(size.not_ready_count, builder.awaited_by_workload[workload]) + builder.evictions_by_workload[workload]
     limit = resolve_limit(builder.config.limits.unavailable_per_workload, size.pod_count)

@@ -114,8 +114,8 @@ class UnconfirmedDecision:
             if failed is not None:
                 # The pod backs off, so that the next round chooses another.
                 del builder.moves_by_uid[uid]
-                first_s, max_s = limits.workload_backoff_s, limits.failure_backoff_s
-                self._history = extend_backoff(self._history, uid, failed.reason, first_s, builder.now, max_s=max_s)
+                base_s, cap_s = limits.workload_backoff_s, limits.failure_backoff_s
+                self._history = extend_backoff(self._history, uid, failed.reason, base_s, builder.now, cap_s=cap_s)
                 continue
             candidate.target = target.node
             builder.reserve_target(candidate)

@@ -1,4 +1,7 @@
-"""The history, which a ConfigMap keeps between rounds: pending moves, back-offs, evictions, and entries of the breakers."""
+"""The history, which a ConfigMap keeps between rounds: pending moves, back-offs, evictions, and entries of the breakers.
+
+A breaker stops a strategy whose moves do not help (docs/descheduling.md).
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,8 @@ CONFIGMAP_NAME, CONFIGMAP_KEY = "netaware-descheduler", "history.json"
 DAY_S = 86_400.0
 MAX_BACKOFF_S = 7 * DAY_S
 MAX_BACKOFFS, MAX_BREAKER_ENTRIES, MAX_REASON_CHARS = 1500, 1000, 100
-"""Limits for a ConfigMap's 1 MiB: a back-off takes at most 500 bytes, with names of 253 characters, an entry of a breaker 100."""
+"""Limits for a ConfigMap's 1 MiB. A back-off takes at most 500 bytes (with names of 253 characters), a breaker's entry at most 100. The
+rest is for pending moves and evictions, which ``descheduler.limits`` bounds; the API server refuses a larger history."""
 MIN_OLD_POD_AGE_S = 600.0
 """A pod that is older than this in the round of a move existed before the round, even if clocks differ by minutes."""
 
@@ -138,28 +142,28 @@ def add_moves(history: History, moves: Sequence[PendingMove]) -> History:
     return msgspec.structs.replace(history, pending_moves=pending_moves, evictions=evictions)
 
 
-def remove_move(history: History, not_evicted: PendingMove) -> History:
+def remove_move(history: History, move: PendingMove) -> History:
     """The history without a move whose pod was not evicted, and without its eviction."""
     evictions = list(history.evictions)
-    eviction = EvictionEntry(not_evicted.planned_at_s, not_evicted.move.workload)
+    eviction = EvictionEntry(move.planned_at_s, move.move.workload)
     if eviction in evictions:
         evictions.remove(eviction)
-    other_moves = tuple(other for other in history.pending_moves if other.move.uid != not_evicted.move.uid)
+    other_moves = tuple(other for other in history.pending_moves if other.move.uid != move.move.uid)
     return msgspec.structs.replace(history, pending_moves=other_moves, evictions=tuple(evictions))
 
 
 def extend_backoff(
-    history: History, key: str, reason: str, first_s: float, now: float, *, max_s: float = MAX_BACKOFF_S
+    history: History, key: str, reason: str, base_s: float, now: float, *, cap_s: float = MAX_BACKOFF_S
 ) -> History:
-    """The history with a longer back-off of a workload or a replica: ``first_s``, doubled with each failure up to ``max_s``."""
+    """The history with a longer back-off of a workload or a replica: ``base_s``, doubled with each failure up to ``cap_s``."""
     previous = history.backoffs.get(key)
     failures = (previous.failures if previous else 0) + 1
-    until_s = now + backoff_delay_s(failures, first_s, max_s)
+    until_s = now + backoff_delay_s(failures, base_s, cap_s)
     return set_backoff(history, key, BackoffEntry(until_s, failures, reason[:MAX_REASON_CHARS]))
 
 
 def set_backoff(history: History, key: str, backoff: BackoffEntry) -> History:
-    """The history with this back-off of a workload or a replica, without the back-offs that end first beyond `MAX_BACKOFFS`."""
+    """The history with this back-off of a workload or a replica, with the `MAX_BACKOFFS` that end last."""
     backoffs = {**history.backoffs, key: backoff}
     if len(backoffs) > MAX_BACKOFFS:
         latest = sorted(backoffs, key=lambda key: backoffs[key].until_s)[-MAX_BACKOFFS:]

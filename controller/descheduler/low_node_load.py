@@ -31,7 +31,6 @@ from controller.descheduler.node_load import (
     classify_nodes,
     describe_overload,
     update_detectors,
-    usage_of,
 )
 from controller.descheduler.plan import NodeState
 from controller.descheduler.plan_builder import Candidate, PlanBuilder
@@ -52,7 +51,7 @@ class LowNodeLoadStrategy:
         self.loads_by_node = {load.name: load for load in loads}
         self._reason_by_node: dict[str, str] = {}
         for load in loads:
-            if load.kind == "unknown":
+            if load.load_class == "unknown":
                 missing = [resource for resource in load.high_thresholds if resource not in load.usage_percent]
                 self._reason_by_node[load.name] = f"no current usage of {', '.join(missing)}"
         self._stuck_nodes: set[str] = set()
@@ -88,7 +87,7 @@ class LowNodeLoadStrategy:
             NodeState(
                 node=load.name,
                 pool=load.pool.name,
-                kind=load.kind,
+                kind=load.load_class,
                 usage_percent=load.usage_percent,
                 low_thresholds=load.low_thresholds,
                 high_thresholds=load.high_thresholds,
@@ -101,7 +100,7 @@ class LowNodeLoadStrategy:
     def unsuitable_reason(self, candidate: Candidate, node: Host) -> str:
         """Why the node cannot take the candidate's usage; empty if it can."""
         load = self.loads_by_node.get(node.name)
-        if load is None or load.kind == "unknown":
+        if load is None or load.load_class == "unknown":
             return "its load is not known"
         return load.overload_reason(candidate.usage, self._builder.arriving_usage_by_node.get(node.name, {}))
 
@@ -114,8 +113,8 @@ class LowNodeLoadStrategy:
         exhausted = sorted(resource for resource, free in self._free_capacity_by_pool[pool.name].items() if free <= 0)
         return f"underutilized nodes can take no more {', '.join(exhausted)}" if exhausted else ""
 
-    def _loads_of(self, pool: Pool, kind: LoadClass) -> list[NodeLoad]:
-        return [load for load in self.loads_by_node.values() if load.pool is pool and load.kind == kind]
+    def _loads_of(self, pool: Pool, load_class: LoadClass) -> list[NodeLoad]:
+        return [load for load in self.loads_by_node.values() if load.pool is pool and load.load_class == load_class]
 
     def _expected_usage(self, load: NodeLoad) -> dict[str, float]:
         """The node's usage once all moved pods have arrived."""
@@ -140,7 +139,7 @@ class LowNodeLoadStrategy:
         """Plan moves off one overutilized node, as far as conditions allow."""
         builder, failure_counts = self._builder, Counter[str]()
         candidates = [
-            Candidate(pod, "LowNodeLoad", usage_of(pod, builder.snapshot, load.usage), load)
+            Candidate(pod, "LowNodeLoad", builder.snapshot.usage_of(pod, load.usage), load)
             for pod in builder.snapshot.pods.where("node", load.name).values()
             if pod.is_active and pod.is_running
         ]

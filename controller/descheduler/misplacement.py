@@ -28,7 +28,7 @@ from controller.descheduler.conditions import (
 )
 from controller.descheduler.config import StrategyName
 from controller.descheduler.history import PendingMove
-from controller.descheduler.node_load import NodeLoad, usage_of
+from controller.descheduler.node_load import NodeLoad
 from controller.descheduler.plan_builder import Candidate, PlanBuilder
 from controller.scheduler.advice import copy_placed_group
 from controller.scheduler.rules import NodeScore, ScoreTable
@@ -119,7 +119,7 @@ class MisplacementStrategies:
         if pod.node not in self._network.location_index or not pod.is_running or pod.uid in self._builder.moves_by_uid:
             return None
         requests = {resource: float(amount) for resource, amount in pod.requests.items()}
-        usage = requests | usage_of(pod, self._builder.snapshot, pod.requests)
+        usage = requests | self._builder.snapshot.usage_of(pod, pod.requests)
         for strategy in MISPLACEMENT_STRATEGIES:
             candidate = Candidate(pod, strategy, usage)
             self._assign_target(candidate)
@@ -224,7 +224,7 @@ class MisplacementStrategies:
             replicas = f"all other replicas of its workload are in zone {forbidden_zone}"
             return f"{replicas}, and it should survive the loss of a zone"
         pod, load = candidate.pod, self._loads_by_node.get(node.name)
-        usage = usage_of(pod, self._builder.snapshot, load.usage if load is not None else ())
+        usage = self._builder.snapshot.usage_of(pod, load.usage if load is not None else ())
         return self._builder.misfit_reason(pod, node, load, usage)
 
     def _try_move(self, candidate: Candidate, pods: Sequence[PodInfo]) -> None:

@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from controller.cluster.hosts import Host
-from controller.cluster.pod_info import PodInfo
 from controller.descheduler.args import LowNodeLoadConfig, Pool
-from controller.descheduler.snapshot import DeschedulerSnapshot
 from controller.descheduler.usage import Amounts, Percents, find_exceeded_resources, to_percents, weighted_mean
 
 LoadClass = Literal["overutilized", "underutilized", "normal", "unknown"]
@@ -24,7 +22,7 @@ class NodeLoad:
         low_thresholds, high_thresholds: percent by resource; with deviation thresholds those of this round.
         usage: of resources with a threshold, where known.
         usage_percent: the same in percent of allocatable.
-        exceeded_resources: those above the high threshold; none if ``kind`` is unknown.
+        exceeded_resources: those above the high threshold; none if ``load_class`` is unknown.
         mean_percent: weighted mean of ``usage_percent``.
     """
 
@@ -32,7 +30,7 @@ class NodeLoad:
     pool: Pool
     low_thresholds: Percents
     high_thresholds: Percents
-    kind: LoadClass
+    load_class: LoadClass
     usage: Amounts
     usage_percent: Percents
     exceeded_resources: tuple[str, ...]
@@ -58,9 +56,9 @@ class NodeLoad:
 
 
 def thresholds_of(pool: Pool, usage_percents: Sequence[Percents]) -> tuple[Percents, Percents]:
-    """The pool's low and high thresholds; with deviation thresholds, ``mean - low`` and ``mean + high``, within 0 and 100.
+    """The pool's low and high thresholds; with deviation thresholds, low below and high above the pool's mean.
 
-    ``usage_percents`` are those of the pool's nodes, without unknown resources.
+    ``usage_percents`` are those of the pool's nodes, without unknown resources. Thresholds stay within 0 and 100.
     """
     if not pool.use_deviation:
         return pool.low_thresholds, pool.high_thresholds
@@ -79,8 +77,8 @@ def classify_nodes(
     """The load of every node of every pool, in order of pools and names.
 
     A node is overutilized if any resource is above its high threshold. It is underutilized if all are at or below the low one, and
-    it is schedulable and ready. Its load is unknown if usage of a resource with a threshold is missing. Resources that the node does
-    not have are ignored.
+    it is schedulable and ready. Resources that the node does not have are ignored. Its load is unknown if usage of any other resource
+    with a threshold is missing, or if the node has none of these resources.
     """
     loads: list[NodeLoad] = []
     nodes_by_pool: dict[str, list[Host]] = {pool.name: [] for pool in config.pools}
@@ -100,14 +98,14 @@ def _make_load(node: Host, pool: Pool, thresholds: tuple[Percents, Percents], us
     usage = {resource: usage[resource] for resource in required if resource in usage}
     percents = to_percents(usage, node.allocatable)
     exceeded = find_exceeded_resources(percents, high)
-    kind: LoadClass = "normal"
+    load_class: LoadClass = "normal"
     if not percents or len(percents) < len(required):
-        kind, exceeded = "unknown", ()
+        load_class, exceeded = "unknown", ()
     elif exceeded:
-        kind = "overutilized"
+        load_class = "overutilized"
     elif node.accepts_pods and all(percents[resource] <= low[resource] for resource in percents):
-        kind = "underutilized"
-    return NodeLoad(node, pool, low, high, kind, usage, percents, exceeded, weighted_mean(percents, pool.weights))
+        load_class = "underutilized"
+    return NodeLoad(node, pool, low, high, load_class, usage, percents, exceeded, weighted_mean(percents, pool.weights))
 
 
 def describe_overload(percents: Percents, high_thresholds: Percents, exceeded: Iterable[str]) -> str:
@@ -116,19 +114,13 @@ def describe_overload(percents: Percents, high_thresholds: Percents, exceeded: I
     return "node is overutilized, " + ", ".join(parts)
 
 
-def usage_of(pod: PodInfo, snapshot: DeschedulerSnapshot, resources: Iterable[str]) -> dict[str, float]:
-    """The pod's measured usage of some resources. Omits unknown ones."""
-    measured = snapshot.usage.by_pod.get(pod.key, {})
-    return {resource: measured[resource] for resource in resources if resource in measured}
-
-
 @dataclass(frozen=True, slots=True)
 class AnomalyDetector:
     """Decides by consecutive rounds whether one node has been overutilized for long enough.
 
     Attributes:
         is_anomalous: overutilized for enough rounds; ends after enough normal rounds, or with the timeout.
-        is_avoided: the same without the timeout; the planner avoids the node.
+        is_avoided: the same without the timeout, because the planner should avoid the node while it is overutilized.
         anomalous_since_s: time since which ``is_anomalous`` is true, unix seconds.
         abnormal_rounds, normal_rounds: number of consecutive rounds, up to the newest, in which it was overutilized, or not.
         usage_known_at_s: time of the newest round in which the node's usage was known, unix seconds.
@@ -143,13 +135,12 @@ class AnomalyDetector:
 
     def after_round(self, load: NodeLoad, now: float) -> AnomalyDetector:
         """The detector after one more round, in which the node had this load; unknown usage resets the counts of consecutive rounds."""
-        if load.kind == "unknown":
+        if load.load_class == "unknown":
             return replace(self, abnormal_rounds=0, normal_rounds=0)
         before, pool = self, load.pool
         if self.is_anomalous and now - self.anomalous_since_s > pool.anomaly_timeout_s:
-            # Unlike the anomaly, `is_avoided` has no timeout.
             before = AnomalyDetector(is_avoided=True)
-        if load.kind == "overutilized":
+        if load.load_class == "overutilized":
             after = replace(before, abnormal_rounds=before.abnormal_rounds + 1, normal_rounds=0, usage_known_at_s=now)
             if not before.is_anomalous and after.abnormal_rounds >= pool.consecutive_abnormalities:
                 return replace(after, is_anomalous=True, is_avoided=True, anomalous_since_s=now)
@@ -171,5 +162,5 @@ def update_detectors(
     return {
         load.name: unexpired.get(load.name, AnomalyDetector()).after_round(load, now)
         for load in loads
-        if load.name in unexpired or load.kind != "unknown"
+        if load.name in unexpired or load.load_class != "unknown"
     }

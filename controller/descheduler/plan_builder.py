@@ -1,7 +1,4 @@
-"""Candidates of the strategies, and the builder that collects their moves and counts evictions.
-
-`PlanBuilder` is the state of one round: conditions read it, and strategies change it.
-"""
+"""`PlanBuilder`: the moves of one round, counted against limits. Conditions read it, and strategies add their `Candidate`s to it."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from controller.descheduler.usage import Amounts
 LimitScope = Literal["round", "node", "namespace", "group"]
 
 
-def workload_of(pod: PodInfo) -> str:
+def limit_key_of(pod: PodInfo) -> str:
     """Key of the pod's limits and back-offs: its workload, or ``namespace/Pod/name`` for a bare pod."""
     return pod.workload or f"{pod.namespace}/Pod/{pod.name}"
 
@@ -48,7 +45,7 @@ class WorkloadSize(NamedTuple):
 class Candidate:
     """A pod that a strategy would move.
 
-    A failure is why the pod fails the condition of that name, empty if it passes. It is set before the condition is checked.
+    ``x_failure`` is why the pod fails condition x, empty if it passes. The strategy sets it before the condition is checked.
 
     Attributes:
         usage: see `Move`.
@@ -87,13 +84,14 @@ class PlanBuilder:
         fit: checks whether pods fit nodes, counting planned moves.
         moves_by_uid: planned moves by uid of the pod.
         skips, skip_counts, notes: see `DeschedulePlan`.
-        departures_by_node: number of evicted pods that still terminate, or whose old node's usage does not show the eviction yet.
-        arriving_usage_by_node: usage of moved pods that their new node's usage does not show yet; by an empty name if the target is
-            unknown.
+        departures_by_node: number of evicted pods that still terminate, or whose old node's usage does not show the eviction yet
+            (``limits.usageLagS``).
+        arriving_usage_by_node: usage of moved pods that their new node's usage does not show yet (``limits.usageLagS``); by an empty
+            name if the target is unknown.
         awaited_by_workload: number of earlier evictions whose replacements are not bound yet.
         evictions_by_scope: number of planned evictions, and of earlier ones whose replacements are not bound yet.
         evictions_by_workload: number of planned evictions.
-        unevaluated_replacements: uids of replacements whose moves have no outcome yet.
+        unevaluated_replacement_uids: of replacements whose moves have no outcome yet.
     """
 
     def __init__(self, snapshot: DeschedulerSnapshot, history: History, config: ResolvedConfig, now: float) -> None:
@@ -120,12 +118,12 @@ class PlanBuilder:
         self.awaited_by_workload = Counter(move.workload for move in moves_without_replacement)
         self.evictions_by_scope = Counter(scope for move in moves_without_replacement for scope in scopes_of(move))
         self.evictions_by_workload: Counter[str] = Counter()
-        self.unevaluated_replacements = {p.replacement_uid for p in pending_moves if p.replacement_uid}
+        self.unevaluated_replacement_uids = {p.replacement_uid for p in pending_moves if p.replacement_uid}
         self._sizes_by_workload: dict[str, WorkloadSize] = {}
 
     def workload_size(self, pod: PodInfo) -> WorkloadSize:
         """The size of the pod's workload; a bare pod is a workload of one."""
-        workload = workload_of(pod)
+        workload = limit_key_of(pod)
         if workload not in self._sizes_by_workload:
             pods = self.snapshot.pods.where("workload", pod.workload) or {pod.key: pod}
             active = [p for p in pods.values() if p.is_active]
@@ -145,12 +143,12 @@ class PlanBuilder:
             self.skips.append(Skip(pod.key, pod.node, condition, reason))
 
     def make_move(self, candidate: Candidate, reason: str) -> Move:
-        """The candidate's move to its target, without costs and usage of nodes; it is not planned yet."""
+        """The candidate's move to its target; costs and usage of nodes are left empty. It is not added to the plan."""
         pod = candidate.pod
         return Move(
             pod=pod.key,
             uid=pod.uid,
-            workload=workload_of(pod),
+            workload=limit_key_of(pod),
             node=pod.node,
             target=candidate.target,
             strategy=candidate.strategy,
@@ -176,7 +174,7 @@ class PlanBuilder:
     def misfit_reason(self, pod: PodInfo, node: Host, load: NodeLoad | None, usage: Amounts) -> str:
         """Why a pod does not fit on a node, by the scheduler's rules and, if the node's load is known, by usage; empty if it fits."""
         reason = self.fit.static_unschedulable_reason(node, pod)
-        if not reason and load is not None and load.kind != "unknown":
+        if not reason and load is not None and load.load_class != "unknown":
             reason = load.overload_reason(usage, self.arriving_usage_by_node.get(node.name, {}))
         return reason or self.fit.dynamic_unschedulable_reason(node, pod)
 

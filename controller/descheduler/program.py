@@ -222,7 +222,7 @@ class Descheduler:
             self._history = remove_move(self._history, pending)
         # A retry would be refused too.
         if is_live and result.kind in {"forbidden", "refused"}:
-            first_s = self._config.limits.failure_backoff_s
-            self._history = extend_backoff(self._history, move.workload, "refused", first_s, self._wall())
+            base_s = self._config.limits.failure_backoff_s
+            self._history = extend_backoff(self._history, move.workload, "refused", base_s, self._wall())
         self._metrics.evictions.labels(move.strategy, result.kind).inc()
         self._reporter.report_eviction(move, result)

@@ -63,6 +63,11 @@ class DeschedulerSnapshot:
         pod = self.pods.by_key.get(key)
         return pod is not None and pod.uid == uid and not pod.is_finished
 
+    def usage_of(self, pod: PodInfo, resources: Iterable[str]) -> dict[str, float]:
+        """The pod's measured usage of some resources. Omits unknown ones."""
+        measured = self.usage.by_pod.get(pod.key, {})
+        return {resource: measured[resource] for resource in resources if resource in measured}
+
     def group_key_of(self, pod: PodInfo) -> str:
         """Key of the AppGroup that the pod's label names, even if it does not exist; empty without a label."""
         name = pod.labels.get(APPGROUP_LABEL, "")

@@ -62,17 +62,14 @@ def _build_agent(
 def _find_state(node: ProbeNode, announcement: Announcement | None) -> tuple[AgentState, str]:
     """The agent's state, and why it is not ``up``; for an agent that is ``up``, the problem that it reports."""
     reported_problem = announcement.problem if announcement is not None else ""
+    has_address = parse_host_address(node.address) is not None
     checks: Sequence[tuple[bool, AgentState, str]] = (
         (node.is_ready, "excluded", "node is not Ready"),
         (announcement is not None, "down", "no agent has announced itself on this node"),
-        (node.has_ready_agent, "down", f"the agent's pod is not Ready: {reported_problem or 'for an unknown reason'}"),
+        (node.has_ready_agent, "down", f"the agent's pod is not Ready: {reported_problem or 'reason unknown'}"),
         (bool(node.zone), "excluded", "node has no zone label"),
         (node.is_schedulable, "excluded", "node is cordoned"),
-        (
-            parse_host_address(node.address) is not None,
-            "down",
-            f"the agent's address {node.address!r} is not an IP address",
-        ),
+        (has_address, "down", f"the agent's address {node.address!r} is not an IP address"),
         (node.has_own_address, "down", f"the agent's address {node.address} is not one of its node or pod"),
     )
     return next(((state, reason) for is_met, state, reason in checks if not is_met), ("up", reported_problem))

@@ -41,27 +41,24 @@ def _has_bandwidth_spec(pod: PodInfo) -> bool:
 
 
 def _build_pod(pod: PodInfo, verdicts: Mapping[str, str]) -> PodBandwidthView:
-    ingress, egress = pod.ingress_limit, pod.egress_limit
-    requested_bps = pod.requests.get(BANDWIDTH_RESOURCE, 0)
     return PodBandwidthView(
         namespace=pod.namespace,
         name=pod.name,
         node=pod.node,
-        requested_bps=requested_bps,
-        ingress_limit=ingress,
-        egress_limit=egress,
-        ingress_limit_bps=quantity.parse_int_or_none(ingress),
-        egress_limit_bps=quantity.parse_int_or_none(egress),
+        requested_bps=pod.requests.get(BANDWIDTH_RESOURCE, 0),
+        ingress_limit=pod.ingress_limit,
+        egress_limit=pod.egress_limit,
+        ingress_limit_bps=quantity.parse_int_or_none(pod.ingress_limit),
+        egress_limit_bps=quantity.parse_int_or_none(pod.egress_limit),
         ingress_verdict=verdicts.get("ingress"),
         egress_verdict=verdicts.get("egress"),
-        problem=_find_problem(
-            requested_bps, {"ingress": ingress, "egress": egress}, uses_host_network=pod.host_network
-        ),
+        problem=_find_problem(pod),
     )
 
 
-def _find_problem(requested_bps: int, limits: dict[str, str | None], *, uses_host_network: bool) -> str:
-    """The first inconsistency of a pod's request and limits (by direction); empty without one."""
+def _find_problem(pod: PodInfo) -> str:
+    """The first inconsistency of a pod's request and limits; empty without one."""
+    limits = {"ingress": pod.ingress_limit, "egress": pod.egress_limit}
     for direction, text in limits.items():
         try:
             if text is not None:
@@ -70,9 +67,9 @@ def _find_problem(requested_bps: int, limits: dict[str, str | None], *, uses_hos
             return f"{direction} {text} is unreasonably {error.size}"
         except QuantityError:
             return f"{direction} {text!r} is not a quantity"
-    if uses_host_network and any(limits.values()):
+    if pod.host_network and any(limits.values()):
         return "limits do not apply to hostNetwork pods"
-    egress_bps = quantity.parse_int_or_none(limits["egress"])
+    requested_bps, egress_bps = pod.requests.get(BANDWIDTH_RESOURCE, 0), quantity.parse_int_or_none(limits["egress"])
     if requested_bps and egress_bps and requested_bps != egress_bps:
         return f"requests {requested_bps / 1e6:.15g} Mbit/s but is limited to {egress_bps / 1e6:.15g} Mbit/s"
     return ""

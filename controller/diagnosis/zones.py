@@ -27,8 +27,9 @@ DEFAULT_INTERVAL_S = PlanOptions().interval_s
 
 
 def build_network(snapshot: ClusterSnapshot) -> NetworkView:
-    """All zones, and all ordered pairs with the costs that the scheduler uses, else with those of another NetworkTopology or weight."""
+    """All zones and ordered pairs, with the costs that the scheduler uses; if it uses none, with those of another object or weight."""
     topology = _choose_shown_topology(snapshot)
+    # A NetworkTopology may be in use for groups of all namespaces (""), or of its own one only.
     namespaces = ("", topology.metadata.namespace) if topology is not None else ()
     is_in_use = any(topology == _find_topology_in_use(snapshot, namespace) for namespace in namespaces)
     weight_in_use = choose_weight(topology, snapshot.scheduler.network_overhead_args)
@@ -72,7 +73,8 @@ def _decide_costs(
     topology: NetworkTopology | None, snapshot: ClusterSnapshot, zone_map: ZoneMap, interval_s: float
 ) -> TopologyDecision:
     """The costs that a controller would decide if it had just started. Ages of samples are by their writers' clocks."""
-    topologies, zone_count = () if topology is None else (topology,), len(zone_map.region_by_zone)
+    topologies = () if topology is None else (topology,)
+    zone_count = len(zone_map.region_by_zone)
     results_names = list_results_names(topologies, snapshot.plans, snapshot.netaware_namespace, zone_count)
     topology_snapshot = TopologySnapshot(
         topology=topology or NetworkTopology(),
@@ -93,30 +95,30 @@ def _build_pairs(
 ) -> tuple[PairView, ...]:
     """All ordered pairs of zones. The bases of costs follow from the samples, because the NetworkTopology does not have them."""
     written_costs = cost_entries_of(weight, ZONE_LABEL)
-    stale_pairs = set(group_pairs_by_basis(decision.costs, decision.policy, interval_s)["stale"])
+    old_pairs = set(group_pairs_by_basis(decision.costs, decision.policy, interval_s)["stale"])
     samples = _choose_shown_samples(decision.results.samples.values(), decision.state)
     pairs = []
     for pair in permutations([zone.name for zone in zones], 2):
-        if pair not in written_costs:
+        if weight is None or pair not in written_costs:
             basis: PairBasis = "absent"
-        elif weight is None or weight.name != NETPERF_COSTS:
+        elif weight.name != NETPERF_COSTS:
             basis = "given"
         else:
-            basis = _choose_basis(decision.costs.by_zone_pair.get(pair), is_stale=pair in stale_pairs)
+            basis = _choose_basis(decision.costs.by_zone_pair.get(pair), is_too_old=pair in old_pairs)
         sample = samples.get(pair) or samples.get((pair[1], pair[0]))
         pairs.append(_build_pair(pair, written_costs.get(pair), basis, sample, snapshot.now_s))
     return tuple(pairs)
 
 
-def _choose_basis(computed_cost: ZoneCost | None, *, is_stale: bool) -> PairBasis:
-    """The basis of a measured cost. A last good value counts as measured until it is stale, as in the status."""
-    if computed_cost is None or is_stale:
+def _choose_basis(computed_cost: ZoneCost | None, *, is_too_old: bool) -> PairBasis:
+    """The basis of a measured cost. A kept last value counts as measured until it is too old, as in the status."""
+    if computed_cost is None or is_too_old:
         return "stale"
     return "measured" if computed_cost.basis == "stale" else computed_cost.basis
 
 
 def _choose_shown_samples(samples: Iterable[Sample], state: CostState) -> dict[ZonePair, Sample]:
-    """The sample to show for each pair of zones: of the node pair that its cost comes from, else the newest."""
+    """The newest sample of each pair of zones: of the node pair that its cost comes from, or of any if none is known."""
     node_pairs = {zones: choose_representative(pair_state.node_pairs) for zones, pair_state in state.items()}
     shown_samples: dict[ZonePair, Sample] = {}
     for sample in sorted(samples, key=lambda sample: sample.taken_at):

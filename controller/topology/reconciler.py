@@ -23,7 +23,7 @@ from controller.topology.decision import TopologyDecision, TopologySnapshot, dec
 from controller.topology.metrics import TopologyMetrics
 from controller.topology.planner import ProbePlanner
 from controller.topology.results_names import ObjectName
-from controller.topology.weights import build_weight, plan_topology_patch
+from controller.topology.weights import build_topology_patch, build_weight
 from kubekit import logs
 from kubekit.client import JSON_PATCH, Client
 from kubekit.errors import ApiError
@@ -150,7 +150,7 @@ class TopologyController:
             snapshot, state, self._defaults, now_s=now_s, wall_s=wall_s, earlier_state=earlier_state
         )
         weight = build_weight(decision.costs, decision.zone_bandwidths, decision.region_bandwidths)
-        return decision, plan_topology_patch(snapshot.topology, weight, decision.latencies)
+        return decision, build_topology_patch(snapshot.topology, weight, decision.latencies)
 
     def _forget(self, key: str) -> None:
         self._states.pop(key, None)

@@ -59,17 +59,17 @@ def zone_costs_of(weight: WeightInfo | None) -> dict[ZonePair, int]:
     return {pair: entry.network_cost for pair, entry in cost_entries_of(weight).items()}
 
 
-def plan_topology_patch(topology: NetworkTopology, weight: WeightInfo, latencies: Latencies) -> list[Operation] | None:
+def build_topology_patch(topology: NetworkTopology, weight: WeightInfo, latencies: Latencies) -> list[Operation] | None:
     """The JSON patch that writes a weight and its latencies; None if both are up to date."""
-    changes = _plan_weight_patch(topology, weight) + _plan_latency_patch(topology, latencies)
+    changes = _build_weight_patch(topology, weight) + _build_latency_patch(topology, latencies)
     if not changes:
         return None
-    # The API server answers with a conflict if the object has changed since this version was read.
+    # Replacing the resourceVersion makes the API server answer with a conflict if the object has changed since this version.
     version_check = patches.replace(patches.pointer("metadata", "resourceVersion"), topology.metadata.resource_version)
     return [version_check, *changes]
 
 
-def _plan_latency_patch(topology: NetworkTopology, latencies: Latencies) -> list[Operation]:
+def _build_latency_patch(topology: NetworkTopology, latencies: Latencies) -> list[Operation]:
     annotations = topology.metadata.annotations
     text = encode_latencies(latencies) if latencies else ""
     if text == (annotations or {}).get(LATENCY_ANNOTATION, ""):
@@ -82,20 +82,17 @@ def _plan_latency_patch(topology: NetworkTopology, latencies: Latencies) -> list
     return [patches.add(path, text)]
 
 
-def _plan_weight_patch(topology: NetworkTopology, weight: WeightInfo) -> list[Operation]:
+def _build_weight_patch(topology: NetworkTopology, weight: WeightInfo) -> list[Operation]:
     """Operations that replace the weight of the same name if it differs, or add the weight if it has entries."""
     weights = topology.spec.weights
-    names = [w.name for w in weights or ()]
-    if weight.name in names:
-        if (weights or [])[names.index(weight.name)] == weight:
-            return []
-    elif not any(info.origin_list for info in weight.topology_list):
+    index, written = next(((i, w) for i, w in enumerate(weights or ()) if w.name == weight.name), (-1, None))
+    if written == weight or (written is None and not any(info.origin_list for info in weight.topology_list)):
         return []
     value = _without_null(msgspec.to_builtins(weight))
     if weights is None:
         return [patches.add(patches.pointer("spec", "weights"), [value])]
-    if weight.name in names:
-        return [patches.replace(patches.pointer("spec", "weights", names.index(weight.name)), value)]
+    if written is not None:
+        return [patches.replace(patches.pointer("spec", "weights", index), value)]
     return [patches.add(patches.pointer("spec", "weights", "-"), value)]
 
 

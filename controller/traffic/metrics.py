@@ -1,4 +1,4 @@
-"""Metrics of traffic: gauges, computed from the last comparison at each scrape."""
+"""Metrics of traffic: gauges, computed at each scrape from the last comparison of AppGroups with their traffic."""
 
 from __future__ import annotations
 
@@ -16,35 +16,37 @@ from kubekit.wire import split_key
 
 
 class TrafficMetrics(Collector):
-    """Gauges of traffic, its drift and its price, from the last comparison, whose traffic was read at ``read_at_s``, unix seconds.
+    """Gauges of traffic, its drift and its price.
 
-    There is no comparison before the first one, after repeated failures, and on replicas that do not lead.
+    Attributes:
+        result: the last comparison, and when its traffic was read (unix seconds); None before the first one, after repeated failures,
+            and on replicas that do not lead.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.comparison: Comparison | None = None
-        self.read_at_s = 0.0
+        self.result: tuple[Comparison, float] | None = None
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """The metric families; without samples if there is no comparison."""
+        """The metric families; without samples if there is no result."""
         drift_help = "Dependencies that differ from traffic: new, gone, grown beyond ten times minBandwidth."
         group = ("namespace", "appgroup")
         drift = GaugeMetricFamily("netaware_appgroup_traffic_drift", drift_help, labels=(*group, "kind"))
-        rates_help = "Traffic of the group's calls; crossing: true between zones, else false."
+        rates_help = "Bytes per second of the group's calls; crossing is true between zones, else false."
         rates = GaugeMetricFamily("netaware_appgroup_traffic_bytes_per_second", rates_help, labels=(*group, "crossing"))
         prices_help = "Price of the traffic of the group's calls in a month of 730 hours."
         prices = GaugeMetricFamily(
             "netaware_appgroup_traffic_price_per_month", prices_help, labels=(*group, "currency")
         )
-        zone_pairs_help = "Requests and responses of calls, by the zones of caller and callee."
+        zone_pairs_help = "Bytes per second of requests and responses, by the zones of caller and callee."
         zones = ("client_zone", "server_zone")
         zone_pairs = GaugeMetricFamily("netaware_zone_pair_traffic_bytes_per_second", zone_pairs_help, labels=zones)
         read_at_help = "When traffic was last read from Prometheus."
         read_at = GaugeMetricFamily("netaware_traffic_read_timestamp_seconds", read_at_help, labels=())
-        comparison = self.comparison  # Metrics are collected in a thread, and the leadership may end meanwhile.
-        if comparison is not None:
-            read_at.add_metric((), self.read_at_s)
+        result = self.result  # Metrics are collected in a thread, and the next result may come meanwhile.
+        if result is not None:
+            comparison, read_at_s = result
+            read_at.add_metric((), read_at_s)
             _add_drift(drift, comparison)
             _add_group_rates(rates, comparison.bill)
             for key, price in comparison.bill.monthly_price_by_group.items():

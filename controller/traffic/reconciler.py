@@ -89,7 +89,7 @@ class TrafficController:
                 await asyncio.sleep(self._config.interval_s)
         finally:
             # Another replica leads from now on.
-            self._metrics.comparison, self._condition_states = None, {}
+            self._metrics.result, self._condition_states = None, {}
             self._failure_count, self._has_result = 0, False
 
     def conditions(self, key: str) -> list[Condition]:
@@ -127,7 +127,7 @@ class TrafficController:
             membership=membership,
             netaware_namespace=self._cache.netaware_namespace,
         )
-        self._metrics.read_at_s, self._metrics.comparison = time.time(), comparison
+        self._metrics.result = comparison, time.time()
         weights_by_group = comparison.weights_by_group
         # A group without traffic has no condition.
         drifts = comparison.drift_by_group.items()
@@ -140,7 +140,7 @@ class TrafficController:
         """Count a failed reading; `MAX_FAILURES` in a row make conditions Unknown."""
         self._failure_count += 1
         if self._failure_count == MAX_FAILURES:
-            self._metrics.comparison, self._has_result = None, True
+            self._metrics.result, self._has_result = None, True
             self._set_conditions({})
 
     def _set_conditions(self, states: dict[str, ConditionState]) -> None:

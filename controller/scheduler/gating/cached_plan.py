@@ -60,13 +60,13 @@ def check_plan(
     group: str,
     pods: Sequence[Pod],
     reservations: ReservationCache,
-    outgoing: Mapping[str, Amounts],
+    outdated: Mapping[str, Amounts],
     *,
     preemptible: Mapping[str, Amounts] = {},
 ) -> PlanCheck:
     """Check whether the plan of a group is still valid, by the group's pods and all reservations.
 
-    ``outgoing`` is node -> requests of the group's pods that a rollout is about to replace; ``preemptible`` is node -> requests of pods
+    ``outdated`` is node -> requests of the group's pods that a rollout is about to replace; ``preemptible`` is node -> requests of pods
     that the scheduler may evict for pods of the group.
     """
     unaccounted_pods = find_unaccounted_pods(plan, pods, reservations)
@@ -81,7 +81,7 @@ def check_plan(
             add_amounts(requests, reservations.requests_with_ports_of(pod))
         if not reservations.fits(group, node, requests, released_only=True):
             awaiting_rollout.update(_excess_keys(node, node_pods, group, reservations, preemptible.get(node, {})))
-        add_amounts(requests, outgoing.get(node, {}), -1)
+        add_amounts(requests, outdated.get(node, {}), -1)
         is_feasible = is_feasible and reservations.fits(group, node, requests)
     return PlanCheck(unaccounted_pods, is_feasible, frozenset(awaiting_rollout))
 

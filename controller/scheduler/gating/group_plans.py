@@ -152,26 +152,27 @@ class GroupPlans:
             return PlanState(is_pending=self._request_plan(group))
         self._record_progress(group, cached.plan, pods)
         self._drop_expired_replacements()
-        outgoing = self._inputs.outgoing_requests(pods)
-        check = self._check_cached(group, cached, pods, outgoing)
+        outdated_requests = self._inputs.outdated_requests(pods)
+        check = self._check_cached(group, cached, pods, outdated_requests)
         is_current = check.is_feasible and self._is_current(group, cached, pods, check)
         if is_current:
             waits_too_long = self._rollout_waits.refuse_nodes_after_overlong_wait(
-                group, cached, pods, check.awaiting_rollout, outgoing
+                group, cached, pods, check.awaiting_rollout, outdated_requests
             )
             if waits_too_long:
-                check = self._check_cached(group, cached, pods, outgoing)
+                check = self._check_cached(group, cached, pods, outdated_requests)
         if is_current and check.is_feasible:
-            self.reservations.reserve(group, check.unaccounted_pods, outgoing)
+            self.reservations.reserve(group, check.unaccounted_pods, outdated_requests)
             return PlanState(cached.plan, awaiting_rollout=check.awaiting_rollout)
         is_pending = self._request_plan(group)
         return PlanState(cached.plan if check.is_feasible else None, is_pending, check.awaiting_rollout)
 
     def _check_cached(
-        self, group: str, cached: CachedPlan, pods: Sequence[Pod], outgoing: Mapping[str, Amounts]
+        self, group: str, cached: CachedPlan, pods: Sequence[Pod], outdated_requests: Mapping[str, Amounts]
     ) -> PlanCheck:
-        preemptible = self._inputs.preemptible_requests(pods, cached.preempts_below_priority)
-        return check_plan(cached.plan, group, pods, self.reservations, outgoing, preemptible=preemptible)
+        priority = cached.preempts_below_priority
+        preemptible = self._inputs.preemptible_requests(pods, priority) if priority is not None else {}
+        return check_plan(cached.plan, group, pods, self.reservations, outdated_requests, preemptible=preemptible)
 
     def _is_current(self, group: str, cached: CachedPlan, pods: Sequence[Pod], check: PlanCheck) -> bool:
         """Whether the plan is up to date: its inputs are the same, and no resources were freed that pods without a node could use."""
@@ -179,7 +180,7 @@ class GroupPlans:
         lacks_nodes = bool(cached.plan.unplaced or check.awaiting_rollout)
         if has_freed_resources and lacks_nodes and self._clock() - cached.made_at > MIN_REPLAN_S:
             return False
-        return cached.cache_key == self._inputs.cache_key(group, pods)
+        return cached.cache_key == self._inputs.make_cache_key(group, pods)
 
     def _request_plan(self, group: str) -> bool:
         """Queue the group for a new plan, after its pause; returns False while a group whose planning failed backs off."""
@@ -230,7 +231,7 @@ class GroupPlans:
         self._record_progress(group, previous.plan if previous is not None else None, pods)
         try:
             _check_size(pods, replicas)
-            cache_key = self._inputs.cache_key(group, pods)
+            cache_key = self._inputs.make_cache_key(group, pods)
             await asyncio.sleep(0)  # Key and snapshot of thousands of pods would block the event loop together.
             if group not in self._state.groups:
                 return  # It was deleted meanwhile.
@@ -238,8 +239,10 @@ class GroupPlans:
             with self._metrics.plan_duration.time():
                 plan, below_priority = await self._plan_with_preemption(group, snapshot)
                 # Pods may have changed during each await, so they are looked up again.
-                outgoing = self._inputs.outgoing_requests(self._pods_of(group))
-                plan = await self._rollout_waits.solve_with_fewer_waits(group, snapshot, plan, outgoing, self._solve)
+                outdated_requests = self._inputs.outdated_requests(self._pods_of(group))
+                plan = await self._rollout_waits.solve_with_fewer_waits(
+                    group, snapshot, plan, outdated_requests, self._solve
+                )
         except PlanningError as error:
             self._record_failure(group, app_group, error)
         else:
@@ -269,14 +272,14 @@ class GroupPlans:
         pods = self._pods_of(group)
         self._record_progress(group, cached.plan, pods)
         unaccounted_pods = find_unaccounted_pods(cached.plan, pods, self.reservations)
-        self.reservations.reserve(group, unaccounted_pods, self._inputs.outgoing_requests(pods))
+        self.reservations.reserve(group, unaccounted_pods, self._inputs.outdated_requests(pods))
 
     async def _plan_with_preemption(self, group: str, snapshot: GroupSnapshot) -> tuple[Plan, int | None]:
         """A plan, and the priority below which it preempts pods; None if it preempts none. See `PlanInputs.plan_with_preemption`."""
         search_s = self._planner_time.search_limit_s(group.partition("/")[0], others_wait=len(self._queue) > 0)
         began = self._clock()
         plan = await self._solve(snapshot, search_s)
-        preemption = self._inputs.preemption_for(snapshot, plan)
+        preemption = self._inputs.build_preemption(snapshot, plan)
         if preemption is None:
             return plan, None
         remaining_s = max(search_s - (self._clock() - began), MIN_SEARCH_S)
@@ -328,7 +331,7 @@ class GroupPlans:
         reserved = self.reservations.reserved_by_others(group)
         self._expected_replacements.add_requests_of_others(reserved, group, self._pods_of)
         refused = self.reservations.refused_nodes.nodes_by_pod(pods)
-        snapshot = self._inputs.snapshot(group, pods)
+        snapshot = self._inputs.build_snapshot(group, pods)
         return msgspec.structs.replace(snapshot, previous_targets=previous, reserved=reserved, refused_nodes=refused)
 
     def _record_failure(self, group: str, app_group: AppGroup, error: PlanningError) -> None:

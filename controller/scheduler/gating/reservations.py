@@ -37,7 +37,7 @@ class ReservationCache:
         """Pod key -> reservation."""
         self._keys_by_group: dict[str, dict[str, None]] = {}
         self._keys_by_node: dict[str, dict[str, None]] = {}
-        self._outgoing_by_group: dict[str, Mapping[str, Amounts]] = {}
+        self._outdated_by_group: dict[str, Mapping[str, Amounts]] = {}
         """Group -> node -> requests of pods that a rollout is about to replace there."""
         self._released_keys: set[str] = set()
         self._started_groups: set[str] = set()  # with a bound pod
@@ -54,10 +54,10 @@ class ReservationCache:
             cached = self._requests_by_key[key] = version, requests_with_ports_of(pod.spec, pod.status)
         return cached[1]
 
-    def reserve(self, group: str, pods: Sequence[tuple[Pod, str]], outgoing: Mapping[str, Amounts] = {}) -> None:
+    def reserve(self, group: str, pods: Sequence[tuple[Pod, str]], outdated: Mapping[str, Amounts] = {}) -> None:
         """Replace a group's reservations by those of ``pods``, which the usage of their nodes does not include yet, each with its node.
 
-        ``outgoing`` is node -> requests of the group's pods that a rollout is about to replace there; reservations use these first.
+        ``outdated`` is node -> requests of the group's pods that a rollout is about to replace there; reservations use these first.
         """
         for key in self._keys_by_group.get(group, {}).keys() - {pod.metadata.key for pod, _ in pods}:
             self._end_reservation(key)
@@ -73,9 +73,9 @@ class ReservationCache:
             self._keys_by_group.setdefault(group, {})[key] = None
             self._keys_by_node.setdefault(node, {})[key] = None
         if pods:
-            self._outgoing_by_group[group] = outgoing
+            self._outdated_by_group[group] = outdated
         else:
-            self._outgoing_by_group.pop(group, None)
+            self._outdated_by_group.pop(group, None)
 
     def _end_reservation(self, key: str) -> None:
         reservation = self._reservations.pop(key, None)
@@ -148,8 +148,8 @@ class ReservationCache:
                 add_amounts(amounts_by_group.setdefault(reservation.group, {}), reservation.amounts)
         total: Amounts = {}
         for other, amounts in amounts_by_group.items():
-            outgoing = {} if released_only else self._outgoing_by_group.get(other, {}).get(node, {})
-            add_amounts(total, {name: max(value - outgoing.get(name, 0), 0) for name, value in amounts.items()})
+            outdated = {} if released_only else self._outdated_by_group.get(other, {}).get(node, {})
+            add_amounts(total, {name: max(value - outdated.get(name, 0), 0) for name, value in amounts.items()})
         return total
 
     def fits(self, group: str, node: str, requests: Amounts, *, released_only: bool = False) -> bool:

@@ -49,17 +49,17 @@ class RolloutWaits:
         self._failed_searches.pop(group, None)
 
     async def solve_with_fewer_waits(
-        self, group: str, snapshot: GroupSnapshot, plan: Plan, outgoing_requests: Mapping[str, Amounts], solve: Solve
+        self, group: str, snapshot: GroupSnapshot, plan: Plan, outdated_requests: Mapping[str, Amounts], solve: Solve
     ) -> Plan:
         """Search a plan, about as good, in which fewer pods wait for a rollout; returns ``plan`` if there is none.
 
-        ``plan`` was made from the snapshot; ``outgoing_requests`` is node -> requests of pods that a rollout is about to replace there.
+        ``plan`` was made from the snapshot; ``outdated_requests`` is node -> requests of pods that a rollout is about to replace there.
         The first search keeps all waiting pods off full nodes, the second only the oldest.
         """
-        if not outgoing_requests:
+        if not outdated_requests:
             return plan
         await asyncio.sleep(0)  # The check of thousands of pods blocks the event loop.
-        awaiting = check_plan(plan, group, snapshot.pods, self._reservations, outgoing_requests).awaiting_rollout
+        awaiting = check_plan(plan, group, snapshot.pods, self._reservations, outdated_requests).awaiting_rollout
         waiting = sorted((pod for pod in snapshot.pods if pod.metadata.key in awaiting), key=age_order)
         if not waiting:
             return plan
@@ -67,7 +67,7 @@ class RolloutWaits:
         for pod in waiting:
             if owner_key(pod) not in full_nodes:
                 await asyncio.sleep(0)  # The check of thousands of nodes blocks the event loop.
-                full_nodes[owner_key(pod)] = frozenset(self._full_nodes(group, pod, outgoing_requests))
+                full_nodes[owner_key(pod)] = frozenset(self._full_nodes(group, pod, outdated_requests))
         search_key = [pod.metadata.key for pod in waiting], full_nodes
         if self._failed_searches.get(group) == search_key:
             return plan
@@ -92,7 +92,7 @@ class RolloutWaits:
         cached: CachedPlan,
         pods: Sequence[Pod],
         awaiting_rollout: Collection[str],
-        outgoing_nodes: Iterable[str],
+        nodes_with_outdated_pods: Iterable[str],
     ) -> bool:
         """Refuse the full nodes to the oldest waiting pod, if the pod has waited or its plan has existed for too long; returns whether so.
 
@@ -112,7 +112,7 @@ class RolloutWaits:
         is_wait_over = now - waiting_since[key] >= MAX_WAIT_SHARE * self._config.max_wait_s
         if now - cached.made_at < max_plan_age_s and not is_wait_over:
             return False
-        for node in self._full_nodes(group, oldest, {*outgoing_nodes, cached.plan.targets[key].node}):
+        for node in self._full_nodes(group, oldest, {*nodes_with_outdated_pods, cached.plan.targets[key].node}):
             self._reservations.refused_nodes.add(oldest, node)
         return True
 

@@ -32,7 +32,7 @@ class Preemption(NamedTuple):
 
 
 class PlanInputs(NamedTuple):
-    """The cluster that plans are made for, from watches, lists or a file.
+    """The cluster that plans are made for, from watches, lists or a file; `build_snapshot` makes the input of one group's plan from it.
 
     Attributes:
         state: AppGroups, costs and Services.
@@ -48,8 +48,8 @@ class PlanInputs(NamedTuple):
     prices: PriceTable | None = None
     declared: DeclaredReplicas | None = None
 
-    def snapshot(self, group: str, pods: Sequence[Pod]) -> GroupSnapshot:
-        """The inputs of a group's plan, without reservations, refused nodes and previous targets; ``pods`` are all its pods."""
+    def build_snapshot(self, group: str, pods: Sequence[Pod]) -> GroupSnapshot:
+        """The input of a group's plan, without reservations, refused nodes and previous targets; ``pods`` are all its pods."""
         app_group, node_cache = self.state.groups[group], self.node_cache
         costs = self.state.costs(app_group.metadata.namespace)
         replicas, _ = self.replicas_to_plan(group, pods)
@@ -73,18 +73,19 @@ class PlanInputs(NamedTuple):
             allocatable=self.state.allocatable_args,
         )
 
-    def cache_key(self, group: str, pods: Sequence[Pod]) -> tuple[object, ...]:
+    def make_cache_key(self, group: str, pods: Sequence[Pod]) -> tuple[object, ...]:
         """The key of a group's cached plan: a plan is outdated once its key has changed.
 
         It does not depend on:
 
-        - annotations and amounts in use;
-        - pods that also wait for gates of other controllers;
-        - bound pods that a rollout is about to replace.
+        - annotations, which releases write;
+        - amounts in use, with which `check_plan` compares the plan;
+        - pods that also wait for gates of other controllers, which plans leave out;
+        - bound pods that a rollout is about to replace, whose places plans give to new pods.
         """
         active = [pod for pod in pods if pod.is_active]
         outdated = find_outdated_pod_keys(pod.metadata for pod in active)
-        replicas, _ = self._replicas_to_plan(group, active, outdated)
+        replicas, _ = self.replicas_to_plan(group, active, outdated)
         planned = [pod for pod in active if not (pod.is_waiting and pod.other_gates)]
         return (
             self.state.graph(group),
@@ -97,15 +98,12 @@ class PlanInputs(NamedTuple):
         )
 
     def plan_with_preemption(self, snapshot: GroupSnapshot) -> Plan:
-        """Plan in this process; pods that do not fit preempt others if that places more pods.
-
-        `GroupPlans` follows the same steps by itself: it awaits another process, divides the search time, and keeps the priority.
-        """
+        """Plan in this process; pods that do not fit preempt others if that places more pods."""
         plan = plan_group(snapshot)
-        preemption = self.preemption_for(snapshot, plan)
+        preemption = self.build_preemption(snapshot, plan)
         return plan if preemption is None else min(plan, plan_group(preemption.snapshot), key=lambda p: len(p.unplaced))
 
-    def preemption_for(self, snapshot: GroupSnapshot, plan: Plan) -> Preemption | None:
+    def build_preemption(self, snapshot: GroupSnapshot, plan: Plan) -> Preemption | None:
         """The input of a second plan in which the unplaced pods of a plan preempt others.
 
         None if no pod is unplaced, one has the preemptionPolicy Never, or no other pod has a lower priority than all of them.
@@ -122,20 +120,19 @@ class PlanInputs(NamedTuple):
             add_amounts(reserved.setdefault(node, {}), amounts, -1)
         return Preemption(msgspec.structs.replace(snapshot, reserved=reserved), below_priority)
 
-    def preemptible_requests(self, pods: Sequence[Pod], below_priority: int | None) -> dict[str, Amounts]:
-        """Node -> requests of other pods with a lower priority than this; empty for None.
+    def preemptible_requests(self, pods: Sequence[Pod], below_priority: int) -> dict[str, Amounts]:
+        """Node -> requests of other pods with a lower priority than this.
 
         Pods that a PodDisruptionBudget protects are included: kube-scheduler preempts them as a last resort.
         """
         requests: dict[str, Amounts] = {}
-        if below_priority is not None:
-            keys = {pod.metadata.key for pod in pods}
-            for info in self.node_cache.pods.values():
-                if info.priority < below_priority and info.key not in keys:
-                    add_amounts(requests.setdefault(info.occupied_node, {}), info.requests_with_ports)
+        keys = {pod.metadata.key for pod in pods}
+        for info in self.node_cache.pods.values():
+            if info.priority < below_priority and info.key not in keys:
+                add_amounts(requests.setdefault(info.occupied_node, {}), info.requests_with_ports)
         return requests
 
-    def outgoing_requests(self, pods: Sequence[Pod]) -> dict[str, Amounts]:
+    def outdated_requests(self, pods: Sequence[Pod]) -> dict[str, Amounts]:
         """Node -> requests of pods that a rollout is about to replace there."""
         requests: dict[str, Amounts] = {}
         for key in find_outdated_pod_keys(pod.metadata for pod in pods if pod.is_active):
@@ -156,20 +153,23 @@ class PlanInputs(NamedTuple):
         for index, host in enumerate(hosts):
             insufficient = first_insufficient(requests, host.allocatable, used.get(host.name, {}))
             resources_reason = insufficient_reason(insufficient) if insufficient else ""
-            node_reason = host.unschedulable_reason(constraints, volumes) or resources_reason
-            reasons[host.name] = node_reason or other_pods_reasons.get(index, "")
-        return {node: reason for node, reason in reasons.items() if reason}
+            reason = host.unschedulable_reason(constraints, volumes) or resources_reason
+            if reason := reason or other_pods_reasons.get(index, ""):
+                reasons[host.name] = reason
+        return reasons
 
-    def replicas_to_plan(self, group: str, pods: Sequence[Pod]) -> tuple[dict[str, int], int]:
-        """Workload selector -> replicas to plan, and the number of declared replicas beyond numMembers; ({}, 0) if unread."""
-        active = [pod for pod in pods if pod.is_active]
-        return self._replicas_to_plan(group, active, find_outdated_pod_keys(pod.metadata for pod in active))
+    def replicas_to_plan(
+        self, group: str, pods: Sequence[Pod], outdated: set[str] | None = None
+    ) -> tuple[dict[str, int], int]:
+        """Workload selector -> replicas to plan, and the number of declared replicas beyond numMembers.
 
-    def _replicas_to_plan(self, group: str, active: Sequence[Pod], outdated: set[str]) -> tuple[dict[str, int], int]:
-        """As `replicas_to_plan`, from the active pods and the keys of those that a rollout is about to replace."""
+        ({}, 0) if declared replicas are not read. ``outdated`` are the keys of pods that a rollout is about to replace, if known already.
+        """
         if self.declared is None:
             return {}, 0
-        app_group = self.state.groups[group]
+        app_group, active = self.state.groups[group], [pod for pod in pods if pod.is_active]
+        if outdated is None:
+            outdated = find_outdated_pod_keys(pod.metadata for pod in active)
         replicas = self.declared.replicas_by_selector(app_group.metadata.namespace, self.state.graph(group).workloads)
         live = Counter(pod.workload for pod in active if pod.metadata.key not in outdated)
         allowed = max(app_group.spec.num_members - live.total(), len(outdated))

@@ -106,7 +106,7 @@ async def assert_all_find_dependency(components: Components, key: str, *, is_met
         "page": page_dependency.verdict == "met",
         "graph": shown_group.dependencies[0].verdict == "met",
         "explain": not any(line.violated for line in explain(state, pods[0]).candidates if line.has_pod),
-        "plan": plan_group(inputs.snapshot(key, pods)).violations == 0,
+        "plan": plan_group(inputs.build_snapshot(key, pods)).violations == 0,
     }
     if components.config == DEFAULT:  # files have no configuration
         kinds = (("Node", Node), ("Pod", Pod), ("Service", Service))

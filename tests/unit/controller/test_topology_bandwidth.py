@@ -18,7 +18,7 @@ from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.crds import NetworkTopology
 from controller.cluster.membership import Membership
 from controller.topology.bandwidth import compute_allocations, read_user_capacities, sum_by_region_pair
-from controller.topology.weights import Bandwidths, build_weight, plan_topology_patch
+from controller.topology.weights import Bandwidths, build_topology_patch, build_weight
 from kubekit.wire import Node
 from netperf.costs import ZoneCost, ZoneCosts
 from netperf.sample import NodeLocation
@@ -134,5 +134,5 @@ def test_the_patch_of_a_hundred_zones_with_bandwidth_is_smaller_than_a_megabyte(
     table = ZoneCosts(by_zone_pair=dict.fromkeys(pairs, cost), cost_by_region_pair={}, absent_pairs=())
     # Every path has a capacity; pods of large applications have asked for bandwidth on one in five.
     bandwidths = Bandwidths(dict.fromkeys(pairs, "99G"), dict.fromkeys(pairs[::5], 10**9))
-    patch = plan_topology_patch(NetworkTopology(), build_weight(table, bandwidths, Bandwidths()), table.latencies())
+    patch = build_topology_patch(NetworkTopology(), build_weight(table, bandwidths, Bandwidths()), table.latencies())
     assert len(msgspec.json.encode(patch)) < 1e6

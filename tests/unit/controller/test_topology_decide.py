@@ -17,7 +17,7 @@ from controller.cluster.zones import ZoneMap
 from controller.topology import status
 from controller.topology.decision import TopologyDecision, TopologySnapshot, decide_topology
 from controller.topology.metrics import TopologyMetrics
-from controller.topology.weights import build_weight, plan_topology_patch
+from controller.topology.weights import build_topology_patch, build_weight
 from kubekit.wire import Condition
 from netperf.cost_state import CostState
 from netperf.costs import ZoneCosts
@@ -99,7 +99,7 @@ def build_status(before: NetworkTopologyStatus, **fields: Any) -> NetworkTopolog
 
 def apply_patch(network_topology: NetworkTopology, decision: TopologyDecision) -> NetworkTopology | None:
     """The NetworkTopology after the patch, applied as by the API server; None without a patch."""
-    operations = plan_topology_patch(
+    operations = build_topology_patch(
         network_topology,
         build_weight(decision.costs, decision.zone_bandwidths, decision.region_bandwidths),
         decision.latencies,
