@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from playwright.async_api import CDPSession, Page, async_playwright
 
+from lab.polling import poll_until
 from tests.support.page_programs import Chromium
-
-_POLL_S = 0.05
 
 
 class Tab:
@@ -37,13 +35,8 @@ class Tab:
         return response["result"].get("value")
 
     async def wait_for(self, condition: str, timeout_s: float = 20.0) -> Any:
-        """Wait until a JavaScript expression is true, and return its value; raises TimeoutError."""
-        deadline_s = time.monotonic() + timeout_s
-        while not (value := await self.evaluate(condition)):
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(f"{condition} is not true after {timeout_s:g} s")
-            await asyncio.sleep(_POLL_S)
-        return value
+        """Wait until a JavaScript expression is true, and return its value."""
+        return await poll_until(partial(self.evaluate, condition), condition, timeout_s, every_s=0.05)
 
     async def resize(self, width: int, height: int, *, scale: float = 1.0) -> None:
         """Set the viewport's size in CSS pixels; ``scale`` is the number of device pixels per CSS pixel."""
