@@ -34,7 +34,7 @@ def find_workload(metadata: ObjectMeta) -> tuple[str, str] | None:
     return owner.kind, owner.name
 
 
-def find_outdated_pod_keys(pods: Iterable[ObjectMeta]) -> set[str]:
+def find_outdated_pod_keys(pod_metadata: Iterable[ObjectMeta]) -> set[str]:
     """Keys of the pods with another template than their workload's newest pod, which a rollout replaces.
 
     Pods without a revision or a valid owner are never outdated. Pods that a StatefulSet keeps at an old revision (``partition``,
@@ -42,15 +42,17 @@ def find_outdated_pod_keys(pods: Iterable[ObjectMeta]) -> set[str]:
     """
     pods_by_revision_by_workload: dict[tuple[str, str, str], dict[str, list[ObjectMeta]]] = {}
     workload_by_controller_uid: dict[str, tuple[str, str] | None] = {}  # thousands of pods have one ReplicaSet
-    for pod in pods:
-        if not (revision := revision_of(pod)) or (controller := controller_of(pod)) is None:
+    for metadata in pod_metadata:
+        if not (revision := revision_of(metadata)) or (controller := controller_of(metadata)) is None:
             continue
-        if controller.uid not in workload_by_controller_uid or not controller.uid:
-            workload_by_controller_uid[controller.uid] = find_workload(pod)
+        if (
+            controller.uid not in workload_by_controller_uid or not controller.uid
+        ):  # Without a uid, owners are not told apart.
+            workload_by_controller_uid[controller.uid] = find_workload(metadata)
         workload = workload_by_controller_uid[controller.uid]
         if workload is not None:
-            pods_by_revision = pods_by_revision_by_workload.setdefault((pod.namespace, *workload), {})
-            pods_by_revision.setdefault(revision, []).append(pod)
+            pods_by_revision = pods_by_revision_by_workload.setdefault((metadata.namespace, *workload), {})
+            pods_by_revision.setdefault(revision, []).append(metadata)
     return {
         pod.key
         for pods_by_revision in pods_by_revision_by_workload.values()
@@ -61,7 +63,7 @@ def find_outdated_pod_keys(pods: Iterable[ObjectMeta]) -> set[str]:
 
 
 def _find_current_revision(pods_by_revision: Mapping[str, Iterable[ObjectMeta]]) -> str:
-    """The revision of a workload's newest pod; of revisions with equally new pods, the last one."""
+    """The revision of a workload's newest pod; of revisions with equally new pods, the one that was given last."""
     newest_pod_at = {
         revision: max(pod.creation_timestamp or "" for pod in pods) for revision, pods in pods_by_revision.items()
     }
@@ -69,7 +71,7 @@ def _find_current_revision(pods_by_revision: Mapping[str, Iterable[ObjectMeta]])
     return max(reversed(newest_pod_at), key=newest_pod_at.__getitem__)
 
 
-def revision_of(pod: ObjectMeta) -> str:
+def revision_of(metadata: ObjectMeta) -> str:
     """Revision of the pod's template, from the labels of a Deployment, StatefulSet or DaemonSet; empty for other pods."""
-    labels = pod.labels or {}
+    labels = metadata.labels or {}
     return labels.get(TEMPLATE_HASH_LABEL) or labels.get(_REVISION_LABEL, "")

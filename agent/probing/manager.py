@@ -68,12 +68,12 @@ class ProbingManager:
         """The reason why this node cannot be probed or cannot write results, for /readyz; empty if it can."""
         if self._responder is None:
             return self._passphrase_source.problem or "waiting for the node's address"
-        return self._responder.problem or self._writer.problem
+        return self._responder.problem or self._writer.readiness_error
 
     @property
     def warning(self) -> str:
         """The problem with the passphrase, else with the results, for /readyz and the announcement; empty if there is none."""
-        return self._passphrase_source.problem or self._writer.warning
+        return self._passphrase_source.problem or self._writer.refusal_summary
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """Tasks to run, by name."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import NamedTuple
@@ -40,11 +41,11 @@ log = logs.get("agent.probing")
 GATHER_S = 2.0
 """Samples within this time (jittered by half of it) are written together."""
 REFUSAL_SHOWN_S = 300.0
-"""Time for which a refusal is reported. Without it, a refusal would stay forever, because a node that is not ready writes nothing."""
+"""Time for which a refusal is reported. A node that is not ready gets no probes, so no write would clear the refusal."""
 RETRY_REFUSED_S = 45.0
 """Delay after which refused keys are tried again."""
 MAX_REFUSED_KEYS = 4
-"""Maximum number of refused keys in a pass; if more are refused, the cause is not a single key, and the pass ends."""
+"""Maximum number of refused keys in `ResultsWriter._write_all`; if more are refused, the cause is not a single key, and it gives up."""
 _REFUSAL_STATUSES = frozenset({HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY})
 
 
@@ -60,7 +61,7 @@ class ResultsWriter:
 
     Args:
         rng: source of the jitter.
-        wall_clock: seconds since the epoch; bounds the sequences that are continued.
+        wall_clock: seconds since the epoch. Sequences later than this clock are not continued.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class ResultsWriter:
         )
 
     @property
-    def warning(self) -> str:
+    def refusal_summary(self) -> str:
         """The number of results that the API server refuses, and one with its reason; empty if there are none."""
         shown_since_s = asyncio.get_running_loop().time() - REFUSAL_SHOWN_S
         reasons = {key: refusal.reason for key, refusal in self._refusal_by_key.items() if refusal.at_s > shown_since_s}
@@ -97,9 +98,9 @@ class ResultsWriter:
         return f"{len(reasons)} results are refused, {key}: {reason}"
 
     @property
-    def problem(self) -> str:
-        """The `warning` if every result is refused, for /readyz; else empty."""
-        return self.warning if self._refusal_by_key.keys() >= self._queue.keys else ""
+    def readiness_error(self) -> str:
+        """The `refusal_summary` if every result is refused, for /readyz; else empty."""
+        return self.refusal_summary if self._refusal_by_key.keys() >= self._queue.keys else ""
 
     def apply_plan(self) -> None:
         """Write to the plan's ConfigMap (nothing without a plan), and forget pairs that left the plan."""
@@ -110,7 +111,7 @@ class ResultsWriter:
             self._queue.forget_written()
         probes = self._plan_source.own_probes
         keys = {key for probe in probes for key in list_sample_keys(plan, probe)} if plan is not None else set()
-        # The planner leaves out a node whose results are refused. If the node forgot the refusals, it would be planned again.
+        # Keep refusals while the plan has no pair of this node, because the planner leaves the node out for these refusals.
         if keys:
             self._refusal_by_key = {key: refusal for key, refusal in self._refusal_by_key.items() if key in keys}
         self._queue.set_pairs(keys, plan.interval_s if plan is not None else 0.0)
@@ -146,12 +147,11 @@ class ResultsWriter:
         Raises:
             KubekitError: the API server did not answer, refused more than `MAX_REFUSED_KEYS`, or failed otherwise.
         """
-        batches = [[result for result in results if result.key not in self._refusal_by_key]]
-        batches += [[result] for result in results if result.key in self._refusal_by_key]
+        batches = deque([[result for result in results if result.key not in self._refusal_by_key]])
+        batches.extend([result] for result in results if result.key in self._refusal_by_key)
         refused_count, is_too_large = 0, False
-        batches.reverse()  # `pop` takes the last one
         while batches:
-            batch = batches.pop()
+            batch = batches.popleft()
             try:
                 await self._write(target, batch)
             except ApiError as error:
@@ -159,7 +159,7 @@ class ResultsWriter:
                     raise
                 if len(batch) > 1:
                     middle = len(batch) // 2
-                    batches += [batch[middle:], batch[:middle]]
+                    batches.extendleft([batch[middle:], batch[:middle]])
                     continue
                 refused_count += 1
                 self._record_refusal(batch[0], error)
@@ -171,21 +171,21 @@ class ResultsWriter:
                 for result in batch:
                     if result not in without_new_keys:
                         self._record_refusal(result, error)
-                batches.append(without_new_keys)
+                batches.appendleft(without_new_keys)
         self._report_refusals(target, has_refused=refused_count > 0, is_too_large=is_too_large)
 
     def _record_refusal(self, result: PairResult, error: KubekitError) -> None:
         self._refusal_by_key[result.key] = _Refusal(str(error), asyncio.get_running_loop().time())
 
     def _report_refusals(self, target: _Target, *, has_refused: bool, is_too_large: bool) -> None:
-        """Log and count the refusals of the last pass, and retry later."""
+        """Log and count the refusals of one `_write_all`, and retry later."""
         message = "some results are refused" if self._refusal_by_key else "no result is refused any more"
-        log.log_change("results/refused", ",".join(sorted(self._refusal_by_key)), message, why=self.warning)
+        log.log_change("results/refused", ",".join(sorted(self._refusal_by_key)), message, why=self.refusal_summary)
         if has_refused:
             self._writes.labels("refused").inc()
         if is_too_large:
             self._writes.labels("too-large").inc()
-            target.data = None  # Other writers may free space, so the next pass reads the object again.
+            target.data = None  # Other writers may free space, so the next write reads the object again.
         if has_refused or is_too_large:
             if self._retry_timer is not None:
                 self._retry_timer.cancel()
@@ -203,9 +203,9 @@ class ResultsWriter:
         try:
             check_growth(target.name, target.data, data)
         except ConfigMapTooLargeError:
-            # Without new keys in upstream's format.
-            our_keys = tuple(result.key for result in results)
-            data = {key: value for key, value in data.items() if key in target.data or key.startswith(our_keys)}
+            # New keys of upstream's format are dropped first.
+            own_keys = tuple(result.key for result in results)
+            data = {key: value for key, value in data.items() if key in target.data or key.startswith(own_keys)}
             check_growth(target.name, target.data, data)
         patch = {"data": data}
         config_map = await self._client.patch(
@@ -219,7 +219,7 @@ class ResultsWriter:
         self._writes.labels("ok").inc()
 
     def _adds_keys(self, target: _Target, result: PairResult) -> bool:
-        """Whether a result adds keys of our format."""
+        """Whether a result adds keys of our format, which begin with the result's key; those of upstream's format do not."""
         encoded = self._encode(target, [result])
         keys = {key for key, value in encoded.items() if value is not None and key.startswith(result.key)}
         return not keys <= (target.data or {}).keys()
@@ -248,7 +248,7 @@ class _Target:
 
     Attributes:
         name: of the ConfigMap; empty without a plan.
-        data: the latest known keys and values; None before the first read, and after an error or for lack of space.
+        data: the latest known keys and values; None to read the object before the next write.
         sequence_offset: added to each sequence. Sequences start from the clock; if the clock went back, new results would seem older
             than those of an earlier run of this agent.
         has_our_sequences: a patch with this offset was written, so the offset stays.

@@ -119,7 +119,7 @@ async def preview_round(session: Session, config: DeschedulerConfig) -> RoundPre
     cluster = take_snapshot(inputs, {pod.key: pod for pod in pods}, budgets, session.netaware_namespace)
     dropped_counts = usage.update(usage_batch, cluster.nodes, cluster.pods.by_key, now_s)
     cluster = dataclasses.replace(cluster, usage=usage.view(now_s))
-    unconfirmed_decision = decide(cluster, history, ReasonDurations(), settings, now_s, assume_lasting=True)
+    unconfirmed_decision = decide(cluster, history, ReasonDurations(), settings, now_s, ignore_durations=True)
     overutilized = (state.node for state in unconfirmed_decision.decision.plan.nodes if state.kind == "overutilized")
     inputs.node_cache.set_avoided_nodes(frozenset(overutilized))
 

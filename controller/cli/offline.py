@@ -127,8 +127,8 @@ def _list_consent_notes(state: State) -> list[str]:
 def list_cost_problems(state: State, namespace: str) -> list[str]:
     """Notes on costs that planning of the namespace's groups lacks."""
     costs = state.costs(namespace)
-    if not costs.topology_key:
+    if not costs.network_topology:
         return ["the scheduler uses no NetworkTopology: all zones are equally far from each other"]
     if not costs.weight_name:
-        return [f"NetworkTopology {costs.topology_key} has no weight that the scheduler uses: costs are unknown"]
+        return [f"NetworkTopology {costs.network_topology} has no weight that the scheduler uses: costs are unknown"]
     return [costs.latency_error] if costs.latency_error else []

@@ -160,7 +160,7 @@ def simulate(inputs: PlanInputs, group: AppGroup, controllers: Mapping[str, Work
     costs = inputs.state.costs(group.metadata.namespace)
     return Simulation(
         group=group.metadata.key,
-        topology=costs.topology_key or None,
+        topology=costs.network_topology or None,
         weight_name=costs.weight_name or None,
         replicas=len(snapshot.pods),
         default_scheduler=outcomes[len(outcomes) // 2],

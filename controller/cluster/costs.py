@@ -97,7 +97,7 @@ class CostTable:
         return self._latencies.latency_us(origin.zone, destination.zone)
 
     def compare_with_limit(self, candidate: Location, peer: Location, max_cost: int) -> tuple[LimitResult, int]:
-        """Whether the cost between two different nodes is within a limit, and the cost that counts: `UNKNOWN_COST` if it is unknown.
+        """Whether the cost between two different nodes is within a limit, and the `effective_cost`.
 
         The rule is NetworkOverhead's (docs/contracts.md, section 4).
         """
@@ -110,6 +110,10 @@ class CostTable:
             return "unknown", UNKNOWN_COST
         return ("satisfied" if cost <= max_cost else "violated"), cost
 
+    def effective_cost(self, origin: Location, destination: Location) -> int:
+        """The cost that counts between two different nodes: `UNKNOWN_COST` if it is unknown."""
+        return self.compare_with_limit(origin, destination, 0)[1]
+
     def total_cost(
         self, callers: Mapping[str, int], callees: Mapping[str, int], locations: Mapping[str, Location]
     ) -> int:
@@ -121,11 +125,11 @@ class CostTable:
         total = 0
         for origin, caller_count in count_by_location(callers, locations).items():
             for destination, callee_count in callees_by_location.items():
-                total += caller_count * callee_count * self.compare_with_limit(origin, destination, 0)[1]
+                total += caller_count * callee_count * self.effective_cost(origin, destination)
         # A sum by location is faster than by node, but counts pairs on one node as pairs in one zone: correct these.
         for node in callers.keys() & callees.keys() & locations.keys():
-            cost = self.compare_with_limit(locations[node], locations[node], 0)[1]
-            total += callers[node] * callees[node] * (SAME_HOST_COST - cost)
+            zone_cost = self.effective_cost(locations[node], locations[node])
+            total += callers[node] * callees[node] * (SAME_HOST_COST - zone_cost)
         return total
 
 
@@ -164,14 +168,14 @@ class Costs(msgspec.Struct, frozen=True):
     """The costs that a namespace's groups use.
 
     Attributes:
-        topology_key: ``namespace/name`` of the NetworkTopology; empty without one.
+        network_topology: ``namespace/name`` of the NetworkTopology; empty without one.
         weight_name: name of the weight; empty if the NetworkTopology has none of the requested names.
         version: UID and resourceVersion of the NetworkTopology; empty without one.
         latency_error: why the latencies could not be read; empty if they could.
     """
 
     table: CostTable
-    topology_key: str = ""
+    network_topology: str = ""
     weight_name: str = ""
     version: str = ""
     latency_error: str = ""

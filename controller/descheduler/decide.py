@@ -173,13 +173,13 @@ def decide(
     config: ResolvedConfig,
     now: float,
     *,
-    assume_lasting: bool = False,
+    ignore_durations: bool = False,
 ) -> UnconfirmedDecision:
     """Evaluate earlier moves and decide which pods to move at ``now``, unix seconds. Takes seconds with thousands of nodes.
 
     LowNodeLoad comes first, because an overutilized node harms all of its pods. The misplacement strategies count its moves.
 
-    ``history`` and ``durations`` are those after the last round. A dry run knows no durations: with ``assume_lasting``, all reasons
+    ``history`` and ``durations`` are those after the last round. A dry run knows no durations: with ``ignore_durations``, all reasons
     have lasted for long enough.
     """
     history, evaluated_moves = evaluate_moves(snapshot, history, config.limits, now)
@@ -190,10 +190,10 @@ def decide(
     low_node_load = None if config.low_node_load is None else LowNodeLoadStrategy(builder, config.low_node_load)
     detectors, better_since = durations.detectors, dict[str, float]()
     if low_node_load is not None:
-        detectors = low_node_load.plan_moves(detectors, assume_lasting=assume_lasting)
+        detectors = low_node_load.plan_moves(detectors, ignore_durations=ignore_durations)
     misplacement = None
     if config.misplacement.enabled:
         misplacement = MisplacementStrategies(builder, {} if low_node_load is None else low_node_load.loads_by_node)
-        better_since = misplacement.plan_moves(durations.better_since, assume_lasting=assume_lasting)
+        better_since = misplacement.plan_moves(durations.better_since, ignore_durations=ignore_durations)
     durations = ReasonDurations(detectors, better_since)
     return UnconfirmedDecision(builder, durations, evaluated_moves, low_node_load, misplacement)

@@ -56,25 +56,25 @@ class LowNodeLoadStrategy:
                 self._reason_by_node[load.name] = f"no current usage of {', '.join(missing)}"
         self._stuck_nodes: set[str] = set()
         self._misfits: dict[tuple[object, ...], tuple[Amounts, str]] = {}
-        """Properties of a pod that fits nowhere, except its usage -> its usage, and why it does not fit."""
+        """Key of equivalent pods -> usage of one that fits nowhere, and why it does not fit."""
         self._targets_by_pool = {
             pool.name: sorted(self._loads_of(pool, "underutilized"), key=self._target_order) for pool in config.pools
         }
         self._free_capacity_by_pool = {pool.name: self._free_capacity(pool) for pool in config.pools}
 
     def plan_moves(
-        self, detectors: Mapping[str, AnomalyDetector], *, assume_lasting: bool
+        self, detectors: Mapping[str, AnomalyDetector], *, ignore_durations: bool
     ) -> dict[str, AnomalyDetector]:
-        """Add moves to the plan; returns the detectors after this round, given those after the last one, by name of the node.
+        """Add moves to the plan; takes the detectors after the last round, by node name, and returns those after this one.
 
-        ``assume_lasting`` also relieves overutilized nodes that are not anomalous yet.
+        ``ignore_durations`` also relieves overutilized nodes that are not anomalous yet.
         """
         keep_s = max(self._config.detector_cache_timeout_s, MIN_DETECTOR_ROUNDS * self._builder.config.interval_s)
         detectors = update_detectors(detectors, self.loads_by_node.values(), keep_s, self._builder.now)
         for pool in self._config.pools:
             for load in sorted(self._loads_of(pool, "overutilized"), key=lambda load: (-load.mean_percent, load.name)):
                 detector = detectors[load.name]
-                if assume_lasting or detector.is_anomalous:
+                if ignore_durations or detector.is_anomalous:
                     self._relieve(load)
                 else:
                     rounds = f"{detector.abnormal_rounds} of {pool.consecutive_abnormalities}"
@@ -101,7 +101,7 @@ class LowNodeLoadStrategy:
         """Why the node cannot take the candidate's usage; empty if it can."""
         load = self.loads_by_node.get(node.name)
         if load is None or load.load_class == "unknown":
-            return "its load is not known"
+            return "its load is not known"  # also if it is in no pool
         return load.overload_reason(candidate.usage, self._builder.arriving_usage_by_node.get(node.name, {}))
 
     def _no_capacity_reason(self, pool: Pool) -> str:
@@ -230,8 +230,9 @@ class LowNodeLoadStrategy:
         )
         builder.add_move(candidate, pending)
         free, target = self._free_capacity_by_pool[load.pool.name], self.loads_by_node.get(candidate.target)
-        counted = free if target is None else target.usage  # Free capacity has no resource whose usage is unknown.
-        add_amounts(free, {r: amount for r, amount in candidate.usage.items() if r in free and r in counted}, -1)
+        # Only resources that the target has contributed to free capacity are deducted.
+        contributed = free.keys() if target is None else free.keys() & target.usage.keys()
+        add_amounts(free, {r: amount for r, amount in candidate.usage.items() if r in contributed}, -1)
         if target is not None:
             # The target's expected usage, by which targets are sorted, has changed.
             targets = self._targets_by_pool[target.pool.name]
@@ -257,7 +258,9 @@ def choose_candidate(
         pod, amounts = candidate.pod, candidate.usage
         share = sum(weight * amounts.get(r, 0.0) / load.node.allocatable[r] for r, weight in weights.items())
         suffices = all(amounts.get(r, 0.0) >= excess[r] for r in weights)
-        signed_share = share if suffices else -share
+        signed_share = (
+            share if suffices else -share
+        )  # Of pods that suffice, the smallest is first; of others, the largest.
         return (pod.priority, pod.qos_rank, pod.eviction_cost, not suffices, signed_share, -pod.created_s, pod.key)
 
     useful = (c for c in candidates if any(c.usage.get(r, 0.0) >= MIN_RELIEF_SHARE * excess[r] for r in weights))

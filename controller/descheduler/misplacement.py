@@ -65,8 +65,8 @@ class MisplacementStrategies:
         for nodes in self._nodes_by_location.values():
             nodes.sort(key=self._load_order)
 
-    def plan_moves(self, better_since: Mapping[str, float], *, assume_lasting: bool) -> dict[str, float]:
-        """Add moves to the plan; returns ``ReasonDurations.better_since`` after this round. ``assume_lasting`` skips the hold time."""
+    def plan_moves(self, better_since: Mapping[str, float], *, ignore_durations: bool) -> dict[str, float]:
+        """Add moves to the plan; returns ``ReasonDurations.better_since`` after this round. ``ignore_durations`` skips the hold time."""
         new_better_since: dict[str, float] = {}
         for pods in self._pods_by_group().values():
             candidates: list[Candidate] = []
@@ -76,7 +76,7 @@ class MisplacementStrategies:
                     continue
                 new_better_since[pod.uid] = better_since.get(pod.uid, self._builder.now)
                 lasted_s, hold_s = self._builder.now - new_better_since[pod.uid], self._config.hold_s
-                if not assume_lasting and lasted_s < hold_s:
+                if not ignore_durations and lasted_s < hold_s:
                     candidate.duration_failure = f"there has been a better node for {lasted_s:.0f} of {hold_s:g} s"
                 failed = report_first_failure(self._builder, candidate, REASON_CONDITIONS)
                 if failed is None:

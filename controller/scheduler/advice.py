@@ -126,7 +126,7 @@ def copy_placed_group(state: State, key: str) -> PlacedGroup:
         hosts=hosts,
         used={},
         group=group,
-        has_topology=bool(costs.topology_key),
+        has_topology=bool(costs.network_topology),
     )
     return PlacedGroup(
         snapshot=snapshot,

@@ -304,7 +304,7 @@ class State(Index):
 
     def _compute_scores(self, key: str, workload: str, pod_counts: PodCounts) -> ScoreTable:
         costs = self.costs(self.groups[key].metadata.namespace)
-        if not costs.topology_key:
+        if not costs.network_topology:
             return ScoreTable(NO_TOPOLOGY)
         dependencies, dependents = self.find_peers(key, workload, pod_counts)
         if not dependencies and not dependents:

@@ -16,15 +16,17 @@ SECONDS_PER_HOUR = 3600
 HOURS_PER_MONTH = 730.0
 
 Distance = Literal["zone", "zones", "regions"]
-"""Within a zone, between zones of a region, between regions."""
+"""Within a zone, between zones of a region, between regions; as in the JSON of `money`."""
 PricePerGb = Annotated[float, Range(0, 999)]
 
 
 class PriceTable(Section, frozen=True):
     """Prices per GB (10^9 bytes), of sender and receiver together. A missing price is that of the next shorter distance.
 
+    A configured table must be resolved before use (`resolve`), because one with a preset has no prices of its own.
+
     Attributes:
-        preset: list prices of a cloud; empty to use the prices below.
+        preset: cloud whose list prices are used; empty to use the prices below. In `PRESETS`, the cloud of the prices below.
         currency: currency of the prices below; list prices are in USD.
         same_zone: price per GB within a zone.
         between_zones: per GB between zones of a region.

@@ -93,7 +93,7 @@ class _Cluster:
     def _decide(self, snapshot: DeschedulerSnapshot, batch: UsageBatch, now_s: float) -> DescheduleDecision:
         self._usage.update(batch, snapshot.nodes, snapshot.pods.by_key, now_s)
         with_usage = replace(snapshot, usage=self._usage.view(now_s))
-        return decide(with_usage, History(), ReasonDurations(), self._settings, now_s, assume_lasting=True).decision
+        return decide(with_usage, History(), ReasonDurations(), self._settings, now_s, ignore_durations=True).decision
 
     def measure_blocking_s(self) -> float:
         """How long a round blocks the event loop: the snapshot runs on the loop, the decision in a thread."""

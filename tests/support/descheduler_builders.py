@@ -256,11 +256,11 @@ def decide_once(
     history: History | None = None,
     durations: ReasonDurations | None = None,
     now: float = NOW_S,
-    assume_lasting: bool = False,
+    ignore_durations: bool = False,
 ) -> DescheduleDecision:
     """The decision of one round, by default the first one."""
     history, durations = history or History(), durations or ReasonDurations()
-    return decide(view, history, durations, config, now, assume_lasting=assume_lasting).decision
+    return decide(view, history, durations, config, now, ignore_durations=ignore_durations).decision
 
 
 def decide_on_hot_node(

@@ -12,7 +12,7 @@ import msgspec
 
 from controller.cluster.costs import NO_LOCATION
 from controller.cluster.pods import Target
-from controller.scheduler.extender.node_index import NodeIndex, NodeNames, entry_head
+from controller.scheduler.extender.node_index import NodeIndex, NodeNames, score_prefix
 from controller.scheduler.rules import (
     MAX_SCORE,
     NodeScore,
@@ -172,10 +172,10 @@ class AnswerEncoder:
         for index, nodes in names.by_location.items():
             score, score_by_node = scores[index]
             if score_by_node:
-                parts += [b'%b,"score":%d}' % (entry_head(n), score_by_node.get(n, score)) for n in nodes]
+                parts += [b'%b,"score":%d}' % (score_prefix(n), score_by_node.get(n, score)) for n in nodes]
             else:
                 end = b',"score":%d}' % score
-                parts.append((end + b",").join(self._index.entry_heads(index, nodes)) + end)
+                parts.append((end + b",").join(self._index.score_prefixes(index, nodes)) + end)
         return b"[" + b",".join(parts) + b"]"
 
     def _score_locations(

@@ -1,6 +1,6 @@
 """The nodes of a request, grouped by location, with JSON for answers that is prepared once.
 
-With 10,000 nodes, requests and answers of one pod have half a megabyte, so the JSON of whole locations is copied.
+With 10,000 nodes, requests and answers of one pod are half a megabyte large, so the JSON of whole locations is copied.
 """
 
 from __future__ import annotations
@@ -34,22 +34,20 @@ class NodeNames(msgspec.Struct, frozen=True):
 
 
 class NodeIndex:
-    """All node names grouped by location, with their JSON for answers.
-
-    ``_names`` and ``_location_of_node`` are by number of a node; ``_sizes`` and the lists ``..._of_location`` are by index of a location.
-    An entry head is the start of a node's entry in a prioritize answer: the node's name without the score.
-    """
+    """All node names grouped by location, with their JSON for answers."""
 
     def __init__(self, state: State) -> None:
         self._state, self._version = state, -1
         self._raw_scores: dict[str, int] = {}
+        # By number of a node.
         self._names: list[str] = []
-        self._number_by_name: dict[str, int] = {}
         self._location_of_node = np.zeros(0, np.int64)
+        self._number_by_name: dict[str, int] = {}
+        # By index of a location.
         self._sizes = np.zeros(1, np.int64)
         self._names_of_location: list[list[str]] = []
-        self._entry_heads_of_location: list[list[bytes]] = []
-        self._joined_names_of_location: list[bytes] = []
+        self._score_prefixes_of_location: list[list[bytes]] = []
+        self._encoded_names_of_location: list[bytes] = []
 
     def refresh(self) -> None:
         """Update the index if nodes have changed."""
@@ -64,8 +62,8 @@ class NodeIndex:
         self._names_of_location = [[] for _ in state.locations]
         for name, index in state.location_index.items():
             self._names_of_location[index].append(name)
-        self._entry_heads_of_location = [[entry_head(name) for name in names] for names in self._names_of_location]
-        self._joined_names_of_location = [_join_names(names) for names in self._names_of_location]
+        self._score_prefixes_of_location = [[score_prefix(name) for name in names] for names in self._names_of_location]
+        self._encoded_names_of_location = [_encode_names(names) for names in self._names_of_location]
         self._raw_scores.clear()
 
     def group_by_location(self, names_json: bytes) -> NodeNames:
@@ -97,13 +95,13 @@ class NodeIndex:
 
     def join_names(self, index: int, names: Sequence[str]) -> bytes:
         """Node names as the elements of a JSON list, without the list's brackets."""
-        return self._joined_names_of_location[index] if self.are_all_nodes(index, names) else _join_names(names)
+        return self._encoded_names_of_location[index] if self.are_all_nodes(index, names) else _encode_names(names)
 
-    def entry_heads(self, index: int, names: Sequence[str]) -> Sequence[bytes]:
-        """The entry heads of a location's nodes."""
+    def score_prefixes(self, index: int, names: Sequence[str]) -> Sequence[bytes]:
+        """The `score_prefix` of each of a location's nodes."""
         if self.are_all_nodes(index, names):
-            return self._entry_heads_of_location[index]
-        return [entry_head(name) for name in names]
+            return self._score_prefixes_of_location[index]
+        return [score_prefix(name) for name in names]
 
     def raw_score(self, name: str) -> int:
         """NodeResourcesAllocatable's score of a node before normalisation."""
@@ -111,15 +109,15 @@ class NodeIndex:
         if score is None:
             allocatable = self._state.allocatable_by_node.get(name)
             score = raw_allocatable_score(parse_amounts(allocatable), self._state.allocatable_args)
-            if allocatable is not None:
+            if allocatable is not None:  # Requests may name any number of unknown nodes.
                 self._raw_scores[name] = score
         return score
 
 
-def entry_head(name: str) -> bytes:
-    """The entry head of a node."""
+def score_prefix(name: str) -> bytes:
+    """A node's HostPriority in a prioritize answer up to its score."""
     return b'{"host":' + _encode(name)
 
 
-def _join_names(names: Iterable[str]) -> bytes:
+def _encode_names(names: Iterable[str]) -> bytes:
     return _encode(list(names))[1:-1]

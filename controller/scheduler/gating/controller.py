@@ -42,7 +42,7 @@ from kubekit.wire import PODS, Condition
 from kubekit.workqueue import WorkQueue
 
 DEBOUNCE_S = 0.1
-"""Costs, nodes and workloads change in bursts: such changes enqueue groups with waiting pods at most once in this time."""
+"""Changes of costs, nodes and workloads within this time enqueue the groups with waiting pods once, because they come in bursts."""
 WORKERS = 4
 """Groups that are reconciled at once; each awaits the API server's answers to its patches."""
 PERMISSION_CHECK_INTERVAL_S = 60.0
@@ -50,7 +50,7 @@ PERMISSION_CHECK_INTERVAL_S = 60.0
 
 
 class GatingController:
-    """Opens gates by the groups' plans, and requeues or replaces pods that found no node.
+    """Opens gates as the groups' plans say, and requeues or replaces pods that found no node.
 
     Args:
         client: API client, whose writes are fenced by the leadership.
@@ -126,14 +126,14 @@ class GatingController:
         other_stores = cache.nodes, cache.topologies, cache.namespaces, cache.services, cache.app_groups
         for store in (*volume_stores, *other_stores):
             store.subscribe(lambda *_: self._on_cluster_change())
-        self._declared_replicas.subscribe(lambda *_: self._schedule_enqueuing())
+        self._declared_replicas.subscribe(lambda *_: self._schedule_enqueue_all())
 
     def store_tasks(self) -> dict[str, Awaitable[None]]:
         """Endless tasks that keep the stores up to date; every replica runs them, also without leadership."""
         return self._declared_replicas.tasks()
 
     async def conditions(self, group: str) -> list[Condition]:
-        """The condition Planned, if the group had a plan, and RoutedNear and Balanced, if no pod waits; the others stay unchanged."""
+        """Planned if the group had a plan; also RoutedNear and Balanced if no pod waits. Conditions that are not returned stay unchanged."""
         planned = self.plans.planned_condition(group)
         conditions = [planned] if planned is not None else []
         if group not in self.state.groups or any(pod.is_waiting for pod in self.pods_of(group)):
@@ -148,7 +148,7 @@ class GatingController:
         self._group_pods.forget_writes()
         self._unschedulable_pods.may_delete = await may_delete_pods(self._client, last_known=False)
         self._is_leading = True
-        self._schedule_enqueuing()
+        self._schedule_enqueue_all()
         try:
             tasks = {"plans": self.plans.run(), "permission": self._refresh_delete_permission()}
             for i in range(WORKERS):
@@ -184,7 +184,7 @@ class GatingController:
         """Record a refusal of the planned node if a new scheduling attempt has failed."""
         if new.status.scheduling_failed and _attempt_result(old) != _attempt_result(new):
             target = target_of(new)
-            # A failed PodGroup is not a refusal of the node, nor is a nomination: pods are being preempted on the nominated node.
+            # The failure of a PodGroup says nothing about the node. On a nominated node, pods are being preempted for this pod.
             if target is not None and not new.pod_group and new.status.nominated_node_name != target.node:
                 self.plans.reservations.refused_nodes.add(new, target.node)
 
@@ -218,15 +218,15 @@ class GatingController:
         versions = self.state.version_without_pods, self.node_cache.version, self.volumes.version
         if versions != self._last_versions:
             self._last_versions = versions
-            self._schedule_enqueuing()
+            self._schedule_enqueue_all()
 
-    def _schedule_enqueuing(self) -> None:
+    def _schedule_enqueue_all(self) -> None:
         """Enqueue all groups with waiting pods, a plan or reservations, together with those of other changes in `DEBOUNCE_S`."""
         has_work = self._group_pods.waiting_keys or self.plans.groups_with_plan_or_reservations()
         if self._is_leading and has_work and self._debounce_timer is None:
-            self._debounce_timer = asyncio.get_running_loop().call_later(DEBOUNCE_S, self._enqueue_groups)
+            self._debounce_timer = asyncio.get_running_loop().call_later(DEBOUNCE_S, self._enqueue_all)
 
-    def _enqueue_groups(self) -> None:
+    def _enqueue_all(self) -> None:
         self._debounce_timer = None
         # Includes groups that are gone, or whose pods' namespaces withdrew their consent, so that their reservations end.
         for group in {*self._group_pods.waiting_groups(), *self.plans.groups_with_plan_or_reservations()}:

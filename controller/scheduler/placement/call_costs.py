@@ -37,7 +37,7 @@ def call_latencies(locations: tuple[Location, ...], costs: CostTable, *, has_top
 @lru_cache(_CACHE_SIZE)
 def call_network_costs(locations: tuple[Location, ...], costs: CostTable) -> Floats:
     """[zone, zone] network cost of a call between two different hosts. Read-only."""
-    return _by_zone_pair(locations, lambda origin, target: costs.compare_with_limit(origin, target, 0)[1], np.float64)
+    return _by_zone_pair(locations, costs.effective_cost, np.float64)
 
 
 def traffic_prices(locations: Sequence[Location], prices: PriceTable) -> Floats:

@@ -65,7 +65,7 @@ class PlanInputs(NamedTuple):
             assigned_nodes={key: node for key in keys if (node := node_cache.assigned_node(key))},
             group=app_group,
             routings=self.state.routings_of(pods),
-            has_topology=bool(costs.topology_key),
+            has_topology=bool(costs.network_topology),
             volumes=self.volume_selectors(pods, replicas),
             avoided_nodes=node_cache.avoided_nodes,
             foreign_pods=find_foreign_pods(node_cache, pods),

@@ -1,6 +1,6 @@
 """Plans in a separate process, so that plans do not delay the event loop, which renews the Lease.
 
-The process stores hosts and their used resources, so that a request contains only changes and the group. A message is its length and a
+The process stores hosts and the requests of their pods, so that a request contains only changes and the group. A message is its length and a
 pickled pair of kind and content: ``hosts``, ``costs``, ``pods`` and ``plan`` to the process, ``plan`` or ``failed`` back. Hosts and pods
 are sent in batches, because the event loop encodes them. If a plan misses its deadline or is cancelled, the process is killed, and the
 next request starts another.
@@ -38,7 +38,7 @@ BATCH_SIZE = 200
 """Hosts or pods that are encoded before the event loop runs other tasks."""
 PLAN_TIME_LIMIT_S = 30.0
 """Deadline of a plan, from the request to the answer."""
-START_S = 30.0
+START_TIMEOUT_S = 30.0
 """Time for the process to import its modules, beyond the deadline of its first plan."""
 SEARCH_SHARE = 0.7
 """Share of the deadline after which the search ends at the latest, with the best placement so far."""
@@ -46,7 +46,8 @@ NICENESS = 5
 """Plans may use a whole core, which the event loop needs more."""
 PR_SET_PDEATHSIG = 1
 """From linux/prctl.h."""
-_PIPE_BYTES = 1 << 24
+_READER_LIMIT_BYTES = 1 << 24
+"""Limit of the buffer of answers; asyncio's default is smaller than the answer of a large group."""
 _HEADER = struct.Struct(">I")
 """Length of a message."""
 
@@ -61,7 +62,7 @@ class PlanningProcess:
         self._node_cache, self._time_limit_s = node_cache, time_limit_s
         self._process: asyncio.subprocess.Process | None = None
         self._changed_nodes: set[str] = set()
-        """Nodes whose host or used resources the process does not have yet."""
+        """Nodes whose host or requested resources the process does not have yet."""
         self._costs: CostTable | None = None
         """The costs that the process has."""
         self._lock = asyncio.Lock()
@@ -82,7 +83,7 @@ class PlanningProcess:
         """
         async with self._lock:
             try:
-                start_s = 0.0 if self._is_running() else START_S
+                start_s = 0.0 if self._is_running() else START_TIMEOUT_S
                 process = await self._ensure_started()
                 async with asyncio.timeout(start_s + self._time_limit_s):
                     search_s = min(search_s, SEARCH_SHARE * self._time_limit_s)
@@ -110,17 +111,17 @@ class PlanningProcess:
         assert requests is not None
         assert answers is not None
         names, self._changed_nodes = sorted(self._changed_nodes), set()
-        hosts, used = self._node_cache.hosts, self._node_cache.requested
+        hosts, requested = self._node_cache.hosts, self._node_cache.requested
         for begin in range(0, len(names), BATCH_SIZE):
-            batch = [(name, hosts.get(name), used.get(name, {})) for name in names[begin : begin + BATCH_SIZE]]
+            batch = [(name, hosts.get(name), requested.get(name, {})) for name in names[begin : begin + BATCH_SIZE]]
             await self._send(requests, "hosts", batch)
         if snapshot.costs is not self._costs:
             self._costs = snapshot.costs
             await self._send(requests, "costs", snapshot.costs)
         for begin in range(0, len(snapshot.pods), BATCH_SIZE):
             await self._send(requests, "pods", snapshot.pods[begin : begin + BATCH_SIZE])
-        remaining = msgspec.structs.replace(snapshot, pods=(), hosts={}, used={}, costs=CostTable())
-        await self._send(requests, "plan", (remaining, search_s))
+        without_parts = msgspec.structs.replace(snapshot, pods=(), hosts={}, used={}, costs=CostTable())
+        await self._send(requests, "plan", (without_parts, search_s))
         (size,) = _HEADER.unpack(await answers.readexactly(_HEADER.size))
         return cast("tuple[str, Any]", pickle.loads(await answers.readexactly(size)))
 
@@ -131,7 +132,9 @@ class PlanningProcess:
         if self._process is None or not self._is_running():
             command = (sys.executable, "-m", "controller.scheduler.placement.worker")
             pipe = asyncio.subprocess.PIPE
-            self._process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=_PIPE_BYTES)
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=pipe, stdout=pipe, limit=_READER_LIMIT_BYTES
+            )
             self._changed_nodes, self._costs = set(self._node_cache.hosts), None
         return self._process
 
@@ -152,11 +155,11 @@ class PlanningProcess:
 
 
 class PlanningWorker:
-    """The server in the planning process: stores hosts, their used resources and costs, and plans one request at a time."""
+    """The server in the planning process: stores hosts, their requested resources and costs, and plans one request at a time."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, Host] = {}
-        self._used: dict[str, Amounts] = {}
+        self._requested: dict[str, Amounts] = {}
         self._costs = CostTable()
         self._pods: list[Pod] = []
 
@@ -164,22 +167,22 @@ class PlanningWorker:
         """Store a part of the next snapshot: ``hosts``, ``costs`` or ``pods``."""
         match kind:
             case "hosts":
-                for name, host, used in content:
+                for name, host, requested in content:
                     if host is None:
                         self._hosts.pop(name, None)
-                        self._used.pop(name, None)
+                        self._requested.pop(name, None)
                     else:
-                        self._hosts[name], self._used[name] = host, used
+                        self._hosts[name], self._requested[name] = host, requested
             case "costs":
                 self._costs = content
             case "pods":
                 self._pods += content
 
-    def plan(self, remaining: GroupSnapshot, search_s: float) -> Plan:
-        """Plan the snapshot of the stored parts and ``remaining``; the stored pods are dropped."""
+    def plan(self, snapshot: GroupSnapshot, search_s: float) -> Plan:
+        """Plan a snapshot that was sent without the stored parts; the stored pods are dropped."""
         pods, self._pods = self._pods, []
-        snapshot = msgspec.structs.replace(remaining, pods=pods, hosts=self._hosts, used=self._used, costs=self._costs)
-        return plan_group(snapshot, time_limit_s=search_s)
+        parts = {"pods": pods, "hosts": self._hosts, "used": self._requested, "costs": self._costs}
+        return plan_group(msgspec.structs.replace(snapshot, **parts), time_limit_s=search_s)
 
 
 def main() -> None:
@@ -203,10 +206,11 @@ def main() -> None:
             answer = _encode_message("failed", f"{type(error).__name__}: {error}")
         sink.write(answer)
         sink.flush()
-        # Garbage is collected between plans, because a collection within a plan takes as long as the plan. Hosts have no reference
-        # cycles and are left out, because the next request may wait already.
+        # Garbage is collected between plans, because a collection within a plan takes as long as the plan.
         del answer, content, message
-        compact_memory(everything=False)
+        compact_memory(
+            everything=False
+        )  # Without hosts, which have no reference cycles: the next request may wait already.
 
 
 def _encode_message(kind: str, content: object) -> bytes:

@@ -25,18 +25,18 @@ async def test_a_refused_writer_is_a_problem_until_it_may_write_or_has_nothing_t
     async with running_writer(store) as agent:
         store.is_reachable = False
         await agent.add_samples(make_sample("n1"), wait_s=60)
-        assert agent.writer.problem == "", "an API server that is away refuses nothing"
+        assert agent.writer.readiness_error == "", "an API server that is away refuses nothing"
 
         store.is_reachable = True
         for sequence, is_forbidden in enumerate((True, False, True), 2):
             store.is_forbidden = is_forbidden
             await agent.add_samples(make_sample("n1", sequence, p50_us=1000.0 * sequence), wait_s=60)
-            assert ("writes only results" in agent.writer.problem) == is_forbidden
+            assert ("writes only results" in agent.writer.readiness_error) == is_forbidden
 
         agent.plan_source.set_plan(None)
-        assert agent.writer.problem, "lest a node is in and out of the plan all the time"
+        assert agent.writer.readiness_error, "lest a node is in and out of the plan all the time"
         await asyncio.sleep(600)
-        assert agent.writer.problem == ""
+        assert agent.writer.readiness_error == ""
 
 
 async def test_a_refused_key_does_not_hinder_others_and_is_named() -> None:
@@ -47,15 +47,15 @@ async def test_a_refused_key_does_not_hinder_others_and_is_named() -> None:
             samples = [make_sample(node, sequence, p50_us=2000.0 + 1000 * sequence) for node in DESTINATIONS]
             await agent.add_samples(*samples, wait_s=60)
         assert store.read_sequences() == {"n1": 5, "n3": 5}
-        assert refused_key in agent.writer.warning
-        assert agent.writer.problem == "", "other keys are written, so the node stays in the plan"
+        assert refused_key in agent.writer.refusal_summary
+        assert agent.writer.readiness_error == "", "other keys are written, so the node stays in the plan"
         # Two requests after each sample and two for its retry; the first pass also reads, and tries all and halves.
         assert len(store.attempts_s) <= 5 * (2 + 2) + 4
 
         store.refused_keys = set()
         await asyncio.sleep(60)
         assert store.read_sequences() == {"n1": 5, "n2": 5, "n3": 5}
-        assert agent.writer.warning == ""
+        assert agent.writer.refusal_summary == ""
 
 
 async def test_a_full_object_gets_new_values_but_no_new_keys() -> None:
@@ -68,8 +68,8 @@ async def test_a_full_object_gets_new_values_but_no_new_keys() -> None:
             await agent.add_samples(*samples, wait_s=60)
             assert store.read_sequences() == {"n1": sequence}
         assert agent.count_writes("too-large") >= 1
-        assert "over" in agent.writer.warning
-        assert not agent.writer.problem
+        assert "over" in agent.writer.refusal_summary
+        assert not agent.writer.readiness_error
 
         del store.data["foreign"]
         await asyncio.sleep(60)
@@ -103,14 +103,14 @@ async def test_pairs_that_left_the_plan_are_forgotten_with_their_refusals(caplog
     store.refused_keys = {make_key("n1")}
     async with running_writer(store) as agent:
         await agent.add_samples(make_sample("n1"))
-        assert agent.writer.warning
+        assert agent.writer.refusal_summary
 
         agent.queue.add_sample(make_sample("n1", 2))
         agent.queue.add_sample(make_sample("n2"))
         agent.plan_source.set_plan(make_zone_plan("n2"))
         store.refused_keys = set()
         await asyncio.sleep(60)
-        assert not agent.writer.warning
+        assert not agent.writer.refusal_summary
 
     assert store.read_sequences() == {"n2": 1}
     assert "no result is refused any more" in caplog.messages

@@ -72,7 +72,7 @@ def make_shop_pod(name: str, node_name: str, **fields: Any) -> PodInfo:
 def decide_misplacement(
     cluster: World | DeschedulerSnapshot,
     *,
-    assume_lasting: bool = True,
+    ignore_durations: bool = True,
     history: History | None = None,
     durations: ReasonDurations | None = None,
     now: float = NOW_S,
@@ -83,4 +83,4 @@ def decide_misplacement(
     """The decision with NetworkMisplacement and ZoneSurvival; ``misplacement`` are other fields of their settings."""
     config = make_config(policy, misplacement={"enabled": True, **misplacement})
     view = cluster.snapshot(UsageView(usage or {}, {})) if isinstance(cluster, World) else cluster
-    return decide_once(view, config, history=history, durations=durations, now=now, assume_lasting=assume_lasting)
+    return decide_once(view, config, history=history, durations=durations, now=now, ignore_durations=ignore_durations)

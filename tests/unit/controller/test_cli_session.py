@@ -153,7 +153,7 @@ async def test_plans_use_only_the_schedulers_costs_and_views_mark_unused_ones(
     network = (await run_command(session, "costs")).network
 
     assert scheduler_costs.weight_name == ""
-    assert (simulation.topology or "") == scheduler_costs.topology_key
+    assert (simulation.topology or "") == scheduler_costs.network_topology
     assert (simulation.weight_name or "") == scheduler_costs.weight_name
     assert network.weight_name is not None
     assert network.is_unused

@@ -276,7 +276,7 @@ def test_the_breaker_stops_a_strategy_if_too_few_moves_helped(
     config, history = make_config(limits={"minSuccessPercent": min_success_percent}), History(breaker_entries=entries)
 
     decision = decide_once(view, config, history=history)
-    dry_run = decide_once(view, config, history=history, assume_lasting=True)
+    dry_run = decide_once(view, config, history=history, ignore_durations=True)
 
     assert list_moved_pods(decision) == ([] if is_stopped else ["p"])
     assert find_node_state(decision).is_stuck is is_stopped

@@ -120,7 +120,7 @@ async def test_a_planned_pod_moves_only_if_two_new_plans_place_its_replacement_o
     world, annotations = make_shop_world(APART), {TARGET_ANNOTATION: '{"node": "z3-n1", "zone": "z3"}'}
     world.on_pod_change("default/web-1", make_shop_pod("web-1", "z3-n1", annotations=annotations))
     config = make_config(misplacement={"enabled": True})
-    unconfirmed = decide(world.snapshot(), History(), ReasonDurations(), config, NOW_S, assume_lasting=True)
+    unconfirmed = decide(world.snapshot(), History(), ReasonDurations(), config, NOW_S, ignore_durations=True)
 
     decision = await unconfirmed.confirm(simulate_replacement)
 
@@ -140,7 +140,7 @@ async def test_two_moves_of_one_round_do_not_use_the_same_capacity() -> None:
 
     world = make_world_of_planned_pods(a="hot1", b="hot2")
     view = world.snapshot(read_usage(world))
-    unconfirmed = decide(view, History(), ReasonDurations(), make_config(), NOW_S, assume_lasting=True)
+    unconfirmed = decide(view, History(), ReasonDurations(), make_config(), NOW_S, ignore_durations=True)
     assert list_moved_pods(unconfirmed.decision) == ["a", "b"]
 
     plan = (await unconfirmed.confirm(simulate_replacement)).plan
@@ -168,7 +168,7 @@ async def test_a_pod_whose_move_the_planner_would_undo_backs_off_so_that_others_
     history, moves = History(), []
     for i in range(8):
         view = world.snapshot(read_usage(world))
-        unconfirmed = decide(view, history, ReasonDurations(), make_config(), NOW_S + 60 * i, assume_lasting=True)
+        unconfirmed = decide(view, history, ReasonDurations(), make_config(), NOW_S + 60 * i, ignore_durations=True)
         decision = await unconfirmed.confirm(simulate_replacement)
         history = decision.history
         moves.append(list_moved_pods(decision))

@@ -66,7 +66,7 @@ def test_the_gain_must_last_without_a_break() -> None:
     durations, move_counts, skips = ReasonDurations(), [], []
     for minute, world in enumerate((expensive, expensive, cheap, *([expensive] * 7))):
         decision = decide_misplacement(
-            world, assume_lasting=False, durations=durations, now=NOW_S + 60 * minute, holdS=300
+            world, ignore_durations=False, durations=durations, now=NOW_S + 60 * minute, holdS=300
         )
         durations = decision.durations
         move_counts.append(len(decision.plan.moves))

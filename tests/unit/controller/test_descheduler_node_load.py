@@ -169,7 +169,7 @@ def test_pods_of_an_overutilized_node_move_once_it_is_anomalous() -> None:
         assert not state.is_stuck
         assert state.reason == (f"{reason} consecutive rounds" if reason else "")
         assert list_moved_pods(decision) == ([] if reason else ["p"])
-    assert list_moved_pods(decide_once(ONE_POD, config, assume_lasting=True)) == ["p"], "a dry run does not wait"
+    assert list_moved_pods(decide_once(ONE_POD, config, ignore_durations=True)) == ["p"], "a dry run does not wait"
 
 
 def test_a_detector_expires_after_the_cache_timeout_but_not_between_two_rounds() -> None:

@@ -164,7 +164,7 @@ def make_round_input(seed: int) -> RoundInput:
 
 def decide_round(round_input: RoundInput, **settings: Any) -> DescheduleDecision:
     config = make_config(**round_input.sections, **settings)
-    return decide_once(round_input.view, config, history=round_input.history, assume_lasting=True)
+    return decide_once(round_input.view, config, history=round_input.history, ignore_durations=True)
 
 
 def resolve_limit(limit: int | str, size: int) -> int:
