@@ -157,7 +157,9 @@ def plan_probes(
     zones = sorted(peers_by_zone)
     keys = _list_pair_keys(peers_by_zone, options)
     nodes_by_key = _choose_nodes(keys, peers_by_zone, _read_nodes(previous_plans), options, now_s)
-    slot_by_link, slot_count = assign_slots(order_pairs(zones), _read_slots(previous_plans))
+    previous_probes = [probe for plan in previous_plans.values() for probe in plan.probes if probe.pair_index == 0]
+    previous_slots = {_link_of(probe): probe.slot for probe in previous_probes}
+    slot_by_link, slot_count = assign_slots(order_pairs(zones), previous_slots)
     interval_s = max(options.interval_s, slot_count * options.slot_s)
     probes_by_zone: dict[str, list[Probe]] = {zone: [] for zone in zones}
     for key in keys:
@@ -246,10 +248,6 @@ def _link_of(probe: Probe) -> ZoneLink:
 def _is_zone_a_origin(key: _PairKey) -> bool:
     """Whether the first zone is the origin: chosen by a hash of both zones, and alternating by pair index."""
     return (hash_to_int(f"{key.zone_a}\0{key.zone_b}\x000") + key.pair_index) % 2 == 0
-
-
-def _read_slots(plans: Mapping[str, ZonePlan]) -> dict[ZoneLink, int]:
-    return {_link_of(p): p.slot for plan in plans.values() for p in plan.probes if p.pair_index == 0}
 
 
 def _read_nodes(plans: Mapping[str, ZonePlan]) -> dict[_PairKey, _PairNodes]:

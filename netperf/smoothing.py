@@ -54,7 +54,9 @@ def add_sample(smoothed: SmoothedLatency | None, value_us: float, expected_us: f
     if not _is_outlier(value_us, smoothed):
         return _smooth_window((*smoothed.recent_us, value_us)[-WINDOW_SAMPLES:], smoothed.count + 1)
     pending_us = smoothed.pending_us
-    if pending_us is not None and _is_near(value_us, pending_us):
+    # Two samples near each other confirm a new latency. Its noise is unknown, so only the ratio and the minimum count.
+    max_us = max(OUTLIER_RATIO * max(value_us, pending_us or 0.0), MIN_OUTLIER_US)
+    if pending_us is not None and abs(value_us - pending_us) <= max_us:
         return msgspec.structs.replace(_smooth_window((pending_us, value_us), 2), before_restart=smoothed)
     return msgspec.structs.replace(smoothed, pending_us=value_us, before_restart=None)
 
@@ -78,11 +80,6 @@ def _is_outlier(value_us: float, smoothed: SmoothedLatency) -> bool:
     noise_us = OUTLIER_DEVIATIONS * smoothed.mad_us if len(smoothed.recent_us) > 2 else 0.0
     bound_us = max(OUTLIER_RATIO * smoothed.latency_us, min(noise_us, smoothed.latency_us / 2), MIN_OUTLIER_US)
     return abs(value_us - smoothed.latency_us) > bound_us
-
-
-def _is_near(value_us: float, other_us: float) -> bool:
-    """Whether two samples confirm a new latency. Its noise is unknown, so only `OUTLIER_RATIO` and `MIN_OUTLIER_US` count."""
-    return abs(value_us - other_us) <= max(OUTLIER_RATIO * max(value_us, other_us), MIN_OUTLIER_US)
 
 
 def _smooth_window(recent_us: tuple[float, ...], count: int) -> SmoothedLatency:

@@ -38,17 +38,16 @@ def build_zone_map(nodes: Iterable[Node]) -> ZoneMap:
         if zone:
             counts_by_zone[zone][region] += 1
     conflicting_zones = sorted(zone for zone, counts in counts_by_zone.items() if len(counts) > 1)
+    region_by_zone: dict[str, str] = {}
+    for zone, counts in sorted(counts_by_zone.items()):
+        # The most frequent region. Among equally frequent ones, any region comes before none, then the first bytewise.
+        region_by_zone[zone] = min((-count, not region, region) for region, count in counts.items())[2]
     return ZoneMap(
-        region_by_zone={zone: _most_common_region(counts) for zone, counts in sorted(counts_by_zone.items())},
+        region_by_zone=region_by_zone,
         location_by_node=location_by_node,
         unzoned_nodes=tuple(sorted(name for name, location in location_by_node.items() if not location.zone)),
         zones_with_conflicting_regions=tuple(conflicting_zones),
     )
-
-
-def _most_common_region(counts: Counter[str]) -> str:
-    """The most frequent region. Among equally frequent ones, any region comes before none, then the first bytewise."""
-    return min(counts, key=lambda region: (-counts[region], not region, region))
 
 
 def is_location_unchanged(old: Node | None, new: Node | None) -> bool:

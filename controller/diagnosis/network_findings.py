@@ -37,8 +37,6 @@ _FINDINGS_BY_REASON: dict[str, _ReasonFinding] = {
     "BadCostPolicy": _ReasonFinding(
         "warning", "its costPolicy is invalid",
         (_DESCRIBE_TOPOLOGY, "kubectl -n {namespace} patch networktopology {name} --type=merge -p {reset_patch}")),
-    "ResultsMissing": _ReasonFinding(
-        "warning", "its ConfigMap with results does not exist", (_DESCRIBE_TOPOLOGY,), "NetawareCostsMissing"),
     "ResultsTooLarge": _ReasonFinding(
         "warning", "a ConfigMap with results is close to its size limit",
         (_DESCRIBE_TOPOLOGY, "remove keys that netaware did not write"), "NetawareResultsRefused"),
@@ -60,11 +58,12 @@ _FINDINGS_BY_REASON: dict[str, _ReasonFinding] = {
     "NetperfFails": _ReasonFinding(
         "warning", "netperf fails repeatedly between some zones",
         ("kubectl netaware costs --percentile p90", f"{_OPEN_PORTS} between nodes"), "NetawareProbesFailing"),
-    "InstrumentsDisagree": _ReasonFinding(
-        "info", "netperf and datagrams measure different latencies between some zones", (_DESCRIBE_TOPOLOGY,)),
-    "PairsDisputed": _ReasonFinding(
-        "info", "the nodes of some pairs of zones measure different latencies", (_DESCRIBE_TOPOLOGY,)),
 }  # fmt: skip
+_DEFAULT_FINDINGS: dict[str, _ReasonFinding] = {
+    "InputValid": _ReasonFinding("warning", "some of its inputs are missing or invalid", (_DESCRIBE_TOPOLOGY,)),
+    "OutlierNodes": _ReasonFinding("info", "some latencies contradict each other", (_DESCRIBE_TOPOLOGY,)),
+}
+"""Condition -> finding for its other reasons."""
 _NODE_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")
 _POLICY_FIELD = re.compile(r"costPolicy\.(\w+)")
 _RELATED_FIELDS = {"expireAfterS": ("expireAfterS", "staleAfterS")}
@@ -175,8 +174,8 @@ def _is_recent(condition: Condition, rounds: float, facts: Facts) -> bool:
 
 
 def _build_condition_finding(topology_key: str, condition: Condition, facts: Facts) -> Finding:
-    default = _ReasonFinding("warning", condition.reason, (_DESCRIBE_TOPOLOGY,))  # for reasons of other versions
-    severity, summary, fix_templates, alert = _FINDINGS_BY_REASON.get(condition.reason, default)
+    reason_finding = _FINDINGS_BY_REASON.get(condition.reason, _DEFAULT_FINDINGS[condition.type])
+    severity, summary, fix_templates, alert = reason_finding
     nodes = [word for word in _NODE_NAME.findall(condition.message) if word in facts.nodes] or ["NODE"]
     namespace, name = split_key(topology_key)
     placeholders = {
