@@ -45,11 +45,11 @@ def load_cluster_config(
 ) -> ClusterConfig:
     """Read ``ca.crt``, ``token`` and ``namespace`` of a directory, by default that of the pod's ServiceAccount.
 
-    The file ``server`` has the API server's URL; without this file ``KUBERNETES_SERVICE_HOST`` and ``_PORT`` name the server. A pair
-    ``tls.crt`` and ``tls.key`` is the client certificate.
+    The file ``server`` has the API server's URL; without this file, ``KUBERNETES_SERVICE_HOST`` and
+    ``KUBERNETES_SERVICE_PORT`` name the server. The pair ``tls.crt`` and ``tls.key`` is the client certificate.
 
     Raises:
-        ConfigError: the directory or a file is missing or cannot be used; the message names it, and ``tls.crt`` for the pair.
+        ConfigError: the directory or a file is missing or cannot be used; the message names it (``tls.crt`` also for a fault of ``tls.key``).
     """
     directory = Path(directory) if directory else SERVICE_ACCOUNT_DIR
     if not directory.is_dir():

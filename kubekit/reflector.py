@@ -186,7 +186,7 @@ class Reflector(Store[T]):
         item: T | None = decoded if self._transform is None else self._transform(decoded)
         return item
 
-    def _is_changed(self, old: Any, new: Any) -> bool:
+    def _should_notify(self, old: Any, new: Any) -> bool:
         if old is None or new is None or self._transform is not None:
             return bool(old != new)
         return bool(old.metadata.resource_version != new.metadata.resource_version)

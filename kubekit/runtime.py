@@ -21,7 +21,7 @@ log = logs.get("kubekit.runtime")
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 MEMORY_GROWTH_FACTOR, MEMORY_CHECK_INTERVAL_S = 1.1, 30.0
-"""See `run_memory_compaction`."""
+"""`run_memory_compaction` checks in this interval whether memory has grown by this factor."""
 _NO_FULL_COLLECTIONS = 2**31 - 1  # a threshold that is never reached
 
 
@@ -66,7 +66,7 @@ def _leaf_errors(error_group: BaseExceptionGroup[BaseException]) -> list[BaseExc
 
 
 def _report_errors(errors: list[BaseException]) -> int:
-    """Print the errors if all are of the configuration, else log them; returns the exit code."""
+    """Print the errors if all are ConfigErrors, else log them; returns the exit code."""
     if all(isinstance(e, ConfigError) for e in errors):
         for error in errors:
             print(f"error: {error}", file=sys.stderr)
@@ -96,18 +96,18 @@ async def supervise(tasks: Mapping[str, Awaitable[None]]) -> None:
 
 
 async def run_best_effort(
-    work: Awaitable[object], log: logs.Log, topic: str, *, failure_message: str, recovery_message: str
+    work: Awaitable[object], caller_log: logs.Log, topic: str, *, failure_message: str, recovery_message: str
 ) -> bool:
     """Await ``work`` and log an exception instead of raising it; returns whether it succeeded.
 
-    Failures and recovery are logged by `kubekit.logs.Log.log_change` with this topic; the error is the state.
+    Failures and recovery are logged under this topic by `kubekit.logs.Log.log_change`: once until the error changes.
     """
     try:
         await work
     except Exception as error:
-        log.log_change(topic, repr(error), failure_message, error=repr(error))
+        caller_log.log_change(topic, repr(error), failure_message, error=repr(error))
         return False
-    log.log_change(topic, "", recovery_message)
+    caller_log.log_change(topic, "", recovery_message)
     return True
 
 
@@ -130,7 +130,7 @@ async def run_memory_compaction() -> None:
     """Call `compact_memory` now, and whenever memory has grown by `MEMORY_GROWTH_FACTOR` since the last call, until cancelled."""
     compacted_pages = 0
     while True:
-        # /proc cannot be read if no file descriptor is free, or on another system than Linux.
+        # /proc cannot be read if no file descriptor is free, or outside Linux.
         with suppress(OSError):
             if _resident_pages() > MEMORY_GROWTH_FACTOR * compacted_pages:
                 compact_memory()

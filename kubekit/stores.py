@@ -54,11 +54,11 @@ class Store(Generic[T_co]):
         old = self._items.pop(key, None) if item is None else self._items.get(key)
         if item is not None:
             self._items[key] = item
-        if self._is_changed(old, item):
+        if self._should_notify(old, item):
             for handler in self._handlers:
                 handler(key, old, item)
 
-    def _is_changed(self, old: Any, new: Any) -> bool:
+    def _should_notify(self, old: Any, new: Any) -> bool:
         """Whether to call handlers: after every `_set`, unless an object was absent and still is."""
         return old is not None or new is not None
 
@@ -71,7 +71,7 @@ def subscribe_from_start(store: Store[T], handler: Handler[T]) -> None:
 
 
 class FilteredStore(Store[T]):
-    """A store with some objects of another store. It has no watch, and no decode errors, which the source has.
+    """A store with some objects of another store. The watch and decode errors are in the source.
 
     Args:
         source: the store to filter.

@@ -1,7 +1,7 @@
 """Wire types: Kubernetes objects with the fields that several packages use; API resources, keys and times.
 
-Frozen msgspec structs decode ten times faster than the official client's models and take a tenth of the memory. Packages that need fewer
-or other fields define structs of their own.
+Frozen msgspec structs decode faster than the official client's models and need less memory. They have the fields that we read; packages
+that need fewer or other fields define structs of their own.
 """
 
 from __future__ import annotations

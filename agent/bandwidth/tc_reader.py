@@ -83,7 +83,7 @@ async def read_filters(netlink: Any, index: int, hook: Hook) -> list[Filter]:
 
 
 async def _read_namespace_id(netlink: Any, pid: int) -> int | None:
-    """Read the kernel's id of a process's network namespace; None if no link of the host leads there, or it has ended."""
+    """Read the kernel's id of a process's network namespace; None if no link of the host leads there, or the process has ended."""
     try:
         answer = await netlink.get_netnsid(pid=pid)
     except NetlinkError:

@@ -1,4 +1,4 @@
-"""`diagnose`: findings with cause, since when, what they affect, and what fixes them; `why` is an alias."""
+"""`diagnose`: findings with cause, age, affected objects and fix; `why` is an alias."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ class DiagnoseCommand(Command):
 
 
 def diagnose_listed_pod(pod: Pod, facts: Facts, findings: Iterable[Finding]) -> PodDiagnosis:
-    """Diagnose the pod of ``facts`` that has this pod's name. Pure."""
+    """Diagnose a pod as ``facts`` have it, because they were read later than ``pod``."""
     listed_pod = next(other for other in facts.pods if other.metadata.key == pod.metadata.key)
     return diagnose_pod(listed_pod, facts, has_leader=has_leader(findings))
 
 
 def render_pod(pod: PodDiagnosis, now_s: float) -> list[RenderableType]:
-    """A pod's diagnosis as lines: summary with its age and end, fixes."""
+    """A pod's diagnosis as lines: summary with its age and remaining time, fixes."""
     headline = Text(pod.summary, style=STRONG)
     if pod.since is not None and pod.kind != "placed":
         headline.append(f"  for {format_age(now_s - pod.since)}", style=FAINT)

@@ -1,6 +1,6 @@
-"""A loopback proxy to the controller's page, which adds the token and requires a one-time key.
+"""Serves the controller's page on loopback: adds the token, and admits only the browser that has the one-time key.
 
-A cookie replaces the key at the first request. So other users of this machine, and web sites that guess the port, cannot read the page.
+A cookie replaces the key at the first request, so that other users of this machine, and web sites that guess the port, cannot read the page.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from aiohttp import hdrs, web
 from netperf.contract import PAGE_DATA_PATH, PAGE_TOKEN_HEADER
 
 RESPONSE_TIMEOUT_S = 30.0
+"""Time for the controller to answer a request."""
 _FORWARDED_REQUEST_HEADERS = (hdrs.ACCEPT, hdrs.IF_NONE_MATCH)
 _FORWARDED_RESPONSE_HEADERS = (
     hdrs.CONTENT_TYPE,

@@ -78,7 +78,9 @@ class ProbePlanner:
         self._interval_gauge = gauge("netaware_probe_plan_interval_seconds", "Length of a probing round.")
         left_out = "Nodes and zones that take no part in probing."
         self._left_out_gauge = gauge("netaware_probe_plan_left_out", left_out, ["reason"])
-        help_text = "Writes, by result: plan-written, plan-deleted, plan-too-large (not written), results-created, results-keys-removed."
+        help_text = (
+            "Writes: plan-written, plan-deleted, plan-too-large (not written), results-created, results-keys-removed."
+        )
         self._changes = Counter("netaware_probe_plan_writes", help_text, ["result"], registry=registry)
         cache.nodes.subscribe(call_unless(is_probe_node_unchanged, self._schedule_plan))
         cache.agent_pods.subscribe(self._schedule_plan)

@@ -40,7 +40,7 @@ class DependencyPrice(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ZonePairPrice(msgspec.Struct, frozen=True, rename="camel"):
-    """Requests and responses of calls from clients in one zone to servers in another or the same zone, and their price."""
+    """Requests and responses of calls between a client zone and a server zone, which may be equal, and their price."""
 
     client_zone: str
     server_zone: str
@@ -92,7 +92,7 @@ def rates_between_locations(dependency: ObservedDependency, workloads: Workloads
 def compute_bill(
     graph: TrafficGraph, workloads: Workloads, prices: PriceTable | None, group_by_workload: Mapping[str, str]
 ) -> TrafficBill:
-    """Price the traffic of a graph; ``group_by_workload`` has both as ``namespace/name``."""
+    """Price the traffic of a graph; ``group_by_workload`` has workloads and their AppGroups as ``namespace/name``."""
     dependencies: list[DependencyPrice] = []
     rates: dict[LocationPair, float] = defaultdict(float)
     price_by_group: dict[str, float] = defaultdict(float)
@@ -100,7 +100,7 @@ def compute_bill(
         crossing = price = 0.0
         for (client, server), bytes_per_s in rates_between_locations(dependency, workloads).items():
             rates[client, server] += bytes_per_s
-            crossing += bytes_per_s if client != server else 0.0
+            crossing += bytes_per_s if client != server else 0.0  # Unknown zones count as one.
             price += prices.monthly_price(bytes_per_s, client, server) if prices else 0.0
         client_key, server_key = dependency.client.key, dependency.server.key
         group = group_by_workload.get(client_key, "")
