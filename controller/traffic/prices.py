@@ -26,7 +26,7 @@ class PriceTable(Section, frozen=True):
     A configured table must be resolved before use (`resolve`), because one with a preset has no prices of its own.
 
     Attributes:
-        preset: cloud whose list prices are used; empty to use the prices below. In `PRESETS`, the cloud of the prices below.
+        preset: cloud whose list prices are used; empty to use the prices below.
         currency: currency of the prices below; list prices are in USD.
         same_zone: price per GB within a zone.
         between_zones: per GB between zones of a region.
@@ -69,6 +69,7 @@ def distance_between(origin: Location, destination: Location) -> Distance:
     return "zone" if origin.zone == destination.zone else "zones"
 
 
+# Here the prices are those of the table's own preset.
 PRESETS: Mapping[str, PriceTable] = {
     # AWS charges each side 0.01 between zones. 0.02 is its lowest price between regions, that of most pairs in North America.
     "aws": PriceTable(preset="aws", between_zones=0.02, between_regions=0.02),
