@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -17,11 +18,11 @@ import msgspec
 from kubekit.wire import DECODE_ERRORS
 
 CONFIG_DIR, RESULTS_DIR = Path("/etc/cni/net.d"), Path("/var/lib/cni/results")
-"""On nodes with other directories, mount them here."""
+"""Nodes with other directories mount them at these paths."""
 POD_INTERFACE = "eth0"
 """Name of a pod's device in its own network namespace."""
 _MAX_FILE_BYTES = 262_144
-"""Longest part of a cached result that is read."""
+"""Larger cached results are ignored."""
 
 
 class Network(msgspec.Struct, frozen=True):
@@ -35,8 +36,8 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     """The eth0 of one pod, as a runtime attached it to a network.
 
     Attributes:
-        pod_uid: of the pod.
-        container_id: CNI_CONTAINERID.
+        pod_uid: the argument K8S_POD_UID.
+        container_id: the variable CNI_CONTAINERID.
         network: name of the network.
         plugins: types of the plugins that were called.
         requested_bandwidth: the runtime's request: ``ingressRate`` and ``egressRate`` in bits per second, ``…Burst`` in bits.
@@ -60,8 +61,9 @@ def read_network(directory: Path = CONFIG_DIR) -> Network:
             document = json.loads(file.read_bytes())
         except (OSError, ValueError, RecursionError):
             continue
-        if isinstance(document, dict) and isinstance(document.get("name"), str):
-            return Network(document["name"], _read_plugin_types(document))
+        plugins = _read_plugin_types(document)
+        if plugins and isinstance(document.get("name"), str):
+            return Network(document["name"], plugins)
     return Network()
 
 
@@ -103,35 +105,26 @@ class ResultCache:
 
         If a pod has several, the one with the bandwidth plugin counts, else the newest one that is not of Multus itself.
         """
-        try:
-            with os.scandir(self._directory) as entries:
-                files = [(entry.name, entry.stat().st_mtime_ns) for entry in entries if entry.is_file()]
-        except OSError:
-            return {}
-        previous = self._attachment_by_file
-        self._attachment_by_file = {
-            file: previous[file] if file in previous else self._read_file(file[0]) for file in files
-        }
+        previous, self._attachment_by_file = self._attachment_by_file, {}
+        with suppress(OSError), os.scandir(self._directory) as entries:
+            for entry in entries:
+                # A file that cannot be read or decoded is tried again: the runtime may be writing it, and change it within one clock tick.
+                with suppress(OSError, *DECODE_ERRORS):
+                    file = (entry.name, entry.stat().st_mtime_ns)
+                    if file in previous:
+                        self._attachment_by_file[file] = previous[file]
+                    elif entry.is_file() and entry.stat().st_size <= _MAX_FILE_BYTES:
+                        self._attachment_by_file[file] = parse_cached_result(Path(entry).read_bytes())
         items = self._attachment_by_file.items()
         attachments = [(a, mtime_ns) for (_, mtime_ns), a in items if a is not None]
         # The best of a pod comes last, and replaces the others. The newest belongs to the pod's current sandbox.
         attachments.sort(key=lambda item: ("bandwidth" in item[0].plugins, "multus" not in item[0].plugins, item[1]))
         return {attachment.pod_uid: attachment for attachment, _ in attachments}
 
-    def _read_file(self, name: str) -> Attachment | None:
-        try:
-            with (self._directory / name).open("rb") as file:
-                return parse_cached_result(file.read(_MAX_FILE_BYTES))
-        except OSError:
-            return None
-
 
 def parse_cached_result(data: bytes) -> Attachment | None:
-    """Parse a file of the cache; None if it is not the result of a pod's eth0."""
-    try:
-        cached = _decode_cached_info(data)
-    except DECODE_ERRORS:
-        return None
+    """Parse a file of the cache; None if it is not the result of a pod's eth0. Raises `DECODE_ERRORS`."""
+    cached = _decode_cached_info(data)
     uid = next((value for name, value in cached.cni_args or () if name == "K8S_POD_UID"), "")
     if cached.kind != "cniCacheV1" or cached.if_name != POD_INTERFACE or not uid:
         return None

@@ -43,7 +43,7 @@ MIN_PAUSE_S = 2.0
 RETRY_S = 5.0
 """Delay of the next attempt after the kernel refused to be read."""
 DEVICE_COUNTERS_INTERVAL_S = 4.5
-"""Interval of reading counters. Two readings, so at most ten seconds, show an excess."""
+"""Interval of reading counters. An excess shows after two readings, so within ten seconds."""
 _ACTION_BY_DIRECTION: dict[Direction, type[Action]] = {"ingress": SetIngressLimit, "egress": SetEgressLimit}
 
 
@@ -54,7 +54,7 @@ class BandwidthManager:
         self, config: AgentConfig, recorder: EventRecorder, registry: CollectorRegistry, pods: Reflector[Pod]
     ) -> None:
         self._config, self._result_cache = config, ResultCache()
-        self._policy = RepairPolicy(enforce=config.bandwidth == "enforce", repair_burst=config.repair_burst)
+        self._repair_policy = RepairPolicy(enforce=config.bandwidth == "enforce", repair_burst=config.repair_burst)
         self._pods = pods
         self._pods.subscribe(self._on_pod_change)
         self._reporter = LimitReporter(recorder, registry)
@@ -67,8 +67,8 @@ class BandwidthManager:
         return {"bandwidth": self._reconcile_forever(), "bandwidth-traffic": self._measure_forever()}
 
     def on_kernel_change(self) -> None:
-        """Reconcile soon, because devices or traffic control changed; ignored while there is nothing to check or enforce."""
-        if self._plan.statuses or self._plan.unlocated_reason_by_pod or self._policy.enforce:
+        """Reconcile soon, because devices or traffic control changed. Ignored without limits to check, pods to locate, and ``enforce``."""
+        if self._plan.statuses or self._plan.unlocated_reason_by_pod or self._repair_policy.enforce:
             self._wake.set()
 
     def _on_pod_change(self, _key: str, old: Pod | None, new: Pod | None) -> None:
@@ -105,13 +105,13 @@ class BandwidthManager:
         self._report()
 
     async def _plan_limits(self, pods: tuple[PodBandwidthSpec, ...]) -> BandwidthPlan:
-        if not self._policy.enforce and not any(pod.limits for pod in pods):
+        if not self._repair_policy.enforce and not any(pod.limits for pod in pods):
             return BandwidthPlan()
         network = read_network()
         if self._config.cni_network:
             network = msgspec.structs.replace(network, name=self._config.cni_network)
         snapshot = await take_snapshot(self._config.proc, network, pods, self._result_cache)
-        return plan_limits(snapshot, self._policy)
+        return plan_limits(snapshot, self._repair_policy)
 
     async def _repair(self, action: Action) -> None:
         loop = asyncio.get_running_loop()
@@ -121,10 +121,12 @@ class BandwidthManager:
         try:
             await execute(action)
         except KernelError as error:
-            log.log_change(topic, str(error), "cannot set a limit", device=action.device_name, action=kind, error=error)
+            log.log_change(
+                topic, str(error), "cannot change a limit", device=action.device_name, action=kind, error=error
+            )
         else:
             has_succeeded = True
-            log.log_change(topic, "", "limits can be set again", device=action.device_name, action=kind)
+            log.log_change(topic, "", "limits can be changed again", device=action.device_name, action=kind)
         loop.call_later(self._backoff.record_attempt(action, loop.time(), has_succeeded=has_succeeded), self._wake.set)
 
     async def _measure_forever(self) -> None:

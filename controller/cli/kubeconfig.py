@@ -1,4 +1,4 @@
-"""Finds the API server and the credentials: of the pod, or of kubeconfigs as the ``kubernetes`` package reads them, with log-in plugins and proxies.
+"""Finds the API server and its credentials in the pod's ServiceAccount or in kubeconfigs, which the ``kubernetes`` package reads.
 
 Fields that kubectl supports and the package ignores are errors: if ``as`` were ignored, commands would run as another user.
 """
@@ -19,7 +19,7 @@ from typing import Any
 from kubekit import tls
 from kubekit.config import SERVICE_ACCOUNT_DIR, ClusterConfig, load_cluster_config
 from kubekit.credentials import Credential
-from kubekit.errors import ConfigError, CredentialError
+from kubekit.errors import ConfigError, CredentialError, KubekitError
 
 _UNSUPPORTED_FIELDS = ("as", "as-uid", "as-groups", "as-user-extra")
 _SUPPORTED_PROVIDERS = ("gcp", "oidc")
@@ -50,8 +50,10 @@ class KubeconfigLogin:
     """
 
     def __init__(self, paths: str, context: str | None) -> None:
+        """Load the kubeconfigs, and log in; raises as `find_cluster_config` does."""
         self._paths, self._context = paths, context
         self._lock = asyncio.Lock()
+        self._credential: Credential | None = None  # The last one of the loaded kubeconfigs.
         self._load_kubeconfigs()
 
     def cluster_config(self) -> ClusterConfig:
@@ -72,20 +74,23 @@ class KubeconfigLogin:
             return await asyncio.to_thread(self._load_credential)
 
     def discard(self, credential: Credential) -> None:
-        """See `kubekit.credentials.CredentialProvider`."""
-        self._is_credential_refused = True
+        """See `kubekit.credentials.CredentialProvider`. A refusal of an older credential is ignored: a later log-in replaced it."""
+        if credential == self._credential:
+            self._is_credential_refused = True
 
     def _load_credential(self) -> Credential:
         if self._is_credential_refused:
-            self._load_kubeconfigs()
+            try:
+                self._load_kubeconfigs()
+            except ConfigError as error:
+                # The file may be readable again soon, for example after a log-in that is rewriting it.
+                raise CredentialError(str(error)) from error
         with _collect_errors() as messages:
             value = str(self._configuration.auth_settings().get("BearerToken", {}).get("value") or "")
-        kind, _, token = value.partition(" ")
-        if value and kind != "Bearer":
-            raise ConfigError(self._user_field("username"), "is not supported", "use a token or a client certificate")
         if messages:
             raise CredentialError(f"{self._user_field('exec')}: {'; '.join(messages)}")
-        return Credential(token, self._ssl_context)
+        self._credential = Credential(value.removeprefix("Bearer "), self._ssl_context)
+        return self._credential
 
     def _load_kubeconfigs(self) -> None:
         """Load the kubeconfigs, and run the log-in plugin if the user has one."""
@@ -112,12 +117,19 @@ class KubeconfigLogin:
             with _collect_errors() as messages:
                 loader.load_and_set(configuration)
             self._ssl_context = _create_ssl_context(configuration) if configuration.host.startswith("https") else None
+        except KubekitError:
+            raise
         except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
             # The package does not validate files: an entry of a wrong type raises any of these.
             raise ConfigError("--kubeconfig", f"{self._paths}: {' '.join(str(error).split())}") from error
+        except Exception as error:
+            # An auth-provider renews an expired token over HTTP, and the package passes on the errors of its HTTP libraries.
+            raise CredentialError(f"{self._user_field('auth-provider')}: {error}") from error
         if self._user.get("exec") and not (configuration.api_key or configuration.cert_file):
             raise CredentialError(f"{self._user_field('exec')}: {'; '.join(messages) or 'it gave no credential'}")
-        self._configuration, self._is_credential_refused = configuration, False
+        if str(configuration.api_key.get("BearerToken", "")).startswith("Basic "):
+            raise ConfigError(self._user_field("username"), "is not supported", "use a token or a client certificate")
+        self._configuration, self._credential, self._is_credential_refused = configuration, None, False
 
     def _find_entry(self, merged: Any, section: str, kind: str) -> Mapping[str, Any]:
         """The content of the context's entry in ``users`` or ``clusters``; empty if there is no entry."""
@@ -179,7 +191,7 @@ def _collect_errors() -> Iterator[list[str]]:
             messages.append(record.getMessage())
         return not is_of_this_thread
 
-    # The package calls `logging.error`, whose records the filters of the root logger get. They get none of other loggers.
+    # The package calls `logging.error`. A filter of the root logger sees only records that were logged with it directly.
     root = logging.getLogger()
     root.addFilter(collect)
     try:

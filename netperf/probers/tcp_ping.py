@@ -12,11 +12,13 @@ from typing import NamedTuple
 from netperf.probers.failure import ProbeFailedError
 
 PING_TIMEOUT_S = 2.0
-"""Long enough for one retransmission of a lost SYN, after a second. A longer wait would take too much of the slot."""
-PING_RETRIES, PING_RETRY_TIMEOUT_S = 2, 0.5
-"""Further pings if a handshake contains a retransmission; a retransmission takes longer than this timeout."""
+"""Long enough for one retransmission of a lost SYN, after a second. A longer wait would take too much of the probe's slot."""
+PING_RETRIES = 2
+"""Number of further pings after a handshake with a retransmission."""
+PING_RETRY_TIMEOUT_S = 0.5
+"""Shorter than the second of a retransmission, so that a further ping with one fails."""
 _TCP_INFO = struct.Struct("@68xI28xI")
-"""The fields tcpi_rtt (microseconds) and tcpi_total_retrans of tcp_info (linux/tcp.h)."""
+"""The fields tcpi_rtt (microseconds, at offset 68) and tcpi_total_retrans (at 100) of tcp_info (linux/tcp.h)."""
 
 
 class Connection(NamedTuple):
@@ -36,26 +38,27 @@ async def connect(address: str, port: int, timeout_s: float) -> Connection:
     except TimeoutError:
         raise ProbeFailedError("timeout", f"no connection within {timeout_s:.0f} s") from None
     except ConnectionRefusedError as error:
-        raise ProbeFailedError("refused", str(error.strerror)) from None
+        raise ProbeFailedError("refused", error.strerror or str(error)) from None
     except OSError as error:
-        raise ProbeFailedError("unreachable", str(error.strerror)) from None
+        raise ProbeFailedError("unreachable", error.strerror or str(error)) from None
     return Connection(reader, writer, time.monotonic() - started)
 
 
 async def tcp_ping(address: str, port: int) -> float:
     """Connect, and return the round trip of the handshake in seconds, as the kernel measured it.
 
-    A retransmission makes a handshake a second longer, and if the answer was lost, the kernel counts this second. Then ping again.
+    Connects again after a retransmission, because the kernel's number may include the second of waiting for it.
 
     Raises:
         ProbeFailedError: ``timeout``, ``refused`` or ``unreachable``.
     """
     rtt_s, retransmits = await _ping_once(address, port, PING_TIMEOUT_S)
     for _ in range(PING_RETRIES):
-        if retransmits:
-            with suppress(ProbeFailedError):
-                retry_s, retransmits = await _ping_once(address, port, PING_RETRY_TIMEOUT_S)
-                rtt_s = min(rtt_s, retry_s)
+        if not retransmits:
+            break
+        with suppress(ProbeFailedError):
+            retry_s, retransmits = await _ping_once(address, port, PING_RETRY_TIMEOUT_S)
+            rtt_s = min(rtt_s, retry_s)
     return rtt_s
 
 

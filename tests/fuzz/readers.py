@@ -198,7 +198,7 @@ READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
     "whole quantity": (quantity.parse_int, "1.5Gi", (QuantityError,)),
     "quantity in thousandths": (quantity.parse_milli, "100m", (QuantityError,)),
     "selector": (selectors.parse_selector, "app=web,tier in (a, b),!legacy", (SelectorError,)),
-    "CNI cache": (bytes_reader(parse_cached_result), CNI_RESULT, ()),
+    "CNI cache": (bytes_reader(parse_cached_result), CNI_RESULT, DECODE_ERRORS),
     "device counters": (bytes_reader(parse_device_counters), "  eth0: 1 2 3 4 5 6 7 8 9 10 11\n", ()),
     "error of the API server": (read_api_error, '{"kind":"Status","code":409,"reason":"Conflict","message":"no"}', ()),
     "cgroup": (parse_cgroup, "0::/kubepods/burstable/pod12345678-1234-1234-1234-123456789012/abc\n", ()),

@@ -159,6 +159,23 @@ async def test_a_log_message_of_another_thread_does_not_fail_a_login(tmp_path: P
     assert (await login_task).token == "t"
 
 
+async def test_requests_refused_together_log_in_once_and_a_broken_kubeconfig_may_recover(tmp_path: Path) -> None:
+    write_plugin_status(tmp_path, token="old")
+    login = KubeconfigLogin(
+        write_kubeconfig(tmp_path, {"server": "https://api.example"}, make_plugin_user(tmp_path)), None
+    )
+    old = await login.get_credential()
+    write_plugin_status(tmp_path, token="new")
+    for _ in range(2):
+        login.discard(old)
+        assert (await login.get_credential()).token == "new"
+    assert count_plugin_calls(tmp_path) == 2
+    login.discard(await login.get_credential())
+    (tmp_path / "config").write_text("a: [")
+    with pytest.raises(CredentialError, match="config"):
+        await login.get_credential()
+
+
 async def test_a_plugins_certificate_logs_in_also_for_watches(
     control_plane: ControlPlane, client: Client, namespace: str, tmp_path: Path
 ) -> None:
@@ -187,6 +204,12 @@ async def test_an_oidc_token_a_token_file_and_a_certificate_log_in(
             assert await read_user_name(user_client) == name
 
 
+def test_an_expired_token_that_cannot_be_renewed_is_reported(tmp_path: Path) -> None:
+    config = {"id-token": "e30.eyJleHAiOiAxfQ.x", "idp-issuer-url": f"http://{LOOPBACK}:9"}
+    with pytest.raises(CredentialError, match="auth-provider"):
+        log_in(tmp_path, {"server": "https://api.example"}, {"auth-provider": {"name": "oidc", "config": config}})
+
+
 async def test_tls_server_name_is_verified(control_plane: ControlPlane, tmp_path: Path) -> None:
     cluster, user = read_administrator(control_plane)
     async with log_in(tmp_path, {**cluster, "tls-server-name": "localhost"}, user) as user_client:
@@ -201,6 +224,7 @@ async def test_tls_server_name_is_verified(control_plane: ControlPlane, tmp_path
     [
         ({}, {"as": "somebody"}, r"user\.as: is not supported"),
         ({}, {"auth-provider": {"name": "azure"}}, "auth-provider"),
+        ({}, {"username": "admin", "password": "x"}, r"user\.username: is not supported"),
         ({"proxy-url": "socks5://proxy.example:1080"}, {}, "proxy-url"),
         ({"certificate-authority": "missing.pem"}, {}, r"missing\.pem"),
         ({"certificate-authority-data": base64.b64encode(b"x").decode()}, {}, "PEM"),

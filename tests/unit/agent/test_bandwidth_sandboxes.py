@@ -155,6 +155,16 @@ def test_the_bandwidth_plugins_entry_wins_and_then_the_newest(tmp_path: Path) ->
     assert cache.read_attachments()[UID].container_id == "rewritten"
 
 
+def test_a_file_that_is_still_written_is_read_again(tmp_path: Path) -> None:
+    (tmp_path / "cbr0").write_bytes(b"")
+    (tmp_path / "removed").symlink_to("nowhere")
+    os.utime(tmp_path / "cbr0", (1000, 1000))
+    cache = ResultCache(tmp_path)
+    assert cache.read_attachments() == {}
+    write_entry(tmp_path, "cbr0", mtime=1000)
+    assert cache.read_attachments()[UID].network == "cbr0"
+
+
 def test_other_files_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "rubbish").write_bytes(b"\xff{")
     write_entry(tmp_path, "other-kind", kind="cniCacheV9")
@@ -166,8 +176,10 @@ def test_other_files_are_ignored(tmp_path: Path) -> None:
 
 def test_the_network_is_named_by_the_first_configuration(tmp_path: Path) -> None:
     (tmp_path / "10-broken.conflist").write_text("{")
-    (tmp_path / "20-calico.conflist").write_text('{"name": "k8s-pod-network", "plugins": []}')
-    (tmp_path / "30-other.conf").write_text('{"name": "other"}')
+    (tmp_path / "11-empty.conflist").write_text('{"name": "empty", "plugins": []}')
+    (tmp_path / "12-typeless.conf").write_text('{"name": "typeless"}')
+    (tmp_path / "20-calico.conflist").write_text('{"name": "k8s-pod-network", "plugins": [{"type": "calico"}]}')
+    (tmp_path / "30-other.conf").write_text('{"name": "other", "type": "bridge"}')
     (tmp_path / "00-readme.txt").write_text('{"name": "no"}')
     assert read_network(tmp_path).name == "k8s-pod-network"
     assert read_network(tmp_path / "missing") == Network()

@@ -21,6 +21,7 @@ from netperf.probers.failure import ProbeFailedError
 from netperf.probers.netperf import build_command, choose_transaction_count, find_binary, parse_output
 from netperf.probers.passphrase import derive_hourly_passphrase, epoch_at, epochs_to_try
 from netperf.probers.responder import DatagramResponder
+from netperf.probers.tcp_ping import connect
 from tests.support.tasks import running_tasks
 
 # As netperf 2.7.0 printed it, for one second of TCP_RR over the loopback.
@@ -53,6 +54,15 @@ def read_duration(command: list[str]) -> str:
 def read_test_options(command: list[str]) -> list[str]:
     """The options after ``--``, which are of the test."""
     return command[command.index("--") + 1 :]
+
+
+async def test_a_connection_error_without_number_is_reported_by_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object) -> None:
+        raise OSError("Multiple exceptions")
+
+    monkeypatch.setattr("asyncio.open_connection", fail)
+    with pytest.raises(ProbeFailedError, match="Multiple exceptions"):
+        await connect("localhost", 1, timeout_s=1)
 
 
 def test_the_output_of_a_complete_run_is_parsed() -> None:
