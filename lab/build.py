@@ -157,7 +157,7 @@ class Binaries:
         return self.paths[name]
 
 
-def find_or_build_programs(module: Buildable = CONTROL_PLANE) -> Binaries:
+def find_or_build_binaries(module: Buildable = CONTROL_PLANE) -> Binaries:
     """Return all programs of a module, building those that neither KUBEBUILDER_ASSETS nor the cache holds; progress on stderr.
 
     Raises BuildError if a build fails, or if no usable Go can be found or installed.

@@ -23,7 +23,7 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from lab import namespaces, unprivileged
-from lab.build import Binaries, find_or_build_programs
+from lab.build import Binaries, find_or_build_binaries
 from lab.controlplane import ControlPlane
 from lab.controlplane_commands import LOOPBACK
 from lab.network import WAN_DEVICE, LabNetwork, NodeNetwork, create_network
@@ -43,9 +43,9 @@ T = TypeVar("T")
 
 ALL_COMPONENTS = ("controller-manager", "scheduler", "kwok")
 _WAN_TIMEOUT_S = 60.0
-_WATCH_S = 0.25
+_PROGRAM_CHECK_INTERVAL_S = 0.25
 _WAN_SEED = 260
-"""The same for all labs, so that loss and jitter repeat as far as the packets' timing does."""
+"""The same for all labs, so that loss and jitter repeat as far as the packets arrive at the same times."""
 log = logs.get("lab")
 
 
@@ -58,7 +58,7 @@ class Lab:
         paths: paths of its files.
         topology: nodes and delays; None for a control plane without nodes.
         control_plane: API server, etcd and controllers.
-        programs: the running programs, including those of the control plane.
+        programs: the running processes, including those of the control plane.
         networks: networks of the nodes, in the order of the topology.
         urls: name of a program, such as ``controller`` -> URL at which it serves.
         boot_s: how long the start took, seconds.
@@ -89,7 +89,7 @@ class Lab:
         binaries: Binaries | None = None,
         api_server_flags: Iterable[str] = (),
     ) -> AsyncIterator[Lab]:
-        """Remove the leftovers of a killed lab of the same name, then boot. The end of the block removes the lab.
+        """Start a lab, and remove it at the end of the block. First removes what a killed lab of the same name left.
 
         Args:
             topology: nodes and delays; None for the control plane alone, which needs no privileges.
@@ -103,19 +103,19 @@ class Lab:
             ConfigError: the name is invalid.
             LabError: a lab of this name runs, this machine lacks something, or a program did not start.
         """
-        started = time.monotonic()
+        started_s = time.monotonic()
         paths = lab_paths(name, folder)
         if binaries is None:
-            binaries = await asyncio.to_thread(find_or_build_programs)
-        node_binaries = await asyncio.to_thread(find_or_build_binaries_for, topology)
+            binaries = await asyncio.to_thread(find_or_build_binaries)
+        node_binaries = await asyncio.to_thread(find_or_build_node_binaries_if_needed, topology)
         with lock_lab(paths):
             await _run_in_thread(reclaim, paths)
             paths.state_dir.mkdir(parents=True, mode=0o700)
             try:
-                async with _boot(
+                async with _start_parts(
                     paths, topology, tuple(components), binaries, node_binaries, api_server_flags=api_server_flags
                 ) as lab:
-                    lab.boot_s = time.monotonic() - started
+                    lab.boot_s = time.monotonic() - started_s
                     try:
                         yield lab
                     finally:
@@ -148,7 +148,7 @@ class Lab:
                 if program.has_failed and program.name not in logged:
                     logged.add(program.name)
                     log.warning("a program ended", name=program.name, code=program.poll(), log=program.log)
-            await asyncio.sleep(_WATCH_S)
+            await asyncio.sleep(_PROGRAM_CHECK_INTERVAL_S)
 
     def describe(self) -> dict[str, Any]:
         """Return the output of `up --json`, as plain data."""
@@ -206,7 +206,7 @@ class Lab:
 
 
 @asynccontextmanager
-async def _boot(
+async def _start_parts(
     paths: LabPaths,
     topology: Topology | None,
     components: tuple[str, ...],
@@ -215,7 +215,7 @@ async def _boot(
     *,
     api_server_flags: Iterable[str],
 ) -> AsyncIterator[Lab]:
-    """Create the network, and start the control plane, the emulated network and the nodes, which `Lab.start` removes."""
+    """Create the network, and start the control plane, the emulated network and the nodes. `Lab.start` removes the network and files."""
     # PYTHONFAULTHANDLER: after a crash in native code the program's log has its stack.
     programs = Programs(paths.state_dir, {**build_pythonpath_env(), "PYTHONFAULTHANDLER": "1"})
     network: LabNetwork | None = None
@@ -245,8 +245,8 @@ async def _boot(
             yield lab
 
 
-def find_or_build_binaries_for(topology: Topology | None) -> NodeBinaries | None:
-    """Programs of real nodes; None if the topology has no real node. Blocks; raises as `find_or_build_node_binaries`."""
+def find_or_build_node_binaries_if_needed(topology: Topology | None) -> NodeBinaries | None:
+    """Return the binaries of real nodes; None if the topology has none. Blocks; raises as `find_or_build_node_binaries`."""
     return find_or_build_node_binaries() if topology is not None and topology.real_nodes else None
 
 
@@ -255,6 +255,7 @@ async def _start_nodes(
 ) -> None:
     if binaries is not None:
         if "scheduler" in components:
+            # Without our profile, because our scheduler runs as a pod.
             await lab.control_plane.start_scheduler(profiles=(DEFAULT_PROFILE,))
         lab.real_nodes = await start_real_nodes(
             lab.name,

@@ -25,7 +25,7 @@ from kubekit.client import Client
 from kubekit.config import ClusterConfig, load_cluster_config
 from kubekit.errors import ApiError, UnreachableError
 from kubekit.wire import SERVICE_ACCOUNTS, Object, Resource
-from lab.build import Binaries, find_or_build_programs
+from lab.build import Binaries, find_or_build_binaries
 from lab.certificates import CertificateAuthority, KeyPair, generate_signing_key
 from lab.controlplane_commands import (
     LOOPBACK,
@@ -85,7 +85,7 @@ class ControlPlane:
         programs: Programs | None = None,
         api_server_flags: Iterable[str] = (),
     ) -> AsyncIterator[ControlPlane]:
-        """Boot etcd and the API server, then ``components``. The end of the block stops them all.
+        """Start etcd and the API server, then ``components``. The end of the block stops them all.
 
         Args:
             name: common name of the certificate authority.
@@ -101,7 +101,7 @@ class ControlPlane:
             BootError: a program ended or did not become ready; the message has the end of its log.
         """
         if binaries is None:
-            binaries = await asyncio.to_thread(find_or_build_programs)
+            binaries = await asyncio.to_thread(find_or_build_binaries)
         authority = CertificateAuthority(state_dir / "pki", f"netaware-lab-{name}")
         running_programs = programs or Programs(state_dir)
         flags, token = tuple(api_server_flags), secrets.token_hex(16)

@@ -18,7 +18,7 @@ import pytest
 from blockbuster import BlockBuster
 from hypothesis import HealthCheck, settings
 
-from lab.build import find_or_build_programs
+from lab.build import find_or_build_binaries
 from lab.errors import BuildError, UnsupportedError
 from lab.netperf_install import Netperf, find_or_fetch_netperf
 from lab.pod_installation import find_or_build_images
@@ -44,7 +44,7 @@ BUILD_BY_FIXTURE: Mapping[str, Callable[[], object]] = {
     "node_binaries": find_or_build_node_binaries,
     "images": find_or_build_images,
     "prometheus_programs": lambda: find_or_build_tools(PROMETHEUS),
-    "oldest": lambda: find_or_build_programs(OLDEST_CONTROL_PLANE),
+    "oldest": lambda: find_or_build_binaries(OLDEST_CONTROL_PLANE),
     "helm_program": lambda: find_or_build_tools(HELM),
     "chromium": find_or_fetch_chromium,
     "axe": find_or_fetch_axe,
@@ -131,7 +131,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if needed and os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
             print(f"these tests build or fetch, besides the control plane: {', '.join(needed)}", file=sys.stderr)
         try:
-            find_or_build_programs()
+            find_or_build_binaries()
             for name in needed:
                 # The fixture skips its tests then.
                 with suppress(UnsupportedError):

@@ -11,8 +11,8 @@ from rich.console import Console
 from kubekit.errors import ConfigError
 from kubekit.runtime import run_program
 from lab import report
-from lab.build import find_or_build_programs
-from lab.cluster import find_or_build_binaries_for
+from lab.build import find_or_build_binaries
+from lab.cluster import find_or_build_node_binaries_if_needed
 from lab.commands import arguments
 from lab.demo import OVERLAY_BY_PLACEMENT, run_demo
 from lab.netperf_install import find_netperf_if_available
@@ -52,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--seed", f"{args.seed} is below 1", "write a number from 1")
     launch = plan_relaunch()
     # These fill the cache: a lab in a user namespace has no Internet.
-    find_or_build_programs()
+    find_or_build_binaries()
     find_netperf_if_available()
-    find_or_build_binaries_for(topology)
+    find_or_build_node_binaries_if_needed(topology)
     images = find_or_build_images() if topology.real_nodes else None
     launch.exec_if_wrapped()
     print_progress = arguments.make_progress_printer()

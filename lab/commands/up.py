@@ -18,8 +18,8 @@ from rich.table import Table
 
 from kubekit.errors import ConfigError
 from kubekit.runtime import run_program
-from lab.build import find_or_build_programs
-from lab.cluster import ALL_COMPONENTS, Lab, find_or_build_binaries_for
+from lab.build import find_or_build_binaries
+from lab.cluster import ALL_COMPONENTS, Lab, find_or_build_node_binaries_if_needed
 from lab.commands import arguments
 from lab.errors import BootError, LabError
 from lab.installation import install
@@ -65,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
     command, environment = _build_supervisor_command(args), {**os.environ, **build_pythonpath_env()}
     launch = plan_launch(command, environment) if topology is not None else LaunchCommand(command, environment)
     # Build in the foreground, so that its progress is visible.
-    find_or_build_programs()
-    find_or_build_binaries_for(topology)
+    find_or_build_binaries()
+    find_or_build_node_binaries_if_needed(topology)
     if args.programs and topology is not None and topology.real_nodes:
         find_or_build_images()
     elif args.programs:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.build import Module, UpstreamModule, build_kubernetes_link_flags, find_or_build_programs
+from lab.build import Module, UpstreamModule, build_kubernetes_link_flags, find_or_build_binaries
 from lab.debian import UnpackedPackages, find_or_unpack_packages
 from lab.errors import UnsupportedError
 
@@ -94,14 +94,14 @@ def find_or_build_node_binaries() -> NodeBinaries:
     for name in ("runc", "nft"):
         if debian.find_program(name) is None:
             raise UnsupportedError(f"{name} is not in {', '.join(_PACKAGES)} of this distribution")
-    node = find_or_build_programs(NODE)
-    containerd = find_or_build_programs(CONTAINERD)
-    metrics = find_or_build_programs(METRICS_SERVER)
-    app = find_or_build_programs(APP)
+    node = find_or_build_binaries(NODE)
+    containerd = find_or_build_binaries(CONTAINERD)
+    metrics = find_or_build_binaries(METRICS_SERVER)
+    app = find_or_build_binaries(APP)
     return NodeBinaries(
         node=node["kubelet"].parent,
         containerd=containerd["containerd"].parent,
-        cni=find_or_build_programs(CNI)["bridge"].parent,
+        cni=find_or_build_binaries(CNI)["bridge"].parent,
         metrics_server=metrics["metrics-server"],
         app=app["app"],
         debian=debian,

@@ -25,6 +25,7 @@ class ControlServer:
         self._links = {(link.origin, link.destination): link for link in plan.links}
 
     def fileno(self) -> int:
+        """The listener's descriptor, for `select`."""
         return self._listener.fileno()
 
     def serve_client(self) -> None:
@@ -43,6 +44,7 @@ class ControlServer:
                 print(f"control socket: the client has left: {error}", file=sys.stderr, flush=True)
 
     def _execute(self, command: Command) -> Reply:
+        """Refuses a link whose zones are not in bytewise order, as an unknown one."""
         if command.link is None:
             return Reply(links=list(self._links.values()))
         link = command.link

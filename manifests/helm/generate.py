@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from lab.build import find_or_build_programs
+from lab.build import find_or_build_binaries
 
 HERE = Path(__file__).resolve().parent
 MANIFESTS = HERE.parent
@@ -80,7 +80,7 @@ IMAGE_BY_CONTAINER = {
 
 def build_overlay(folder: Path) -> list[Manifest]:
     """The objects of an overlay."""
-    command = [str(find_or_build_programs()["kubectl"]), "kustomize", str(folder)]
+    command = [str(find_or_build_binaries()["kubectl"]), "kustomize", str(folder)]
     result = subprocess.run(command, check=True, capture_output=True, text=True)
     return [manifest for manifest in yaml.load_all(result.stdout, Loader=yaml.CSafeLoader) if manifest]
 

@@ -17,7 +17,7 @@ import yaml
 
 from kubekit.errors import ConfigError
 from kubekit.runtime import EXIT_FAILED, EXIT_USAGE, run_program
-from lab.build import find_or_build_programs
+from lab.build import find_or_build_binaries
 from lab.commands import arguments
 from lab.netperf_install import find_netperf_if_available
 from lab.paths import lab_paths
@@ -44,7 +44,7 @@ def main() -> int:
     seed = random.SystemRandom().randrange(1 << 31) if args.seed is None else args.seed
     launch = plan_relaunch("tests.chaos")
     # Builds and downloads need the network, which a process in a user namespace does not have.
-    find_or_build_programs()
+    find_or_build_binaries()
     find_netperf_if_available()
     launch.exec_if_wrapped()
     reports: list[ChaosReport] = []

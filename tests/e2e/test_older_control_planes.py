@@ -19,7 +19,7 @@ from kubekit import conditions
 from kubekit.client import Client
 from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Object, Pod
 from lab import boutique
-from lab.build import Binaries, find_or_build_programs
+from lab.build import Binaries, find_or_build_binaries
 from lab.cluster import Lab
 from lab.controlplane import object_exists
 from lab.demo import COMPONENTS
@@ -55,7 +55,7 @@ def write_overlay(binaries: Binaries, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def oldest() -> Binaries:
     """Programs of the oldest supported release."""
-    return find_or_build_programs(OLDEST_CONTROL_PLANE)
+    return find_or_build_binaries(OLDEST_CONTROL_PLANE)
 
 
 class Steps:
@@ -171,7 +171,7 @@ class Steps:
 async def test_pods_are_placed_on_the_oldest_minor_and_after_the_upgrade_to_the_newest(
     tmp_path: Path, oldest: Binaries, placement: PlacementMode
 ) -> None:
-    newest = find_or_build_programs()
+    newest = find_or_build_binaries()
     programs = tmp_path / "bin"
     programs.mkdir()
     link_programs(programs, {**newest.paths, **oldest.paths})

@@ -11,7 +11,7 @@ import sys
 
 from kubekit import logs
 from kubekit.runtime import EXIT_FAILED, run_program
-from lab.build import find_or_build_programs
+from lab.build import find_or_build_binaries
 from lab.commands import arguments
 from tests.scale.figures import ScaleReport
 from tests.scale.populate import Sizes
@@ -27,7 +27,7 @@ def main() -> int:
         parser.add_argument(f"--{field.replace('_', '-')}", type=type(default), default=default, help="%(default)s")
     args = parser.parse_args()
     sizes = Sizes(**{field: getattr(args, field) for field in Sizes.__struct_fields__})
-    find_or_build_programs()
+    find_or_build_binaries()
     reports: list[ScaleReport] = []
 
     async def run() -> None:

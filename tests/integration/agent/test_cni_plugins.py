@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lab.build import find_or_build_programs
+from lab.build import find_or_build_binaries
 from lab.realnode.programs import CNI
 from tests.integration.agent.pods_on_node import (
     NETWORK,
@@ -42,7 +42,7 @@ REQUESTED_BANDWIDTH |= {f"{direction}Burst": BURST_BITS for direction in ("ingre
 def find_or_build_plugin(name: str, version: str) -> Path:
     """Path of a plugin, which is built once per version."""
     module = replace(CNI, version=version, checksum=CHECKSUMS[version], programs=PROGRAMS)
-    return find_or_build_programs(module)[name]
+    return find_or_build_binaries(module)[name]
 
 
 def call_plugin(program: Path, command: str, pod: NodePod, config: dict[str, Any]) -> dict[str, Any]:

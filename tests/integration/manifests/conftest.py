@@ -10,7 +10,7 @@ import pytest_asyncio
 from kubekit.client import Client
 from kubekit.config import ClusterConfig, load_cluster_config
 from kubekit.wire import PODS, Object
-from lab.build import find_or_build_programs
+from lab.build import find_or_build_binaries
 from lab.controlplane import ControlPlane
 from lab.credentials import credentials_dir
 from tests.integration.conftest import remove_crds
@@ -33,7 +33,7 @@ async def plane(control_plane: ControlPlane) -> ControlPlane:
 @pytest.fixture
 def kustomize() -> Kubectl:
     """kubectl without a cluster, for building kustomizations."""
-    return Kubectl(find_or_build_programs()["kubectl"], None)
+    return Kubectl(find_or_build_binaries()["kubectl"], None)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from lab.build import (
     UpstreamModule,
     build_kubernetes_link_flags,
     find_go,
-    find_or_build_programs,
+    find_or_build_binaries,
 )
 
 OLDEST_CONTROL_PLANE = Module(
@@ -76,4 +76,4 @@ def find_or_build_tools(module: Module) -> Mapping[str, Path]:
     """Paths of a module's programs: from PATH if it has all, else from the cache, else built. Raises BuildError."""
     on_path = {name: shutil.which(name) for name in module.programs}
     paths = {name: Path(path) for name, path in on_path.items() if path}
-    return paths if len(paths) == len(on_path) else find_or_build_programs(module).paths
+    return paths if len(paths) == len(on_path) else find_or_build_binaries(module).paths

@@ -1,4 +1,4 @@
-"""Results that the API server refuses, or for which the object is too large, are reported, and hinder no others."""
+"""Results that the API server refuses, or for which the object is too large, are reported and do not delay others."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.unit.agent.results_writing import (
 pytestmark = pytest.mark.looptime
 
 
-async def test_a_refused_writer_is_a_problem_until_it_may_write_or_has_nothing_to_write() -> None:
+async def test_a_forbidden_write_is_reported_until_a_write_succeeds_or_no_plan_is_left() -> None:
     store = SimulatedConfigMap()
     async with running_writer(store) as agent:
         store.is_reachable = False
         await agent.add_samples(make_sample("n1"), wait_s=60)
-        assert agent.writer.readiness_error == "", "an API server that is away refuses nothing"
+        assert agent.writer.readiness_error == "", "an unreachable API server refuses nothing"
 
         store.is_reachable = True
         for sequence, is_forbidden in enumerate((True, False, True), 2):
@@ -34,12 +34,12 @@ async def test_a_refused_writer_is_a_problem_until_it_may_write_or_has_nothing_t
             assert ("writes only results" in agent.writer.readiness_error) == is_forbidden
 
         agent.plan_source.set_plan(None)
-        assert agent.writer.readiness_error, "lest a node is in and out of the plan all the time"
+        assert agent.writer.readiness_error, "it lasts, so that the node does not leave and rejoin the plan again and again"
         await asyncio.sleep(600)
         assert agent.writer.readiness_error == ""
 
 
-async def test_a_refused_key_does_not_hinder_others_and_is_named() -> None:
+async def test_a_refused_key_is_named_and_does_not_delay_others() -> None:
     store, refused_key = SimulatedConfigMap(), make_key("n2")
     store.refused_keys = {refused_key}
     async with running_writer(store) as agent:
@@ -49,7 +49,8 @@ async def test_a_refused_key_does_not_hinder_others_and_is_named() -> None:
         assert store.read_sequences() == {"n1": 5, "n3": 5}
         assert refused_key in agent.writer.refusal_summary
         assert agent.writer.readiness_error == "", "other keys are written, so the node stays in the plan"
-        # Two requests after each sample and two for its retry; the first pass also reads, and tries all and halves.
+        # After each of 5 rounds and at its retry: one request for the other keys, one for the refused key.
+        # 4 more: the first round also reads the object, and finds the refused key by halving.
         assert len(store.attempts_s) <= 5 * (2 + 2) + 4
 
         store.refused_keys = set()
@@ -88,7 +89,7 @@ async def test_keys_of_upstream_are_left_out_if_only_ours_fit(*, is_new: bool) -
     assert store.data.keys() == {"foreign", *our_data}
 
 
-async def test_refused_results_are_not_retried_more_often_the_longer_they_are_refused() -> None:
+async def test_the_rate_of_retries_does_not_grow_while_results_are_refused() -> None:
     store = SimulatedConfigMap({"foreign": "x" * MAX_CONFIGMAP_BYTES})
     async with running_writer(store) as agent:
         for sequence in range(60):

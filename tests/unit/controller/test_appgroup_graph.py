@@ -1,9 +1,9 @@
-"""Dependency graphs of AppGroups, whose faults do not stop the rest, and the six orders of their workloads."""
+"""Dependency graphs of AppGroups, where a fault drops only its own dependency, and the six orders of their workloads."""
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -17,10 +17,11 @@ from tests.support.online_boutique import BOUTIQUE, BOUTIQUE_CALLS, EXPECTED_ORD
 
 BOUTIQUE_CALLEES = [[BOUTIQUE.index(callee) for callee in BOUTIQUE_CALLS.get(name, "").split()] for name in BOUTIQUE]
 Workload = tuple[str, list[dict[str, Any]]]
+"""Its reference, and its calls."""
 
 
 def make_reference(text: str, kind: str = "") -> dict[str, str]:
-    """A reference from ``selector/name/kind``; name and kind may be left out."""
+    """A reference from ``selector/name/kind``, for example ``/db/StatefulSet`` by name and kind, or ``db`` by selector."""
     selector, name, own_kind = (text + "//").split("/")[:3]
     return {"selector": selector, "name": name, "kind": own_kind or kind}
 
@@ -39,34 +40,44 @@ INVALID = [make_call("b", maxNetworkCost=20_000, minBandwidth="much"), make_call
 BY_SELECTOR = [make_call("b/another-name", maxNetworkCost=5, minBandwidth="1M")]
 
 
-@pytest.mark.parametrize(
-    ("workloads", "edges", "reasons"),
-    [
-        pytest.param([("a/x", BY_SELECTOR), ("b/y", [])], [DependencyEdge(0, 1, 1_000_000, 5)], [], id="by selector"),
-        pytest.param([("a/web", [make_call("/db")]), ("b/db", [])], [DependencyEdge(0, 1)], [], id="by name"),
-        pytest.param(
-            [("a/web", [make_call("/db/StatefulSet")]), ("b/db", []), ("c/db/StatefulSet", [])], [DependencyEdge(0, 2)], [], id="by name, kind"
-        ),
-        pytest.param([("a/web", [make_call("/db")]), ("b/db", []), ("c/db", [])], [], ["AmbiguousDependency"], id="ambiguous"),
-        pytest.param([("a", [make_call("nowhere"), make_call("b")]), ("b", [])], [DependencyEdge(0, 1)], ["UnknownDependency"], id="unknown"),
-        pytest.param([("a/x", [make_call("/x")])], [], ["SelfDependency"], id="itself"),
-        pytest.param([("a", STRICTEST), ("b", [])], [DependencyEdge(0, 1, 1000, 4)], [], id="strictest limits of a repeated one"),
-        pytest.param(
-            [("a", INVALID), ("b", []), ("c", [])],
-            [DependencyEdge(0, 1, 0, 10_000), DependencyEdge(0, 2)],
-            ["BadCost", "BadBandwidth", "BadBandwidth"],
-            id="nearest valid limits",
-        ),
-        pytest.param([], [], [], id="no workloads"),
-    ],
-)  # fmt: skip
-def test_dependencies_become_edges_and_faults_are_reported(
-    workloads: list[Workload], edges: list[DependencyEdge], reasons: list[str]
-) -> None:
-    graph = build_graph_of(*workloads)
-    assert (list(graph.edges), [fault.reason for fault in graph.faults]) == (edges, reasons)
+class DependencyCase(NamedTuple):
+    workloads: list[Workload]
+    edges: list[DependencyEdge] = []
+    fault_reasons: list[str] = []
+
+
+DEPENDENCY_CASES = {
+    "by selector": DependencyCase([("a/x", BY_SELECTOR), ("b/y", [])], [DependencyEdge(0, 1, 1_000_000, 5)]),
+    "by name": DependencyCase([("a/web", [make_call("/db")]), ("b/db", [])], [DependencyEdge(0, 1)]),
+    "by name and kind": DependencyCase(
+        [("a/web", [make_call("/db/StatefulSet")]), ("b/db", []), ("c/db/StatefulSet", [])], [DependencyEdge(0, 2)]
+    ),
+    "ambiguous": DependencyCase(
+        [("a/web", [make_call("/db")]), ("b/db", []), ("c/db", [])], fault_reasons=["AmbiguousDependency"]
+    ),
+    "unknown": DependencyCase(
+        [("a", [make_call("nowhere"), make_call("b")]), ("b", [])], [DependencyEdge(0, 1)], ["UnknownDependency"]
+    ),
+    "itself": DependencyCase([("a/x", [make_call("/x")])], fault_reasons=["SelfDependency"]),
+    "strictest limits of a repeated one": DependencyCase(
+        [("a", STRICTEST), ("b", [])], [DependencyEdge(0, 1, 1000, 4)]
+    ),
+    "nearest valid limits": DependencyCase(
+        [("a", INVALID), ("b", []), ("c", [])],
+        [DependencyEdge(0, 1, 0, 10_000), DependencyEdge(0, 2)],
+        ["BadCost", "BadBandwidth", "BadBandwidth"],
+    ),
+    "no workloads": DependencyCase([]),
+}
+
+
+@pytest.mark.parametrize("case", DEPENDENCY_CASES.values(), ids=DEPENDENCY_CASES)
+def test_dependencies_become_edges_and_faults_are_reported(case: DependencyCase) -> None:
+    graph = build_graph_of(*case.workloads)
+    assert list(graph.edges) == case.edges
+    assert [fault.reason for fault in graph.faults] == case.fault_reasons
     assert graph.callees_by_caller() == [
-        [e.callee for e in graph.edges if e.caller == i] for i in range(len(workloads))
+        [edge.callee for edge in graph.edges if edge.caller == caller] for caller in range(len(case.workloads))
     ]
     assert all(fault.message for fault in graph.faults)
 
@@ -111,8 +122,8 @@ def test_orders_have_all_workloads_with_callers_first_unless_a_cycle_is_reported
         if "Alternate" in algorithm:  # promises no order of callers and callees
             continue
         callers_come_first = [rank[caller] < rank[callee] for caller in range(count) for callee in callees[caller]]
-        is_misplaced = any(callers_come_first) if "Reverse" in algorithm else not all(callers_come_first)
-        assert is_misplaced == bool(order.cycle)
+        violates_an_edge = any(callers_come_first) if "Reverse" in algorithm else not all(callers_come_first)
+        assert violates_an_edge == bool(order.cycle)
 
 
 def test_a_chain_of_5000_needs_no_recursion() -> None:

@@ -17,7 +17,7 @@ from controller.cluster.hosts import NodeCache
 from controller.cluster.pod_info import PodReader
 from controller.scheduler.placement.planner import Plan, PlanningError, plan_group
 from controller.scheduler.placement.snapshot import GroupSnapshot
-from controller.scheduler.placement.worker import PlanningProcess
+from controller.scheduler.placement.worker import BATCH_SIZE, PlanningProcess
 from kubekit.client import Client
 from tests.unit.controller.components import fill_store
 from tests.unit.controller.groups import make_bound_pod, make_lone_workload, make_snapshot, make_zone_node
@@ -33,8 +33,8 @@ class ObservedCluster:
         self.node_cache.subscribe_to(self.nodes, self.pods)
         fill_store(self.nodes, [make_zone_node(f"n{i}", f"z{i % 3}", "4") for i in range(node_count)])
 
-    def bind(self, name: str, node: str, cpu: str) -> None:
-        fill_store(self.pods, [PodReader().read(make_bound_pod(name, "other", node, cpu))])
+    def add_bound_pod(self, name: str, node_name: str, cpu: str) -> None:
+        fill_store(self.pods, [PodReader().read(make_bound_pod(name, "other", node_name, cpu))])
 
     def make_snapshot(self, pod_count: int) -> GroupSnapshot:
         """A group of pods that request a core each, without dependencies."""
@@ -43,8 +43,8 @@ class ObservedCluster:
 
 
 @asynccontextmanager
-async def run_process(cluster: ObservedCluster) -> AsyncIterator[PlanningProcess]:
-    planner = PlanningProcess(cluster.node_cache, time_limit_s=60.0)
+async def run_process(cluster: ObservedCluster, time_limit_s: float = 60.0) -> AsyncIterator[PlanningProcess]:
+    planner = PlanningProcess(cluster.node_cache, time_limit_s=time_limit_s)
     planner.subscribe_to(cluster.nodes, cluster.pods)
     try:
         yield planner
@@ -63,16 +63,17 @@ def assert_same_targets(plan: Plan, other: Plan) -> None:
 
 
 async def test_the_process_plans_like_the_planner_and_follows_the_cluster() -> None:
-    cluster = ObservedCluster(600)
+    node_count = 3 * BATCH_SIZE
+    cluster = ObservedCluster(node_count)
     async with run_process(cluster) as planner:
-        snapshot = cluster.make_snapshot(450)
+        snapshot = cluster.make_snapshot(2 * BATCH_SIZE + 50)
         assert_same_targets(await planner.plan(snapshot), plan_group(snapshot))
 
-        for i in range(599):
-            cluster.bind(f"b{i}", f"n{i}", "4")
+        for i in range(node_count - 1):
+            cluster.add_bound_pod(f"b{i}", f"n{i}", "4")
         cluster.nodes._set("n1", None)
         plan = await planner.plan(cluster.make_snapshot(6))  # 4 fit on the only free node.
-        assert {target.node for target in plan.targets.values()} == {"n599"}
+        assert {target.node for target in plan.targets.values()} == {f"n{node_count - 1}"}
         assert len(plan.unplaced) == 2
 
         cluster.pods._set("default/b7", None)
@@ -92,11 +93,10 @@ async def test_a_process_that_is_late_or_ends_fails_only_its_current_plan(
     time_limit_s: float, signal_number: signal.Signals, error: str, reason: str
 ) -> None:
     cluster = ObservedCluster(3)
-    async with run_process(cluster) as planner:
+    async with run_process(cluster, time_limit_s) as planner:
         await planner.plan(cluster.make_snapshot(1))
         old_pid = read_pid(planner)
-        os.kill(old_pid, signal.SIGSTOP)
-        planner._time_limit_s = time_limit_s
+        os.kill(old_pid, signal.SIGSTOP)  # so that the plan is not ready before the signal
         plan = asyncio.create_task(planner.plan(cluster.make_snapshot(2)))
         await asyncio.sleep(0.05)
         os.kill(old_pid, signal_number)
@@ -104,7 +104,6 @@ async def test_a_process_that_is_late_or_ends_fails_only_its_current_plan(
             await plan
         assert caught.value.reason == reason
 
-        planner._time_limit_s = 60.0
         assert len((await planner.plan(cluster.make_snapshot(2))).targets) == 2
         with pytest.raises(ProcessLookupError):
             os.kill(old_pid, 0)

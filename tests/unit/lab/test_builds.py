@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.build import find_or_build_programs
+from lab.build import find_or_build_binaries
 from lab.debian import find_or_unpack_packages
 from lab.errors import BuildError, UnsupportedError
 from lab.image_build import ImageRecipe, fingerprint_recipe
@@ -31,7 +31,7 @@ def test_a_wrong_program_folder_is_reported_with_the_variable(tmp_path: Path, mo
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path / "absent"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(BuildError, match="KUBEBUILDER_ASSETS"):
-        find_or_build_programs()
+        find_or_build_binaries()
 
 
 def test_packages_with_broken_programs_are_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
