@@ -38,8 +38,8 @@ ROLLOUT_INTERVAL_S = 5.0
 def latency_between_us(zone_a: str, zone_b: str) -> float:
     """Latency between two zones, the same in both directions."""
     digest = hashlib.blake2b("\0".join(sorted((zone_a, zone_b))).encode(), digest_size=4).digest()
-    share = int.from_bytes(digest, "big") / 2**32
-    return _MIN_LATENCY_US + share * (_MAX_LATENCY_US - _MIN_LATENCY_US)
+    fraction = int.from_bytes(digest, "big") / 2**32
+    return _MIN_LATENCY_US + fraction * (_MAX_LATENCY_US - _MIN_LATENCY_US)
 
 
 def simulate_sample(probe: Probe, rng: random.Random, now_s: float) -> Sample:
@@ -59,7 +59,7 @@ def simulate_sample(probe: Probe, rng: random.Random, now_s: float) -> Sample:
 
 
 class ZoneAgents:
-    """All agents of a zone; ``plan_bytes`` is the size of the plans that they would have received together."""
+    """All agents of a zone; ``plan_bytes`` counts the bytes of plans that real agents would have received together."""
 
     def __init__(self, client: Client, zone: str, agent_count: int, is_unreachable: Callable[[str], bool]) -> None:
         self._client, self.zone = client, zone
@@ -87,7 +87,7 @@ class ZoneAgents:
         await self._store.run()
 
     async def write_first_results(self) -> None:
-        """Write results of all planned probes at once, as a round before would have left them."""
+        """Write results of all planned probes at once, as after an earlier round."""
         await self._planned.wait()
         if self.plan is not None:
             await self._write_results(self.plan, list(self.plan.probes))
@@ -127,8 +127,8 @@ class ClusterChanges:
         counts: number of changes by kind, ``rollouts`` and ``zone_failures``.
     """
 
-    def __init__(self, client: Client, nodes_by_zone: Sequence[Sequence[str]]) -> None:
-        self._client, self._nodes_by_zone = client, nodes_by_zone
+    def __init__(self, client: Client, nodes_of_zones: Sequence[Sequence[str]]) -> None:
+        self._client, self._nodes_of_zones = client, nodes_of_zones
         self.deployments: Sequence[tuple[str, str]] = ()
         self.unreachable_zones: set[str] = set()
         self.counts = {"rollouts": 0, "zone_failures": 0}
@@ -149,11 +149,11 @@ class ClusterChanges:
         """After a delay, let a zone fail for a time: its nodes are not Ready, and agents cannot reach it."""
         await asyncio.sleep(delay_s)
         self.unreachable_zones.add(zone_name(zone))
-        await self._set_ready(self._nodes_by_zone[zone], "Unknown")
+        await self._set_ready(self._nodes_of_zones[zone], "Unknown")
         self.counts["zone_failures"] += 1
         await asyncio.sleep(duration_s)
         self.unreachable_zones.discard(zone_name(zone))
-        await self._set_ready(self._nodes_by_zone[zone], "True")
+        await self._set_ready(self._nodes_of_zones[zone], "True")
 
     async def _set_ready(self, node_names: Sequence[str], status: str) -> None:
         condition = {"type": "Ready", "status": status, "reason": "Scale", "message": "set by the scale run"}

@@ -32,11 +32,11 @@ table ip proxy {{
   }}
   chain passing {{
     type filter hook forward priority 0;
+    # Naming a connection's state turns tracking on, whether or not anything is translated.
     ct state invalid drop
   }}
 }}
 """
-"""A rule that names a connection's state turns tracking on, whether or not anything is translated."""
 
 pytestmark = [needs_root, pytest.mark.timeout(240)]
 
@@ -51,7 +51,7 @@ def running_node(*rules: str, has_accounting: bool = True) -> Iterator[str]:
         run_command(f"ip -n {name} link set lo up")
         for setting in ("net.ipv4.ip_forward=1", f"net.netfilter.nf_conntrack_acct={int(has_accounting)}"):
             run_command(f"ip netns exec {name} sysctl -qw {setting}")
-        done = subprocess.run(
+        nft_run = subprocess.run(
             ["ip", "netns", "exec", name, str(packages.find_program("nft")), "-f", "-"],
             input=NFT_TABLE.format(rules="\n".join(rules)),
             capture_output=True,
@@ -59,41 +59,42 @@ def running_node(*rules: str, has_accounting: bool = True) -> Iterator[str]:
             check=False,
             env={**os.environ, **packages.environment},
         )
-        assert done.returncode == 0, done.stderr
+        assert nft_run.returncode == 0, nft_run.stderr
         yield name
     finally:
         subprocess.run(["ip", "netns", "del", name], check=False)
 
 
-def connect_nodes(client_node: str, server_node: str, client_subnet: str, server_subnet: str) -> None:
-    """Connect two nodes, and route to the subnets of their pods."""
+def connect_nodes(client_node: str, server_node: str, *, client_number: int, server_number: int) -> None:
+    """Connect two nodes, and route to each node's pod, which has this number."""
     run_command(f"ip link add wire netns {client_node} type veth peer name wire netns {server_node}")
-    for name, address, peer, peer_subnet in (
-        (client_node, "10.250.0.1", "10.250.0.2", server_subnet),
-        (server_node, "10.250.0.2", "10.250.0.1", client_subnet),
+    for name, address, peer, peer_number in (
+        (client_node, "10.250.0.1", "10.250.0.2", server_number),
+        (server_node, "10.250.0.2", "10.250.0.1", client_number),
     ):
         run_command(f"ip -n {name} addr add {address}/30 dev wire")
         run_command(f"ip -n {name} link set wire up")
-        run_command(f"ip -n {name} route add {peer_subnet} via {peer}")
+        run_command(f"ip -n {name} route add 10.251.{peer_number}.0/24 via {peer}")
 
 
 @contextmanager
 def running_collector(node_name: str, pods: Mapping[str, str]) -> Iterator[Callable[[], dict[str, Any]]]:
-    """Run the agent's collector on a node with its container's capability; each call of the result is a round, the first starts counting."""
-    only = [f"--{which}=-all,+net_admin" for which in ("inh-caps", "bounding-set")]
-    argv = ["ip", "netns", "exec", node_name, "setpriv", "--no-new-privs", *only]
-    argv += [sys.executable, str(COUNTING), json.dumps(pods)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+    """Yield a function that runs a round of the agent's collector on a node and returns its totals. Counting has started."""
+    # The collector's container has no other capability.
+    capability_options = [f"--{which}=-all,+net_admin" for which in ("inh-caps", "bounding-set")]
+    command = ["ip", "netns", "exec", node_name, "setpriv", "--no-new-privs", *capability_options]
+    command += [sys.executable, str(COUNTING), json.dumps(pods)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdin is not None
         assert program.stdout is not None
         requests, answers = program.stdin, program.stdout
 
-        def read() -> dict[str, Any]:
+        def read_round() -> dict[str, Any]:
             print(file=requests, flush=True)
             return dict(json.loads(answers.readline()))
 
-        read()
-        yield read
+        read_round()  # starts counting
+        yield read_round
         requests.close()
 
 
@@ -124,15 +125,15 @@ def read_until(
 
 def has_grown(former_round: dict[str, Any], traffic_round: dict[str, Any]) -> bool:
     """Whether a round has more response bytes than a former one."""
-    former_bytes, bytes_ = (sum(total[-1] for total in each["totals"]) for each in (former_round, traffic_round))
-    return bool(bytes_ > former_bytes)
+    former_bytes = sum(response_bytes for *_, response_bytes in former_round["totals"])
+    return bool(sum(response_bytes for *_, response_bytes in traffic_round["totals"]) > former_bytes)
 
 
 def test_a_call_through_a_service_is_counted_once_with_the_pod_that_answers() -> None:
     with ExitStack() as stack:
         client_node = stack.enter_context(running_node(f"ip daddr {SERVICE} tcp dport 80 dnat to 10.251.202.2:{PORT}"))
         server_node = stack.enter_context(running_node())
-        connect_nodes(client_node, server_node, "10.251.201.0/24", "10.251.202.0/24")
+        connect_nodes(client_node, server_node, client_number=201, server_number=202)
         web, cart = start_pod(stack, 201, client_node), start_pod(stack, 202, server_node)
         stack.enter_context(running_generators(cart))
         read_client_round = stack.enter_context(running_collector(client_node, {web.address: "web"}))
@@ -155,7 +156,7 @@ def test_a_call_through_a_service_is_counted_once_with_the_pod_that_answers() ->
         assert server_round["servers"] == [cart.address]
 
 
-def test_without_accounting_nothing_is_counted_which_is_reported() -> None:
+def test_missing_accounting_is_reported_and_nothing_is_counted() -> None:
     with ExitStack() as stack:
         node_name = stack.enter_context(running_node(has_accounting=False))
         web, cart = start_pod(stack, 205, node_name), start_pod(stack, 206, node_name)

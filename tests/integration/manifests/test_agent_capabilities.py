@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
@@ -15,51 +16,17 @@ from tests.integration.agent.pods_on_node import NodePod, node_pod
 from tests.integration.manifests.kubectl import MANIFESTS
 
 ROOT = MANIFESTS.parent
-SCRIPT = """
-import asyncio, json, subprocess, sys
-from pathlib import Path
-from agent.bandwidth import processes
-from agent.bandwidth.tc_writer import execute
-from agent.bandwidth.state import SetEgressLimit, SetIngressLimit, RemoveLimit
-from agent.bandwidth.tc_reader import read_tc_state
-from agent.rtnetlink import TbfParams
-from netperf.probers.child import start_confined
-
-async def main(pid, name):
-    params = TbfParams(rate_bytes_per_s=1_250_000, buffer_ticks=625_000, limit_bytes=100_000)
-    state, numbers = await read_tc_state({"uid": pid})
-    device = next(d for d in state.devices if d.name == name)
-    await execute(SetIngressLimit(device.index, name, params))
-    await execute(SetEgressLimit(device.index, name, "nawcapifb0", 1500, params, "netaware:test", add_ingress_qdisc=True))
-    after, _ = await read_tc_state({})
-    through = next(d for d in after.devices if d.name == "nawcapifb0")
-    print(json.dumps({
-        "same namespace": device.namespace_id == numbers["uid"],
-        "own index": processes.read_pod_interface_index(Path("/proc"), pid) == device.peer_index,
-        "ingress": any(q.device_index == device.index and q.params == params for q in after.qdiscs),
-        "egress": any(q.device_index == through.index and q.params == params for q in after.qdiscs),
-        "redirect": any(f.device_index == device.index and f.target_index == through.index for f in after.filters),
-    }))
-    await execute(RemoveLimit(device.index, name, "ingress"))
-    ours = tuple(f.priority for f in after.filters if f.device_index == device.index)
-    await execute(RemoveLimit(device.index, name, "egress", "nawcapifb0", ours, remove_ingress_qdisc=True))
-    try:
-        await (await start_confined("/bin/true", stdin=asyncio.subprocess.DEVNULL)).wait()
-    except subprocess.SubprocessError as error:
-        sys.exit(f"not permitted: {error}")
-
-asyncio.run(main(int(sys.argv[1]), sys.argv[2]))
-"""
-"""Limits a pod's device both ways, reads and removes the limits, and starts a program as the agent starts netserver."""
+IFB = "nawcapifb0"
+SCRIPT = Path(__file__).with_name("limiting_a_pod.py")
 
 
 @pytest.fixture
 def pod() -> Iterator[NodePod]:
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")
-    with node_pod(240) as pod_on_node:
+    with node_pod(240) as pod_on_node:  # a number that no other test uses
         yield pod_on_node
-    subprocess.run(["ip", "link", "del", "nawcapifb0"], check=False, capture_output=True)
+    subprocess.run(["ip", "link", "del", IFB], check=False, capture_output=True)
 
 
 def read_granted_capabilities() -> list[str]:
@@ -69,10 +36,10 @@ def read_granted_capabilities() -> list[str]:
 
 
 def run_script(pod: NodePod, capabilities: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run `SCRIPT` with no other capabilities."""
+    """Run the script with these capabilities only."""
     bounding = ",".join(["-all", *(f"+{name}" for name in capabilities)])
     setpriv = ["setpriv", f"--bounding-set={bounding}", f"--inh-caps={bounding}", "--no-new-privs"]
-    command = [*setpriv, sys.executable, "-c", SCRIPT, str(pod.pid), pod.host_device]
+    command = [*setpriv, sys.executable, str(SCRIPT), str(pod.pid), pod.host_device, IFB]
     return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=60)
 
 
