@@ -34,7 +34,9 @@ async def test_a_forbidden_write_is_reported_until_a_write_succeeds_or_no_plan_i
             assert ("writes only results" in agent.writer.readiness_error) == is_forbidden
 
         agent.plan_source.set_plan(None)
-        assert agent.writer.readiness_error, "it lasts, so that the node does not leave and rejoin the plan again and again"
+        assert agent.writer.readiness_error, (
+            "it lasts, so that the node does not leave and rejoin the plan again and again"
+        )
         await asyncio.sleep(600)
         assert agent.writer.readiness_error == ""
 
