@@ -23,11 +23,11 @@ class WorkQueue:
     """A work queue, as in client-go. Its length is bounded by the number of different keys.
 
     Args:
-        order: returns the sort key of a key. Keys with equal sort keys, and by default all keys, leave in the order of addition.
+        sort_key: returns the sort key of a key. Keys with equal sort keys, and by default all keys, leave in the order of addition.
     """
 
-    def __init__(self, order: Callable[[str], Any] | None = None) -> None:
-        self._order = order
+    def __init__(self, sort_key: Callable[[str], Any] | None = None) -> None:
+        self._sort_key = sort_key
         self._queue: OrderedDict[str, None] = OrderedDict()
         self._processing: set[str] = set()
         self._dirty: set[str] = set()
@@ -68,7 +68,7 @@ class WorkQueue:
         while not self._queue:
             self._wakeup.clear()
             await self._wakeup.wait()
-        key = next(iter(self._queue)) if self._order is None else min(self._queue, key=self._order)
+        key = next(iter(self._queue)) if self._sort_key is None else min(self._queue, key=self._sort_key)
         del self._queue[key]
         self._processing.add(key)
         return key
@@ -84,7 +84,7 @@ class WorkQueue:
         """Reconcile keys until cancelled.
 
         ``reconcile`` returns None, or seconds after which the key is queued again. After a KubekitError it is queued again after a
-        back-off from ``base_s`` to ``cap_s``, at least Retry-After; `add` queues it at once. Any other error ends the process.
+        back-off from ``base_s`` to ``cap_s``, at least Retry-After; `add` during the back-off queues it at once. Other errors are raised.
         """
         while True:
             key = await self.get()

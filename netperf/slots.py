@@ -15,26 +15,27 @@ from netperf.consensus import ZoneLink
 
 
 def order_pairs(zones: Sequence[str]) -> list[ZoneLink]:
-    """All pairs of these zones (in bytewise order), in the order in which `assign_slots` needs the fewest slots: the circle method's."""
+    """Pairs of ``zones`` (sorted bytewise), by their round of the circle method, so that `assign_slots` needs the fewest slots."""
     count = len(zones) + len(zones) % 2
     tournament_rounds: dict[ZoneLink, int] = {}
     for i, a in enumerate(zones):
         for j in range(i + 1, len(zones)):
-            # The last zone stays in place and the others rotate: zones i and j meet in round (i + j) mod (count - 1).
+            # The last zone (for an odd number a dummy) stays in place and the others rotate: i and j meet in round (i + j) mod (count - 1).
             tournament_rounds[a, zones[j]] = (i + j if j < count - 1 else 2 * i) % (count - 1)
     return sorted(tournament_rounds, key=lambda pair: (tournament_rounds[pair], pair))
 
 
 def assign_slots(pairs: Sequence[ZoneLink], previous_slots: Mapping[ZoneLink, int]) -> tuple[dict[ZoneLink, int], int]:
-    """Assign a slot to every pair; a pair keeps its previous slot if possible.
+    """Assign a slot to every pair; a pair keeps its previous slot, unless that needs more than ceil(1.25 n) + 1 slots instead of n.
+
+    With kept slots, a new or deleted zone does not move the probes of other pairs.
 
     Args:
         pairs: the pairs of `order_pairs`; earlier ones get lower slots.
         previous_slots: slots of the current plans; empty to start over.
 
     Returns:
-        Slot by pair, and the number of slots (at least 1). All previous slots are dropped if keeping them needs more than
-        ceil(1.25 n) + 1 slots, where n is the number of slots without them.
+        Slot by pair, and the number of slots (at least 1).
     """
     kept_slots, kept_count = _assign_first_fit(pairs, previous_slots)
     if not previous_slots:
@@ -46,7 +47,7 @@ def assign_slots(pairs: Sequence[ZoneLink], previous_slots: Mapping[ZoneLink, in
 def _assign_first_fit(
     pairs: Sequence[ZoneLink], previous_slots: Mapping[ZoneLink, int]
 ) -> tuple[dict[ZoneLink, int], int]:
-    """Keep the previous slots that are free, and give the lowest free slot to other pairs; returns as `assign_slots`."""
+    """Keep the previous slots that are free, and give the lowest free slot to other pairs; returns what `assign_slots` does."""
     used_slots: dict[str, int] = defaultdict(int)  # bit sets by zone
     slots: dict[ZoneLink, int] = {}
     unassigned: list[ZoneLink] = []

@@ -1,7 +1,6 @@
 """Starts the parts of probing, and restarts those that depend on the address, the passphrase or a port when one changes.
 
-The scheduler runs probes, gets the measurements of the background prober, and passes each outcome to this manager, which passes it on
-to metrics and results.
+Outcomes of probes, also of the background prober's: `ProbeScheduler` -> `ProbingManager._record_outcome` -> metrics and results.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class ProbingManager:
         return self._passphrase_source.problem or self._writer.refusal_summary
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
-        """Tasks to run, by name."""
+        """Coroutines to run as tasks, by name of the task."""
         return {
             "probe-passphrase": self._watch_passphrase(),
             "probe-servers": self._run_servers(),
@@ -99,7 +98,7 @@ class ProbingManager:
         self._wake()
 
     def _wake(self) -> None:
-        self._changed.set()
+        self._changed.set()  # wakes the present waiters only
         self._changed = asyncio.Event()
 
     def _record_outcome(self, outcome: ProbeOutcome) -> None:
@@ -127,8 +126,8 @@ class ProbingManager:
         if self._passphrase is None or parse_host_address(address) is None:
             return None
         plan = self._plan_source.plan
-        ports = plan.settings if plan is not None else ProbeSettings()
-        return ServerSettings(address, ports.control_port, ports.datagram_port, self._passphrase)
+        probe_settings = plan.settings if plan is not None else ProbeSettings()
+        return ServerSettings(address, probe_settings.control_port, probe_settings.datagram_port, self._passphrase)
 
     async def _run_servers(self) -> None:
         while True:
@@ -139,9 +138,10 @@ class ProbingManager:
             self._responder = ProbeResponder(settings, find_binary("netserver"))
             binary = find_binary("netperf")
             self._scheduler.set_prober(NetperfProber(binary, settings.passphrase) if binary is not None else None)
-            sending = self._background.run(settings.address, settings.passphrase)
-            await run_until(self._wait_for_other_settings(settings), self._responder.run(), sending)
+            background_run = self._background.run(settings.address, settings.passphrase)
+            await run_until(self._wait_for_other_settings(settings), self._responder.run(), background_run)
 
     async def _wait_for_other_settings(self, settings: ServerSettings) -> None:
+        # None: servers keep running if the address or the passphrase becomes unknown.
         while self._choose_settings() in {None, settings}:
             await self._changed.wait()

@@ -56,8 +56,8 @@ class DependencyGraph(msgspec.Struct, frozen=True):
     """A group's workloads and dependencies, both in spec order.
 
     Attributes:
-        workloads: all workloads with a selector; of those with the same selector the first.
-        edges: resolved dependencies without self-dependencies, each pair once, with the strictest of its limits.
+        workloads: all workloads with a selector; if several have the same selector, the first.
+        edges: resolved dependencies without self-dependencies, each pair once, with its highest bandwidth and lowest cost limit.
         faults: what was left out or corrected; of workloads first, then of dependencies, each in spec order. Cycles and unknown
             algorithms are not among them, see `appgroups.status.spec_faults_of`.
     """
@@ -91,14 +91,14 @@ def build_graph(spec: AppGroupSpec) -> DependencyGraph:
         for dependency in entry.dependencies or ():
             callee, callee_name = finder.find(dependency.workload), _describe(dependency.workload)
             if callee == "UnknownDependency":
-                faults.append(Fault(callee, f"{caller_name}: depends on an unknown workload, {callee_name}"))
+                faults.append(Fault(callee, f"{caller_name} depends on an unknown workload, {callee_name}"))
             elif callee == "AmbiguousDependency":
-                message = f"{caller_name}: depends on a name that several workloads have, {callee_name}"
+                message = f"{caller_name} depends on a name that several workloads have, {callee_name}"
                 faults.append(Fault(callee, message))
             elif callee == caller:
                 faults.append(Fault("SelfDependency", f"{caller_name} depends on itself; remove that dependency"))
             else:
-                max_network_cost = _check_max_network_cost(dependency, caller_name, faults)
+                max_network_cost = _clamp_max_network_cost(dependency, caller_name, faults)
                 min_bandwidth_bps = _parse_min_bandwidth(dependency, caller_name, faults)
                 if (earlier := edges.get((caller, callee))) is not None:
                     min_bandwidth_bps = max(earlier.min_bandwidth_bps, min_bandwidth_bps)
@@ -108,7 +108,7 @@ def build_graph(spec: AppGroupSpec) -> DependencyGraph:
 
 
 def _entries_with_unique_selector(spec: AppGroupSpec, faults: list[Fault]) -> list[Workload]:
-    """The spec's workloads with a selector, of those with the same selector the first; adds faults of the others."""
+    """The spec's workloads with a selector, the first of each selector; adds faults of the others."""
     entry_by_selector: dict[str, Workload] = {}
     for entry in spec.workloads or ():
         name, selector = _describe(entry.workload), entry.workload.selector
@@ -148,7 +148,7 @@ def _is_compatible(workload: WorkloadRef, reference: WorkloadRef) -> bool:
     return all(not own or not referenced or own == referenced for own, referenced in pairs)
 
 
-def _check_max_network_cost(dependency: Dependency, caller_name: str, faults: list[Fault]) -> int:
+def _clamp_max_network_cost(dependency: Dependency, caller_name: str, faults: list[Fault]) -> int:
     """The dependency's maxNetworkCost. If it is out of range, adds a fault and returns the nearest valid cost."""
     cost = dependency.max_network_cost
     if not 0 <= cost <= MAX_NETWORK_COST:

@@ -15,15 +15,19 @@ log = logs.get("netperf.responder")
 
 
 class DatagramResponder:
-    """Answers each valid datagram with one of the same size, and drops others; ``listening`` is set while the socket is open.
+    """Answers each valid datagram with one of the same size, and drops others.
 
     It also drops answers that do not fit into the socket's buffer. asyncio's transports are not used, because they do not return the
     kernel's timestamps.
 
     Args:
         address: the node's own address, a literal.
-        port: UDP port; 0 for a free port, which is then in ``port``.
+        port: UDP port; 0 for a free port.
         passphrase: the probing passphrase, which the other agents share.
+
+    Attributes:
+        port: the UDP port, once the socket is open.
+        listening: set while the socket is open.
     """
 
     def __init__(self, address: str, port: int, passphrase: bytes) -> None:
@@ -53,7 +57,7 @@ class DatagramResponder:
         for _ in range(MAX_BATCH):
             try:
                 data, received_ns, peer = receive(udp)
-            except OSError:  # no datagram is left, or an ICMP error for an earlier answer
+            except OSError:  # none is left, or an ICMP error for an earlier answer: asyncio calls again if any is left
                 return
             datagram = decode_datagram(self._key, b"client", data)
             if datagram is None:

@@ -13,7 +13,7 @@ function showOverview(overview) {
   state.names = overview.network.zones.map((zone) => zone.name);
   // Zones may have new positions.
   [state.origin, state.destination] = selectedNames.map((name) => state.names.indexOf(name));
-  clockOffset = overview.readAt - Date.now() / 1000;
+  clockOffsetS = overview.readAt - Date.now() / 1000;
   drawSummary();
   // Drawing the same data again would lose a selection of text.
   const field = FIELD_BY_TAB[shownTab];

@@ -6,12 +6,13 @@ const state = {
   overview: null,    // the newest overview, as controller/page/encoding.py encodes it
   names: [],         // zone names in the order of the overview
   measure: "cost",   // shown in the matrix, a key of MEASURES
-  origin: -1, destination: -1,  // positions of the selected pair in names, -1 for none
+  origin: -1,        // position of the selected pair's origin in names, -1 for none
+  destination: -1,
 };
 
 const SVG_NAMESPACE = "http://www.w3.org/2000/svg";
 
-// Basis of a cost -> sign behind the cost, as in `kubectl netaware costs`, and its meaning.
+// Basis of a cost -> sign behind the cost, as in `kubectl netaware costs`, and its meaning. Bases without doubt have no sign.
 const BASES = {
   measured: { sign: "", text: "measured" },
   mirrored: { sign: "", text: "measured in the reverse direction" },
@@ -43,14 +44,15 @@ function fillElement(element, attributes, children) {
   return element;
 }
 
-// Build an HTML or SVG element; `h` is hyperscript's name.
+// Returns a new HTML (`h`, hyperscript's name) or SVG element.
 function h(tag, attributes, ...children) { return fillElement(document.createElement(tag), attributes, children); }
 function svg(tag, attributes, ...children) { return fillElement(document.createElementNS(SVG_NAMESPACE, tag), attributes, children); }
 
 function formatNumber(value) {
   if (isAbsent(value)) return "–";
-  if (value >= 10 || Number.isInteger(value)) return String(Math.round(value));
-  return value >= 1 ? value.toFixed(1) : value.toFixed(2);
+  if (value > 0 && value < 0.005) return "< 0.01";
+  if (value >= 9.95 || Number.isInteger(value)) return String(Math.round(value));
+  return value >= 0.995 ? value.toFixed(1) : value.toFixed(2);
 }
 
 function formatMilliseconds(us) { return isAbsent(us) ? "–" : `${formatNumber(us / 1000)} ms`; }
@@ -85,8 +87,8 @@ function joinFirst(names, limit) {
 }
 
 // Ages use the server's clock, which may differ from the browser's.
-let clockOffset = 0;
-function secondsSince(at) { return isAbsent(at) ? null : Date.now() / 1000 + clockOffset - at; }
+let clockOffsetS = 0;
+function secondsSince(at) { return isAbsent(at) ? null : Date.now() / 1000 + clockOffsetS - at; }
 
 // Returns the position of an ordered pair in the columns of the matrix, which have no diagonal; -1 for no pair.
 function findCellIndex(origin, destination) {
@@ -99,6 +101,7 @@ function makePercentileMeasure(name) {
   return { name, unit: `${name} round trip, ms`, valuesOf };
 }
 
+// What the matrix can show; `columns` is the overview's matrix, an array of all pairs for each field.
 const MEASURES = {
   cost: { name: "Cost", unit: "cost", valuesOf: (columns) => columns.cost },
   p50: makePercentileMeasure("p50"),
@@ -106,9 +109,14 @@ const MEASURES = {
   p99: makePercentileMeasure("p99"),
 };
 
-function rangeOf(values) { return [Math.min(...values), Math.max(...values)]; }
+// Returns the lowest and the highest value; of none [Infinity, -Infinity]. Math.min(...values) fails with 100,000 values.
+function rangeOf(values) {
+  return values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+}
 
-const SHADE_COUNT = 7, SHADE_OF_EQUAL_VALUES = 2, ROUNDING_ERROR = 1e-9;
+const SHADE_COUNT = 7;
+const SHADE_OF_EQUAL_VALUES = 2;  // light, because equal values are neither good nor bad
+const ROUNDING_ERROR = 1e-9;
 
 // Returns a shade from 1 to SHADE_COUNT. Steps are equal on a logarithmic scale, because latencies differ by powers of ten.
 function shadeOf(value, [low, high]) {

@@ -11,18 +11,18 @@ import numpy as np
 from controller.scheduler.placement.native_search import LIMIT_PRICE, NativeProblem, SearchResult
 from controller.scheduler.placement.problem import Ints, Problem
 
+_ANY_ZONE = -1
 _RELATIVE_TOLERANCE = 1e-9
 """Costs that differ by less are equal: sums of the same costs in another order are rounded differently."""
-# Effort is a number of steps, so that a busy machine finds the same plan.
-_STEPS_PER_REPLICA, _MIN_STEPS, _MAX_STEPS = 4000, 5000, 14_000_000
-"""Steps of annealing: per replica in all runs together, and bounds for one run."""
-_STEPS_WITHOUT_CALLS = 200
-"""Steps per replica of a run for workloads without dependencies."""
-_MANY_HOSTS, _MAX_STEPS_ON_MANY_HOSTS = 1000, 2_000_000
-"""Bound for one run on many hosts, whose state no CPU cache holds."""
-_SMALL_REPLICAS, _MEDIUM_REPLICAS = 60, 300
-_SMALL_RUNS, _MEDIUM_RUNS = 20, 6
-"""Runs of small and medium problems; larger problems have one run. Many short runs find more than few long runs."""
+
+# Effort is a number of annealing steps, not a time, so that a busy machine finds the same plan.
+_STEPS_PER_REPLICA = 4000  # of all runs together
+_STEPS_PER_REPLICA_WITHOUT_CALLS = 200  # of one run for workloads without dependencies
+_MIN_STEPS, _MAX_STEPS = 5000, 14_000_000  # of one run
+_MANY_HOSTS, _MAX_STEPS_ON_MANY_HOSTS = 1000, 2_000_000  # no CPU cache holds the state of more hosts
+# Small and medium problems have several runs, because many short runs find more than few long runs; larger problems have one.
+_MAX_SMALL_REPLICAS, _SMALL_RUNS = 60, 20
+_MAX_MEDIUM_REPLICAS, _MEDIUM_RUNS = 300, 6
 _DESCENTS_PER_ZONE = 4
 """Short runs without annealing, for small problems with dependencies: they sometimes find a better placement."""
 
@@ -30,25 +30,27 @@ _DESCENTS_PER_ZONE = 4
 def solve(problem: Problem, hints: Ints | None = None, *, seed: int = 0, time_limit_s: float = 60.0) -> Ints:
     """The best placement found within ``time_limit_s`` seconds: [replica] host, -1 for a replica without a place.
 
-    Hints are [replica] preferred host, or -1; they are kept unless a better placement is found. The same problem, hints and
-    seed give the same placement, unless the deadline cuts the search short.
+    Hints are [replica] preferred host, or -1; they are kept unless a better placement is found. The same problem, hints and seed give
+    the same placement, unless a run uses a larger share of its time than of its steps. Each search below may use all time that is left.
     """
-    replicas = len(problem.class_of)
-    if not replicas or not len(problem.free):
-        return np.full(replicas, -1, np.int64)
+    replica_count = len(problem.class_of)
+    if not replica_count or not len(problem.free):
+        return np.full(replica_count, -1, np.int64)
     native_problem = NativeProblem(problem)
     ends_at = time.monotonic() + time_limit_s
-    seed *= 1000  # The searches have the seeds from this one on, which differ from those of the next ``seed``.
+    seed *= 1000  # Reserves 1000 seeds for the searches below.
     runs, steps = _runs_and_steps(problem)
-    any_zone, zones = [-1] * runs, _zones_by_free_capacity(problem)[:runs]
+    # A chain of workloads that only moves as a whole stays in the zone where it starts, so some searches start in each zone.
+    start_zones, any_zones = _zones_by_free_capacity(problem)[:runs], [_ANY_ZONE] * runs
     search = partial(_search_from_zones, native_problem, ends_at=ends_at)
-    results = search(any_zone, steps, seed + 1)
+    results = search(any_zones, steps, seed + 1)
     has_limits = any(table.violates_limit.any() for table in problem.tables)
     if has_limits and min(results, key=_rank).cost >= LIMIT_PRICE:
-        results += search(any_zone, steps, seed + runs + 1, may_violate_limits=True)
-        results += search(zones, steps, seed + 2 * runs + 1)
-    if replicas <= _SMALL_REPLICAS and problem.edges:
-        results += search(zones * _DESCENTS_PER_ZONE, 0, seed + 3 * runs + 1)
+        # No placement keeps all limits yet: search also through placements that violate them, and from each zone.
+        results += search(any_zones, steps, seed + runs + 1, may_violate_limits=True)
+        results += search(start_zones, steps, seed + 2 * runs + 1)
+    if replica_count <= _MAX_SMALL_REPLICAS and problem.edges:
+        results += search(start_zones * _DESCENTS_PER_ZONE, 0, seed + 3 * runs + 1)
     best = min(results, key=_rank)
     if hints is not None and (hints >= 0).any():
         from_hints = native_problem.search(hints, seed=seed, steps=0, time_limit_s=ends_at - time.monotonic())
@@ -67,7 +69,7 @@ def _search_from_zones(
     ends_at: float,
     may_violate_limits: bool = False,
 ) -> list[SearchResult]:
-    """One search from each of these zones, with its share of the time left and the next seed; -1 starts in any zone."""
+    """One search from each of these zones, with its share of the time left and the next seed; `_ANY_ZONE` starts in any zone."""
     share_s = (ends_at - time.monotonic()) / max(len(zones), 1)
     return [
         native_problem.search(
@@ -79,17 +81,17 @@ def _search_from_zones(
 
 def _runs_and_steps(problem: Problem) -> tuple[int, int]:
     """Number of runs, and of steps of each run."""
-    replicas = len(problem.class_of)
+    count = len(problem.class_of)
     runs = 1
-    if replicas <= _MEDIUM_REPLICAS:
-        runs = _SMALL_RUNS if replicas <= _SMALL_REPLICAS else _MEDIUM_RUNS
-    steps = _STEPS_PER_REPLICA * replicas // runs if problem.edges else _STEPS_WITHOUT_CALLS * replicas
+    if count <= _MAX_MEDIUM_REPLICAS:
+        runs = _SMALL_RUNS if count <= _MAX_SMALL_REPLICAS else _MEDIUM_RUNS
+    steps = _STEPS_PER_REPLICA * count // runs if problem.edges else _STEPS_PER_REPLICA_WITHOUT_CALLS * count
     max_steps = _MAX_STEPS if len(problem.free) <= _MANY_HOSTS else _MAX_STEPS_ON_MANY_HOSTS
     return runs, min(max(steps, _MIN_STEPS), max_steps)
 
 
 def _zones_by_free_capacity(problem: Problem) -> list[int]:
-    """Zones by decreasing free capacity. A chain of workloads that only moves as a whole stays in the zone where it starts."""
+    """Zones by decreasing free capacity."""
     shares = np.maximum(problem.free, 0) / np.maximum(problem.free.max(axis=0, initial=1), 1)
     free = np.bincount(problem.zone_of, weights=shares.sum(axis=1), minlength=len(problem.has_zone_label))
     return [int(zone) for zone in np.argsort(-free, kind="stable")]

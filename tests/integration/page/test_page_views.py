@@ -103,6 +103,12 @@ async def test_a_rendering_error_is_shown(tab: Tab, url: str) -> None:
     assert await tab.evaluate("etag") == "", "the data are read again"
 
 
+async def test_small_shares_are_not_shown_as_zero_and_a_large_matrix_has_a_range(tab: Tab, url: str) -> None:
+    await open_page(tab, url)
+    assert await tab.evaluate("[0, 0.004, 9.96].map(formatNumber)") == ["0", "< 0.01", "10"]
+    assert await tab.evaluate("rangeOf(Array.from({ length: 300000 }, (_, i) => i))") == [0, 299999]
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("cluster", sorted(DATA_BY_CLUSTER))
 async def test_axe_finds_no_serious_problem_and_no_view_is_wider_than_its_window(
@@ -188,6 +194,6 @@ async def test_other_views_lead_to_the_findings_whose_age_grows_without_new_data
     assert not await tab.evaluate("byId('panel-now').hidden")
     assert "for 90 s" in await read_text(tab, "#panel-now"), "since the lease"
 
-    await tab.evaluate("clockOffset += 3600; drawAges()")
+    await tab.evaluate("clockOffsetS += 3600; drawAges()")
     assert "for 61 min" in await read_text(tab, "#panel-now")
     assert not tab.problems

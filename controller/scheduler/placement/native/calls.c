@@ -19,22 +19,25 @@ static inline double cost_to_all_delta(const Problem *problem, int64_t edge, int
   return (to >= 0 ? pair_cost(problem, edge, zone, to) : 0) - (from >= 0 ? pair_cost(problem, edge, zone, from) : 0);
 }
 
-/* Pairs of caller and replica on one host. With ROUTE_NODE: calls that stay on the host without loading a replica above its fair
- * share; the unit is the calls of one caller, divided by the number of the callee's replicas. */
+/* Calls that stay on a host.
+ * ROUTE_ANY, ROUTE_ZONE: pairs of a caller and a replica on the host.
+ * ROUTE_NODE: calls made there, at most the fair share of its replicas. Unit: calls of one caller / number of the callee's replicas. */
 static inline int64_t count_same_host_calls(const Problem *problem, int64_t edge, int64_t callers, int64_t replicas) {
   if (problem->routing[edge] != ROUTE_NODE) return callers * replicas;
-  int64_t wanted = callers * problem->replica_count[problem->callee[edge]], fair = replicas * problem->replica_count[problem->caller[edge]];
-  return wanted < fair ? wanted : fair;
+  int64_t made = callers * problem->replica_count[problem->callee[edge]];
+  int64_t fair_share = replicas * problem->replica_count[problem->caller[edge]];
+  return made < fair_share ? made : fair_share;
 }
 
-/* Change of count_same_host_calls if a host gains (1) or loses (-1) a replica of the callee or the caller. */
-static inline int64_t same_host_delta(const State *state, EdgeEnd end, int32_t host, int step) {
+/* Change of count_same_host_calls if a host gains (change 1) or loses (-1) a replica of the callee or the caller. */
+static inline int64_t same_host_delta(const State *state, EdgeEnd end, int32_t host, int change) {
   const Problem *problem = state->problem;
   int64_t callers = state->n_on_host[problem->caller[end.edge] * problem->hosts + host];
   int64_t replicas = state->n_on_host[problem->callee[end.edge] * problem->hosts + host];
   if (!(end.is_callee ? callers : replicas)) return 0;
   int64_t before = count_same_host_calls(problem, end.edge, callers, replicas);
-  return count_same_host_calls(problem, end.edge, callers + (end.is_callee ? 0 : step), replicas + (end.is_callee ? step : 0)) - before;
+  *(end.is_callee ? &replicas : &callers) += change;
+  return count_same_host_calls(problem, end.edge, callers, replicas) - before;
 }
 
 /* The part of a placement that decides the cost of an edge's calls from one zone. */
@@ -61,25 +64,25 @@ static inline ZoneCalls calls_from_zone(const State *state, int64_t edge, int64_
  *
  * ROUTE_ANY: any replica answers, so every pair counts. ROUTE_ZONE: a replica in the caller's zone answers, else any. ROUTE_NODE: a
  * replica on the caller's node answers, else as ROUTE_ZONE. kube-proxy ignores zones while a replica is on a node without a zone
- * label. With zones, a call that loads a replica above its fair share has the price of a mean detour. `Endpoints` in
- * cluster/services.py has the same rules for a single caller. */
+ * label. If calls stay in the zone, calls above a replica's fair share cost a mean detour. `Endpoints` in
+ * controller/cluster/services.py has the same rules for a single caller. */
 static inline double cost_from_zone(const Problem *problem, int64_t edge, int64_t zone, const ZoneCalls *calls) {
   if (!calls->callers) return 0;
   int64_t table = problem->table[edge], all_callers = problem->replica_count[problem->caller[edge]];
   int64_t all_replicas = problem->replica_count[problem->callee[edge]];
   double callers = (double)calls->callers, same_host_calls = (double)calls->same_host_calls;
-  double in_zone = call_cost(problem, table, zone, zone), host_gain = in_zone - problem->cost_within_host[table];
+  double in_zone = call_cost(problem, table, zone, zone), host_saving = in_zone - problem->cost_within_host[table];
   double caller_weight = problem->pair_weight[edge] * (double)all_replicas;
   int is_by_node = problem->routing[edge] == ROUTE_NODE;
   int is_by_zone = problem->routing[edge] != ROUTE_ANY && problem->has_zone_label[zone] && calls->replicas && !calls->n_unzoned;
   if (!is_by_zone && !is_by_node) {
     double limit_price = violates_limit(problem, table, zone, zone) ? problem->limit_price : 0;
-    return callers * calls->cost_to_all - same_host_calls * (problem->pair_weight[edge] * host_gain + limit_price);
+    return callers * calls->cost_to_all - same_host_calls * (problem->pair_weight[edge] * host_saving + limit_price);
   }
   double staying = is_by_node ? same_host_calls / (double)all_replicas : 0;
   if (!is_by_zone) return (callers - staying) * calls->cost_to_all + staying * caller_weight * problem->cost_within_host[table];
   double cost = callers * caller_weight * in_zone;
-  cost -= caller_weight * host_gain * (is_by_node ? staying : same_host_calls / (double)calls->replicas);
+  cost -= caller_weight * host_saving * (is_by_node ? staying : same_host_calls / (double)calls->replicas);
   int64_t excess = calls->callers * all_replicas - calls->replicas * all_callers;
   double detour = problem->mean_detour[table * problem->zones + zone];
   if (excess > 0) cost += problem->overload_price * caller_weight * detour * (double)excess / (double)all_replicas;
@@ -120,11 +123,12 @@ void calls_init(State *state) {
 static double edge_delta(const State *state, EdgeEnd end, int32_t from, int32_t to) {
   const Problem *problem = state->problem;
   int64_t zone_from = zone_at(problem, from), zone_to = zone_at(problem, to);
-  int64_t lost = from >= 0 ? same_host_delta(state, end, from, -1) : 0, gained = to >= 0 ? same_host_delta(state, end, to, 1) : 0;
+  int64_t lost = from >= 0 ? same_host_delta(state, end, from, -1) : 0;
+  int64_t gained = to >= 0 ? same_host_delta(state, end, to, 1) : 0;
   int64_t before = state->n_unzoned[problem->callee[end.edge]], after = before;
   if (end.is_callee && zone_to >= 0) after += !problem->has_zone_label[zone_to];
   if (end.is_callee && zone_from >= 0) after -= !problem->has_zone_label[zone_from];
-  int has_zone_hints = problem->routing[end.edge] != ROUTE_ANY && !before && !after;
+  int routes_by_zone = problem->routing[end.edge] != ROUTE_ANY && !before && !after;
   double sum = 0;
   for (int64_t zone = 0; zone < problem->zones; zone++) {
     int is_moved_zone = zone == zone_from || zone == zone_to;
@@ -132,7 +136,8 @@ static double edge_delta(const State *state, EdgeEnd end, int32_t from, int32_t 
     ZoneCalls calls = calls_from_zone(state, end.edge, zone);
     int64_t *replicas = end.is_callee ? &calls.replicas : &calls.callers;
     if (end.is_callee && !calls.callers) continue;
-    if (!is_moved_zone && calls.replicas && problem->has_zone_label[zone] && has_zone_hints) continue;
+    /* A zone with its own replicas does not call other zones, so a move elsewhere does not change its cost. */
+    if (!is_moved_zone && calls.replicas && problem->has_zone_label[zone] && routes_by_zone) continue;
     if (end.is_callee && zone_from != zone_to) calls.cost_to_all += cost_to_all_delta(problem, end.edge, zone, zone_from, zone_to);
     *replicas += (zone == zone_to) - (zone == zone_from);
     calls.same_host_calls += (zone == zone_from ? lost : 0) + (zone == zone_to ? gained : 0);
