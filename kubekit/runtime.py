@@ -115,8 +115,7 @@ def compact_memory(*, everything: bool = True) -> None:
     """Collect garbage, exclude the remaining objects from later collections, and disable automatic full collections.
 
     An automatic full collection stops every thread, with 10,000 nodes for several hundred milliseconds. Without such collections, cycles of
-    older objects are freed only by the next call of this function. With ``everything`` it also frees cycles of objects that an earlier call
-    excluded.
+    older objects are freed only by the next call of this function, with ``everything`` also those that an earlier call excluded.
     """
     if everything:
         gc.unfreeze()

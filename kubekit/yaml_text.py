@@ -11,8 +11,7 @@ def parse(text: str) -> Any:
     """Parse a YAML text.
 
     Raises:
-        ValueError: the text is not valid YAML, or a key of a mapping is repeated or not a scalar; the message has the problem, and its
-            line if known.
+        ValueError: the text is not valid YAML, or a key is repeated or not a scalar; the message has the problem, and its line if known.
     """
     try:
         return yaml.load(text, Loader=_UniqueKeyLoader)

@@ -1,7 +1,6 @@
 """Parses pods' bandwidth annotations into rates.
 
-The rules are those of the kubelet's pkg/util/bandwidth (``ExtractPodBandwidthResources``): a rate is the quantity's ``Value()``, which
-rounds up.
+The rules are those of ``ExtractPodBandwidthResources`` in the kubelet: a rate is the quantity's ``Value()``, which rounds up.
 """
 
 from __future__ import annotations

@@ -53,8 +53,7 @@ class Probe(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
         origin: the node that measures.
         destination: the node that answers.
         slot: index of its slot in the round; no zone occurs twice in a slot. 0 for pairs that only datagrams measure.
-        pair_index: 0 for the pair of nodes that netperf measures; from 1 on for further pairs of the same zones, which only datagrams
-            measure.
+        pair_index: 0 for the pair of nodes that netperf measures; from 1 on for pairs of the same zones measured by datagrams only.
         rotation: number of the rotation in which the nodes were chosen, see `netperf.pairs`.
     """
 

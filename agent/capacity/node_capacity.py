@@ -1,7 +1,6 @@
 """Chooses the node's capacity from all sources, and subtracts the reserve.
 
-Precedence (docs/bandwidth.md, where a capacity comes from): configuration, instance type, hardware, measurement. An unknown
-capacity is not published.
+Precedence (docs/bandwidth.md): configuration, instance type, hardware, measurement. An unknown capacity is not published.
 """
 
 from __future__ import annotations

@@ -66,8 +66,7 @@ def find_foreign_capacity(node: OwnNode, our_bps: int | None) -> str:
 def plan_writes(node: OwnNode, node_capacity: NodeCapacity, now_s: float, *, dispute: str = "") -> Writes:
     """Plan the writes that publish a capacity; only the condition if it is published already, or another writer's value stays.
 
-    A published capacity that is no longer known stays, because its removal would keep new pods away; the 0 that a kubelet
-    leaves of it is removed.
+    A published capacity that is no longer known stays, because its removal would keep new pods away; a kubelet's 0 is removed.
 
     Args:
         node: as the API server has it.

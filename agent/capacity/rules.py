@@ -8,15 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from agent.capacity.links import (
-    BOND_ACTIVE_BACKUP,
-    BOND_BROADCAST,
-    BOND_LACP,
-    BOND_MODES,
-    BOND_TLB,
-    Link,
-    LinkSnapshot,
-)
+from agent.capacity.links import BOND_ACTIVE_BACKUP, BOND_BROADCAST, BOND_LACP, BOND_MODES, BOND_TLB, Link, LinkSnapshot
 from agent.capacity.node_capacity import HardwareCapacity
 
 _KINDS_ON_PARENT = frozenset({"vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"})

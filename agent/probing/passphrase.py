@@ -1,7 +1,6 @@
 """Reads the probing passphrase from the mounted file of ``--passphrase-file``.
 
-Without a passphrase, anyone who can reach the port can make this node answer probes; that is logged once. The passphrase itself
-is never logged.
+Without a passphrase, which is logged, anyone who reaches the port can have probes answered. The passphrase itself is never logged.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Chooses which samples and failures of this node to write, and when.
 
-Every write costs every watcher. So a sample that is equivalent to the written one waits until that would become stale, or until another
-entry is written.
+Every write costs every watcher, so a sample equivalent to the written one waits until that would be stale or another entry is written.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Reads a cluster from a file, as ``kubectl get -o json`` or ``-o yaml`` prints it.
 
-Such files may be edited by hand: null and absent fields read as empty, quantities may be numbers, and invalid objects are left out
-with a note.
+Such files may be edited: null fields read as empty, quantities may be numbers, and invalid objects are left out with a note.
 """
 
 from __future__ import annotations

@@ -313,8 +313,7 @@ def _terms_of_class(storage_class: StorageClass) -> Sequence[NodeSelectorTerm] |
 def _combine_alternatives(alternatives: Iterable[Sequence[NodeSelectorTerm] | None]) -> tuple[NodeSelector, ...]:
     """One node selector that matches if any alternative does; no selector if an alternative is None, which every node matches.
 
-    Without alternatives the selector has no terms, so it matches no node. Terms on one label are merged, because there may be a
-    thousand volumes.
+    Without alternatives the selector has no terms, so it matches no node. Terms on one label are merged, as many volumes have it.
     """
     values_by_label: dict[str, dict[str, None]] = {}  # The inner dicts are ordered sets.
     other_terms: list[NodeSelectorTerm] = []

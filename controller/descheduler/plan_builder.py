@@ -84,8 +84,7 @@ class PlanBuilder:
         fit: checks whether pods fit nodes, counting planned moves.
         moves_by_uid: planned moves by uid of the pod.
         skips, skip_counts, notes: see `DeschedulePlan`.
-        departures_by_node: number of evicted pods that still terminate, or whose old node's usage does not show the eviction yet
-            (``limits.usageLagS``).
+        departures_by_node: number of evicted pods that still terminate, or that the node's usage may still contain (``limits.usageLagS``).
         arriving_usage_by_node: usage of moved pods that their new node's usage does not show yet (``limits.usageLagS``); by an empty
             name if the target is unknown.
         awaited_by_workload: number of earlier evictions whose replacements are not bound yet.

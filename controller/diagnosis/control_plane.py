@@ -28,8 +28,7 @@ class ProgramPod(msgspec.Struct, frozen=True):
         program: the program that the other fields describe; a pod of the Deployment netaware-scheduler runs two.
         name, node, phase: the pod's name, node and phase; ``node`` is empty before the pod has one.
         is_ready: whether the program's containers are ready, and the pod is not being deleted.
-        reason: why a container does not run, such as ``ImagePullBackOff`` or ``Error``; the scheduler's message for a pod without a
-            node; empty otherwise.
+        reason: why a container does not run, such as ``ImagePullBackOff``, or why the pod has no node; empty otherwise.
         ready_changed_at_s: time of the last change of its condition Ready, unix seconds; None if unknown.
         template_hash: hash of its pod template; empty if unknown.
     """

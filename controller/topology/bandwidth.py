@@ -1,8 +1,7 @@
 """Bandwidth between zones: allocations to placed pods, and the capacities that users wrote.
 
 Each placed pod needs ``minBandwidth`` for each dependency, spread evenly over the dependency's placed pods. Routing by Services is
-ignored: it can only lower the rates between zones. The sum over all groups is computed from the stores, so that it is right after
-restarts and lost events.
+ignored: it can only lower the rates between zones. The sum over all groups is computed from the stores, not from events.
 """
 
 from __future__ import annotations

@@ -61,11 +61,7 @@ class ProbePlanner:
     """
 
     def __init__(
-        self,
-        client: Client,
-        cache: ClusterCache,
-        config: TopologyConfig,
-        registry: CollectorRegistry,
+        self, client: Client, cache: ClusterCache, config: TopologyConfig, registry: CollectorRegistry
     ) -> None:
         self.interval_s = config.probing.interval_s
         self.zone_count = 0

@@ -1,7 +1,6 @@
 """Computes the status of a NetworkTopology: the basis of its costs, nodes that others contradict, and faults of the inputs.
 
-Messages contain counts, names and costs. Latencies and ages are in metrics only, because they change in every round and each change
-of a message is a write.
+Messages contain counts, names and costs. Latencies and ages, which change in every round, are in metrics only, to avoid writes.
 """
 
 from __future__ import annotations
@@ -211,8 +210,7 @@ def build_status(
 def needs_write(before: NetworkTopologyStatus, desired: NetworkTopologyStatus, *, since_last_write_s: float) -> bool:
     """Whether to write a status.
 
-    A change of nodeCount alone waits, because nodes of large clusters come and go all the time, and every write sends the whole
-    object to every watcher.
+    A change of nodeCount alone waits, because nodes come and go all the time, and a write sends the whole object to every watcher.
     """
     if since_last_write_s < MIN_NODE_COUNT_WRITE_INTERVAL_S:
         before = msgspec.structs.replace(before, node_count=desired.node_count)

@@ -1,7 +1,6 @@
 """Builds the weight NetperfCosts, and the JSON patch that writes it.
 
-Under upstream's CRD `spec.weights` is an atomic list, so a server-side apply would delete the user's weights. A JSON patch replaces
-one weight only.
+In upstream's CRD `spec.weights` is an atomic list: a server-side apply would delete the user's weights. A JSON patch replaces one.
 """
 
 from __future__ import annotations

@@ -17,8 +17,7 @@ class TrafficConfig(Section, frozen=True):
         source: name of a source; empty for the first source that Prometheus has.
         window_s: range over which rates are computed.
         interval_s: pause between readings of traffic.
-        keep_weights: write measured traffic to AppGroups' annotation netaware.io/measured-weights; needs the component
-            measured-weights.
+        keep_weights: write measured traffic to AppGroups' annotation netaware.io/measured-weights; needs component measured-weights.
         prices: prices of bytes between zones.
     """
 

@@ -108,12 +108,7 @@ async def run_to_end(arguments: Sequence[str], deadline_s: float) -> CompletedRu
         OSError: the program cannot be started.
     """
     process = await asyncio.create_subprocess_exec(
-        *arguments,
-        stdin=DEVNULL,
-        stdout=PIPE,
-        stderr=PIPE,
-        env=child_environment(),
-        preexec_fn=die_with_parent,
+        *arguments, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=child_environment(), preexec_fn=die_with_parent
     )
     try:
         async with asyncio.timeout(deadline_s):

@@ -96,8 +96,7 @@ def parse_output(text: str, test: Test) -> Measurement:
     """Parse netperf's output, which has lines of ``KEY=value``.
 
     Raises:
-        ProbeFailedError: ``unknown-selector`` if a requested key is missing; ``too-few-samples`` if there is no percentile; ``failed`` if
-            the throughput is invalid.
+        ProbeFailedError: ``unknown-selector``: a requested key is missing; ``too-few-samples``: no percentile; ``failed``: bad throughput.
     """
     values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     missing_keys = [key for key in output_selectors(test) if key not in values]

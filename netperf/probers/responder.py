@@ -17,8 +17,7 @@ log = logs.get("netperf.responder")
 class DatagramResponder:
     """Answers each valid datagram with one of the same size, and drops others.
 
-    It also drops answers that do not fit into the socket's buffer. asyncio's transports are not used, because they do not return the
-    kernel's timestamps.
+    It also drops answers that do not fit into the socket's buffer. asyncio's transports do not return the kernel's timestamps.
 
     Args:
         address: the node's own address, a literal.

@@ -193,8 +193,7 @@ class PodUpdater:
     async def _delete(self, pod: Pod) -> Literal["deleted", "changed", "forbidden"]:
         """Delete a pending pod, so that its owner creates another pod.
 
-        Returns ``forbidden`` if we may not delete it; ``changed`` if it has changed (for example was bound) or is gone, or the API server
-        is overloaded.
+        Returns ``forbidden`` if we may not delete it; ``changed`` if it was bound or otherwise changed, or the API server is overloaded.
         """
         metadata, key = pod.metadata, pod.metadata.key
         try:

@@ -1,8 +1,7 @@
 """Decides which gates to open, and when: TopologicalSort (docs/contracts.md, section 6). No I/O.
 
 A pod is released when all pods of every earlier workload are bound. Pods that are missing or cannot be placed delay later pods for a
-bounded time. Pods for which the plan has no node are released at once and together, because an autoscaler reacts only to pods that the
-scheduler has refused.
+bounded time. Pods without a node in the plan are released together at once, because autoscalers react only to pods that were refused.
 """
 
 from __future__ import annotations

@@ -51,8 +51,7 @@ class Plan(msgspec.Struct, frozen=True):
     Attributes:
         targets: pod key -> target of each waiting pod that fits somewhere, released pods included.
         cost: network cost, summed over all pairs of caller and replica, declared replicas without a pod included.
-        violations: number of pairs of a caller and a replica that may answer it, beyond maxNetworkCost; of all pairs with the
-            objective ``parity``.
+        violations: number of pairs of caller and replica that may answer it (``parity``: all pairs) beyond maxNetworkCost.
         latency_us: mean latency of a call, with every objective; 0 if no dependency has replicas at both ends.
         traffic: weight of the dependencies that have replicas at both ends.
         unplaced_reasons: key of each waiting pod without a place -> why, with the number of nodes by reason.

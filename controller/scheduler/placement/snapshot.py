@@ -30,8 +30,7 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
         used: node -> requests of the pods on it.
         released_targets: pod key -> target of a released pod, which stays because kube-scheduler may be binding the pod.
         previous_targets: pod key -> target of the previous plan, which wins over equally good targets.
-        assigned_nodes: key -> node of each of ``pods`` that ``used`` counts. ``pods`` and ``used`` come from two watches, and either may be
-            ahead.
+        assigned_nodes: key -> node of each of ``pods`` that ``used`` counts; they come from two watches, either of which may be ahead.
         group: the AppGroup, for its annotations.
         routings: workload selector -> routing of calls to it; of other workloads any replica answers.
         has_topology: whether a NetworkTopology has the costs.
