@@ -191,6 +191,17 @@ async def test_a_disconnected_leader_loses_the_lease_after_its_duration_and_may_
         assert disconnected.terms == 2
 
 
+async def test_a_permission_lasts_from_the_start_of_a_renewal(api: SimulatedApi) -> None:
+    async def read_remaining_s(fence: WriteFence) -> None:
+        raise ZeroDivisionError(fence.remaining_s)
+
+    async with api.running() as config, Client(config) as client:
+        clock = lambda: float(api.count_requests("GET") + api.count_requests("POST"))  # noqa: E731 - a second for each
+        elector = LeaderElector(client, namespace="ns", name="lease", identity="r", clock=clock)
+        with pytest.raises(ZeroDivisionError, match=str(LeaderElectionConfig().renew_deadline_s - 2)):
+            await elector.run(read_remaining_s)
+
+
 async def test_a_lease_that_changes_does_not_expire_however_old_its_times_are(api: SimulatedApi) -> None:
     old = "2001-01-01T00:00:00.000000Z"
     spec = {"holderIdentity": "far-away", "leaseDurationSeconds": 1, "acquireTime": old, "renewTime": old}
