@@ -38,8 +38,6 @@ def assign_slots(pairs: Sequence[ZoneLink], previous_slots: Mapping[ZoneLink, in
         Slot by pair, and the number of slots (at least 1).
     """
     kept_slots, kept_count = _assign_first_fit(pairs, previous_slots)
-    if not previous_slots:
-        return kept_slots, kept_count
     new_slots, new_count = _assign_first_fit(pairs, {})
     return (kept_slots, kept_count) if kept_count <= math.ceil(1.25 * new_count) + 1 else (new_slots, new_count)
 

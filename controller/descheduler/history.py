@@ -1,7 +1,4 @@
-"""The history, which a ConfigMap keeps between rounds: pending moves, back-offs, evictions, and entries of the breakers.
-
-A breaker stops a strategy whose moves do not help (docs/descheduling.md).
-"""
+"""The history that a ConfigMap keeps: pending moves, back-offs, evictions, and entries of breakers, which stop ineffective strategies."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ from controller.diagnosis.cluster_views import AgentState, AgentView
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.topology.probe_nodes import agent_pods_by_node, to_probe_node
 from kubekit.addresses import parse_host_address
-from kubekit.wire import Node
 from netperf.contract import AGENT_ANNOTATION, Announcement, decode_announcement
 from netperf.pairs import ProbeNode
 from netperf.results import decode_results
@@ -22,9 +21,22 @@ def build_agents(snapshot: ClusterSnapshot) -> tuple[AgentView, ...]:
     agent_pods = agent_pods_by_node(snapshot.agent_pods)
     probe_counts = Counter(probe.origin.node for plan in snapshot.plans for probe in plan.probes)
     newest_at_by_node = _find_newest_times(snapshot)
-    agents = [
-        _build_agent(node, to_probe_node(node, agent_pods), probe_counts, newest_at_by_node) for node in snapshot.nodes
-    ]
+    agents = []
+    for node in snapshot.nodes:
+        probe_node = to_probe_node(node, agent_pods)
+        announcement = decode_announcement(node.metadata.annotation(AGENT_ANNOTATION))
+        state, reason = _find_state(probe_node, announcement)
+        agent = AgentView(
+            node=probe_node.name,
+            zone=probe_node.zone,
+            state=state,
+            reason=reason,
+            version=announcement.version if announcement is not None else "",
+            prober=announcement.prober if announcement is not None else "",
+            probes=probe_counts[probe_node.name],
+            newest_at=newest_at_by_node.get(probe_node.name),
+        )
+        agents.append(agent)
     return tuple(sorted(agents, key=lambda agent: (not agent.zone, agent.zone, agent.node)))
 
 
@@ -40,23 +52,6 @@ def _find_newest_times(snapshot: ClusterSnapshot) -> dict[str, float]:
                 node, taken_at = result.origin.node, min(result.taken_at, snapshot.now_s)
                 newest_at_by_node[node] = max(newest_at_by_node.get(node, 0.0), taken_at)
     return newest_at_by_node
-
-
-def _build_agent(
-    node: Node, probe_node: ProbeNode, probe_counts: Counter[str], newest_at_by_node: dict[str, float]
-) -> AgentView:
-    announcement = decode_announcement(node.metadata.annotation(AGENT_ANNOTATION))
-    state, reason = _find_state(probe_node, announcement)
-    return AgentView(
-        node=probe_node.name,
-        zone=probe_node.zone,
-        state=state,
-        reason=reason,
-        version=announcement.version if announcement is not None else "",
-        prober=announcement.prober if announcement is not None else "",
-        probes=probe_counts[probe_node.name],
-        newest_at=newest_at_by_node.get(probe_node.name),
-    )
 
 
 def _find_state(node: ProbeNode, announcement: Announcement | None) -> tuple[AgentState, str]:

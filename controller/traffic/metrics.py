@@ -35,9 +35,8 @@ class TrafficMetrics(Collector):
         rates_help = "Bytes per second of the group's calls; crossing is true between zones, else false."
         rates = GaugeMetricFamily("netaware_appgroup_traffic_bytes_per_second", rates_help, labels=(*group, "crossing"))
         prices_help = "Price of the traffic of the group's calls in a month of 730 hours."
-        prices = GaugeMetricFamily(
-            "netaware_appgroup_traffic_price_per_month", prices_help, labels=(*group, "currency")
-        )
+        price_labels = (*group, "currency")
+        prices = GaugeMetricFamily("netaware_appgroup_traffic_price_per_month", prices_help, labels=price_labels)
         zone_pairs_help = "Bytes per second of requests and responses, by the zones of caller and callee."
         zones = ("client_zone", "server_zone")
         zone_pairs = GaugeMetricFamily("netaware_zone_pair_traffic_bytes_per_second", zone_pairs_help, labels=zones)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Iterable, Sequence
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 from controller.cluster.pods import Pod
 from controller.scheduler.affinity import HOSTNAME_LABEL
@@ -165,18 +165,13 @@ class PodUpdater:
         await gather_in_batches(self._execute_action(action) for action in actions)
 
     async def _execute_action(self, action: Action) -> None:
-        reference = make_reference(PODS, action.pod.metadata)
         if isinstance(action, Retry):
             if await self._patch(action.pod, action.patch) is not None:
                 self._unschedulable_pods.on_retried(action, time.time())
         elif isinstance(action, PodReplacement):
-            result = await self._delete(action.pod)
-            if result == "forbidden":
-                self._unschedulable_pods.on_forbidden(action.pod)
-            elif result == "deleted":
-                self._recorder.record("Normal", reference, "Replaced", action.note)
+            await self._replace(action)
         else:
-            self._recorder.record("Warning", reference, "UnmetAffinity", action.note)
+            self._recorder.record("Warning", make_reference(PODS, action.pod.metadata), "UnmetAffinity", action.note)
 
     async def _patch(self, pod: Pod, patch: PodPatch) -> Pod | None:
         """Patch a pod; returns the new version, or None if the pod has changed or is gone."""
@@ -190,19 +185,16 @@ class PodUpdater:
         self._group_pods.record_write(pod.metadata.key, pod, after)
         return after
 
-    async def _delete(self, pod: Pod) -> Literal["deleted", "changed", "forbidden"]:
-        """Delete a pending pod, so that its owner creates another pod.
-
-        Returns ``forbidden`` if we may not delete it; ``changed`` if it was bound or otherwise changed, or the API server is overloaded.
-        """
-        metadata, key = pod.metadata, pod.metadata.key
+    async def _replace(self, replacement: PodReplacement) -> None:
+        """Delete a pending pod, so that its owner creates another one; unless it has changed (for example was bound) or is gone."""
+        metadata, key = replacement.pod.metadata, replacement.pod.metadata.key
         try:
             await self._client.delete(PODS, metadata.name, namespace=metadata.namespace, preconditions=metadata)
         except ApiError as error:
             if error.is_forbidden:
                 log.log_change(key, "forbidden", "a pending pod is not replaced", error=error, pod=key)
-                return "forbidden"
-            if error.is_conflict or error.is_not_found or error.is_throttled:
-                return "changed"
-            raise
-        return "deleted"
+                self._unschedulable_pods.on_forbidden(replacement.pod)
+            elif not (error.is_conflict or error.is_not_found or error.is_throttled):
+                raise
+        else:
+            self._recorder.record("Normal", make_reference(PODS, metadata), "Replaced", replacement.note)
