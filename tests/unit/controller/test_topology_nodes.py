@@ -1,20 +1,27 @@
-"""Zones and regions from node labels, and the nodes of the probe plan."""
+"""Zones and regions from node labels, the nodes of the probe plan, and the log of the planner."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import msgspec
 import pytest
+from prometheus_client import CollectorRegistry
 
+from controller.cluster.cluster_cache import ClusterCache
 from controller.cluster.zones import build_zone_map, is_location_unchanged
+from controller.topology.config import TopologyConfig
+from controller.topology.planner import PLAN_KEY, ProbePlanner
 from controller.topology.probe_nodes import AgentPods, agent_pods_by_node, is_probe_node_unchanged, to_probe_node
 from kubekit.addresses import parse_address
-from kubekit.wire import Node, NodeAddress
+from kubekit.wire import ConfigMap, Node, NodeAddress, ObjectMeta
 from netperf.pairs import select_probe_nodes
+from netperf.plans import encode_plan, plan_object_name
 from netperf.sample import NodeLocation
 from tests.support.descheduler_builders import PodInfo, make_node, read_pod
+from tests.unit.netperf.builders import make_plan
 
 ANNOUNCEMENT = '{"address": "10.0.0.1", "port": 1}'
 
@@ -128,3 +135,27 @@ def test_an_agent_is_ready_when_one_of_its_pods_is_and_not_terminating() -> None
         make_agent_pod(""),
     ]
     assert {name: pods.is_ready for name, pods in agent_pods_by_node(pods).items()} == {"a": True, "b": False}
+
+
+async def test_the_planner_logs_each_start_and_end_of_a_problem(caplog: pytest.LogCaptureFixture) -> None:
+    client = Mock(apply=AsyncMock(), create=AsyncMock(), delete=AsyncMock(), patch=AsyncMock())
+    cache = ClusterCache(client, "ns")
+    planner = ProbePlanner(client, cache, TopologyConfig(), CollectorRegistry())
+    caplog.set_level("INFO")
+    plan = make_plan((1, 1)).plan_by_zone["z000"]
+    name = plan_object_name(plan.zone)
+    for data, nodes in (
+        (encode_plan(plan), 6),
+        ({"plan.json": "{"}, 7),
+        (encode_plan(plan), 0),
+        ({"plan.json": "{"}, 0),
+    ):
+        cache.plans._set(f"ns/{name}", ConfigMap(metadata=ObjectMeta(name=name, namespace="ns"), data=data))
+        for i in range(7):
+            cache.nodes._set(f"n{i}", make_agent_node(f"n{i}", "") if i < nodes else None)
+        await planner._reconcile(PLAN_KEY)
+        await planner._reconcile(PLAN_KEY)
+    messages = [record.message for record in caplog.records]
+    assert messages.count("the probe plan is unreadable and is written again") == 2
+    assert messages.count("nodes or zones take no part in probing") == 2, "a node beyond those that are shown counts"
+    assert messages.count("all nodes and zones take part in probing") == 1
