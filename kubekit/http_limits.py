@@ -1,8 +1,7 @@
 """Limits the connections of an HTTP server, in total and per peer, the time of requests and responses, and the size of bodies.
 
 A connection takes ten kilobytes and a file descriptor. A TLS handshake takes more, so the limits for handshakes are lower. At a limit a
-new connection replaces an idle one, first of the peer with the most connections. So the kubelet's probes get a response, however many
-connections other peers have.
+new connection replaces an idle one, first of the peer with the most connections. So other peers cannot keep out the kubelet's probes.
 """
 
 from __future__ import annotations

@@ -32,8 +32,7 @@ acknowledged for 30 s. With the kernel's defaults this takes two hours, or 15 mi
 class FencedBody(BytesPayload):
     """The body of a write, which checks the permission when headers and body are sent.
 
-    Since the check in `kubekit.client.Client`, a connection may have been opened, and other tasks ran. A leader that was suspended
-    meanwhile must not send the write.
+    Since the check in `kubekit.client.Client`, other tasks ran. A leader that was suspended meanwhile must not send the write.
     """
 
     def __init__(self, body: bytes, fence: WriteFence) -> None:

@@ -123,8 +123,7 @@ def _pairs_to_matrix(zones: Sequence[str], values: Mapping[ZonePair, int]) -> li
 def apply_hysteresis(written: Latencies, fresh: Latencies) -> Latencies:
     """The latencies to write: ``written`` itself unless a latency changed by more than the hysteresis.
 
-    Otherwise every latency that changed by more than half of the hysteresis is written too, because it would soon cause another write.
-    Changed error bars alone do not cause a write.
+    Otherwise every latency that changed by more than half of the hysteresis is written too. Changed error bars alone cause no write.
     """
     old_us, new_us = written.latency_us_by_pair, fresh.latency_us_by_pair
     has_same_pairs = old_us.keys() == new_us.keys() and written.unreachable_pairs == fresh.unreachable_pairs

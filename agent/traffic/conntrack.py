@@ -1,8 +1,7 @@
 """Reads connection tracking: dumps of the table and events about ended connections over netlink, settings and counters from procfs.
 
 Layouts: linux/netfilter/nfnetlink_conntrack.h. A node may have 100,000 connections, so only the needed fields are decoded: the tuples,
-which have one layout for each address family, and the counters. Connections without ports (ICMP, GRE) are skipped. Needs NET_ADMIN in
-the node's network namespace.
+which have one layout for each address family, and the counters. Connections without ports are skipped. Needs NET_ADMIN on the node.
 """
 
 from __future__ import annotations

@@ -85,8 +85,7 @@ class PlanBuilder:
         moves_by_uid: planned moves by uid of the pod.
         skips, skip_counts, notes: see `DeschedulePlan`.
         departures_by_node: number of evicted pods that still terminate, or that the node's usage may still contain (``limits.usageLagS``).
-        arriving_usage_by_node: usage of moved pods that their new node's usage does not show yet (``limits.usageLagS``); by an empty
-            name if the target is unknown.
+        arriving_usage_by_node: usage of moved pods that their new node (empty if unknown) does not show yet (``limits.usageLagS``).
         awaited_by_workload: number of earlier evictions whose replacements are not bound yet.
         evictions_by_scope: number of planned evictions, and of earlier ones whose replacements are not bound yet.
         evictions_by_workload: number of planned evictions.

@@ -54,8 +54,7 @@ MAX_FAILURES = 3
 class TrafficController:
     """Compares AppGroups with traffic while this replica leads, with pauses of ``intervalS``, if ``prometheusUrl`` is set.
 
-    ``client`` is fenced by the leadership, ``membership`` is updated by the caller, and ``notify`` is called with the key of an AppGroup
-    whose condition has changed.
+    ``client`` is fenced by the leadership, the caller updates ``membership``, and ``notify`` gets the key of a group with a new condition.
     """
 
     def __init__(

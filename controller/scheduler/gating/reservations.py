@@ -134,8 +134,7 @@ class ReservationCache:
     def reserved_by_others_on(self, group: str, node: str, *, released_only: bool = False) -> Amounts:
         """Sum of the other groups' reservations on a node, without those that yield to this group.
 
-        With ``released_only``, only pods with open gates count. Otherwise all pods count, less the requests that a rollout of their
-        group is about to free there.
+        With ``released_only``, only pods with open gates count. Otherwise all pods count, less what a rollout of their group will free.
         """
         amounts_by_group: dict[str, Amounts] = {}
         yielding_groups = self.yielding_groups if group in self._started_groups else ()

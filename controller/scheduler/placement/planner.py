@@ -272,8 +272,7 @@ class _GroupPlanner:
     def _assign_by_age(self, placement: _Placement) -> Ints:
         """[replica] host, with the hosts of each class permuted among its replicas.
 
-        A replica gets its hint if the hint is among these hosts. The other replicas, the oldest first, get zones in turn, so that the
-        pods that start first are spread over zones.
+        A replica gets its hint if the hint is among these hosts. The others, the oldest first, get zones in turn, so that early pods spread.
         """
         replicas_by_class: dict[int, list[int]] = defaultdict(list)
         for replica, class_ in enumerate(placement.problem.class_of.tolist()):

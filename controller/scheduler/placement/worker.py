@@ -2,8 +2,7 @@
 
 The process stores hosts and the requests of their pods, so that a request contains only changes and the group. A message is its length and a
 pickled pair of kind and content: ``hosts``, ``costs``, ``pods`` and ``plan`` to the process, ``plan`` or ``failed`` back. Hosts and pods
-are sent in batches, because the event loop encodes them. If a plan misses its deadline or is cancelled, the process is killed, and the
-next request starts another.
+are sent in batches, because the event loop encodes them. A late or cancelled plan ends the process; the next request starts one.
 """
 
 from __future__ import annotations
