@@ -75,7 +75,7 @@ _FAILED_CONDITIONS = {("InputValid", "False"), ("OutlierNodes", "True")}
 def find_network_findings(facts: Facts, zones_without_agents: Collection[str]) -> Iterator[Finding]:
     """Findings about NetworkTopologies, the probe plan, paths between zones, and costs.
 
-    ``zones_without_agents`` have no working agent, which another finding reports. Their pairs, and all stale costs, are no findings.
+    ``zones_without_agents`` have no working agent, which another finding reports. Their pairs, and all stale costs, are not reported.
     """
     if not facts.topology_conditions and facts.control_plane.can_list_topologies:
         yield _build_no_topology_finding(facts)

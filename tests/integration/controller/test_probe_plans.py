@@ -44,20 +44,6 @@ async def test_plans_costs_and_results_follow_nodes_and_their_zones(
     await topology.wait_for_costs({("z1", "z2"): 5, ("z2", "z1"): 5})
 
 
-async def test_a_node_without_an_agent_is_not_planned_and_one_without_a_zone_is_reported(
-    topology: MeasuredTopology, manager: Replica
-) -> None:
-    await topology.patch_node("z1a", {"metadata": {"annotations": {"netaware.io/agent": None}}})
-
-    async def is_left_out() -> bool:
-        node_names = await topology.read_planned_nodes()
-        return topology.node_name("z1a") not in node_names and len(node_names) >= len(REGION_BY_ZONE)
-
-    await poll_until(is_left_out)
-    await topology.patch_node("z1b", {"metadata": {"labels": {ZONE_LABEL: None}}})
-    await topology.wait_for_condition("InputValid", "False", "NodesWithoutZone")
-
-
 @pytest.mark.slow
 async def test_deleted_and_malformed_plans_are_written_again(topology: MeasuredTopology, manager: Replica) -> None:
     plans = await read_plans(topology.client, topology.namespace)

@@ -143,16 +143,11 @@ async def test_the_planner_logs_each_start_and_end_of_a_problem(caplog: pytest.L
     planner = ProbePlanner(client, cache, TopologyConfig(), CollectorRegistry())
     caplog.set_level("INFO")
     plan = make_plan((1, 1)).plan_by_zone["z000"]
-    name = plan_object_name(plan.zone)
-    for data, nodes in (
-        (encode_plan(plan), 6),
-        ({"plan.json": "{"}, 7),
-        (encode_plan(plan), 0),
-        ({"plan.json": "{"}, 0),
-    ):
-        cache.plans._set(f"ns/{name}", ConfigMap(metadata=ObjectMeta(name=name, namespace="ns"), data=data))
+    metadata = ObjectMeta(name=plan_object_name(plan.zone), namespace="ns")
+    for data, count in zip([encode_plan(plan), {"plan.json": "{"}] * 2, (6, 7, 0, 0), strict=True):
+        cache.plans._set(metadata.key, ConfigMap(metadata=metadata, data=data))
         for i in range(7):
-            cache.nodes._set(f"n{i}", make_agent_node(f"n{i}", "") if i < nodes else None)
+            cache.nodes._set(f"n{i}", make_agent_node(f"n{i}", "") if i < count else None)
         await planner._reconcile(PLAN_KEY)
         await planner._reconcile(PLAN_KEY)
     messages = [record.message for record in caplog.records]
