@@ -28,11 +28,9 @@ def order_pairs(zones: Sequence[str]) -> list[ZoneLink]:
 def assign_slots(pairs: Sequence[ZoneLink], previous_slots: Mapping[ZoneLink, int]) -> tuple[dict[ZoneLink, int], int]:
     """Assign a slot to every pair; a pair keeps its previous slot, unless that needs more than ceil(1.25 n) + 1 slots instead of n.
 
-    With kept slots, a new or deleted zone does not move the probes of other pairs.
-
     Args:
         pairs: the pairs of `order_pairs`; earlier ones get lower slots.
-        previous_slots: slots of the current plans; empty to start over.
+        previous_slots: slots of the current plans, so that a new zone moves no other pair's probes; empty to start over.
 
     Returns:
         Slot by pair, and the number of slots (at least 1).

@@ -93,8 +93,7 @@ def build_graph(spec: AppGroupSpec) -> DependencyGraph:
             if callee == "UnknownDependency":
                 faults.append(Fault(callee, f"{caller_name} depends on an unknown workload, {callee_name}"))
             elif callee == "AmbiguousDependency":
-                message = f"{caller_name} depends on a name that several workloads have, {callee_name}"
-                faults.append(Fault(callee, message))
+                faults.append(Fault(callee, f"{caller_name} depends on a name of several workloads, {callee_name}"))
             elif callee == caller:
                 faults.append(Fault("SelfDependency", f"{caller_name} depends on itself; remove that dependency"))
             else:

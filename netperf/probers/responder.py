@@ -21,11 +21,10 @@ class DatagramResponder:
 
     Args:
         address: the node's own address, a literal.
-        port: UDP port; 0 for a free port.
+        port: UDP port; 0 for a free port, which the attribute ``port`` names once the socket is open.
         passphrase: the probing passphrase, which the other agents share.
 
     Attributes:
-        port: the UDP port, once the socket is open.
         listening: set while the socket is open.
     """
 

@@ -341,8 +341,7 @@ class GroupPlans:
         self.reservations.reserve(group, ())
         self.reservations.record_progress(group, has_started=False, is_complete=True)
         log.log_change(f"plan/{group}", error.reason, "the group is not planned", group=group, error=error)
-        message = f"{error}; its pods are placed by NetworkOverhead's rule"
-        self._set_condition(app_group, error.reason, message)
+        self._set_condition(app_group, error.reason, f"{error}; its pods are placed by NetworkOverhead's rule")
 
     def _report_plan(self, group: str, app_group: AppGroup, plan: Plan, omitted_replicas: int) -> None:
         fault, message = "", "the group's plan is complete"

@@ -51,10 +51,9 @@ class ExpectedReplacements:
 
     def forget_group(self, group: str) -> int:
         """Forget a deleted group; returns how many reservations end."""
-        forgotten = [evicted for evicted in self._expected if evicted[0] == group]
-        for evicted in forgotten:
-            del self._expected[evicted]
-        return len(forgotten)
+        count_before = len(self._expected)
+        self._expected = {key: expected for key, expected in self._expected.items() if key[0] != group}
+        return count_before - len(self._expected)
 
     def drop_expired(self, now: float) -> int:
         """Drop expired reservations; returns how many."""
