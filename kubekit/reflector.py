@@ -160,7 +160,8 @@ class Reflector(Store[T]):
         listed_by_key: dict[str, T] = {}
         error_by_key: dict[str, str] = {}
         resource_version = ""
-        from_cache = _selects_one_name_or_node(self._scope.get("field_selector", ""))
+        field_selector = self._scope.get("field_selector", "")
+        from_cache = "=" in field_selector and "!=" not in field_selector  # It requires one name or node.
         async for page in self._client.list_pages(self.resource, **self._scope, from_cache=from_cache):
             for raw in page.items:
                 self._add_listed(raw, listed_by_key, error_by_key)
@@ -282,8 +283,3 @@ class Reflector(Store[T]):
     def _forget_malformed(self, key: str, error_by_key: dict[str, str]) -> None:
         if error_by_key.pop(key, None) is not None or key in self.decode_error_by_key:
             log.log_change(f"{self.resource.plural}/{key}", "", "object is not malformed any more", key=key)
-
-
-def _selects_one_name_or_node(field_selector: str) -> bool:
-    """Whether a field selector only requires values, as those for one name or node do."""
-    return "=" in field_selector and "!=" not in field_selector

@@ -54,7 +54,7 @@ async def port_forward(kubectl: Sequence[str], namespace: str) -> AsyncIterator[
 
 
 async def create_page_token(kubectl: Sequence[str], namespace: str) -> str:
-    """Create a token of the page's ServiceAccount, as `port_forward` does; raises PageError if kubectl fails or does not answer."""
+    """Create a token of the page's ServiceAccount. Raises PageError if kubectl fails or does not answer in `READY_TIMEOUT_S`."""
     flags = (f"--audience={PAGE_AUDIENCE}", f"--duration={TOKEN_LIFETIME}")
     arguments = (*kubectl, "--namespace", namespace, "create", "token", PAGE_ACCOUNT, *flags)
     async with _run_kubectl(arguments, stderr=asyncio.subprocess.PIPE) as process:

@@ -80,12 +80,9 @@ class PageCommand(Command):
         # Windows has no signal handlers; there a signal ends the program.
         with contextlib.suppress(NotImplementedError):
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        if not options.no_browser and _has_display():
+        # Without a display, `webbrowser` would start a text browser in this terminal.
+        has_display = sys.platform in {"darwin", "win32"} or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+        if not options.no_browser and has_display:
             await asyncio.to_thread(webbrowser.open, answer.address)
         await self._port_forward.exit_task
         raise PageError("the connection to the controller has ended; run the command again")
-
-
-def _has_display() -> bool:
-    """Whether windows can open; without a display, `webbrowser` would start a text browser in this terminal."""
-    return sys.platform in {"darwin", "win32"} or any(os.environ.get(n) for n in ("DISPLAY", "WAYLAND_DISPLAY"))

@@ -111,7 +111,7 @@ def _measured_state(pairs_by_basis: PairsByBasis, costs: ZoneCosts, faults: Inpu
         if pairs
     }
     highest = ", ".join(
-        f"{_format_pair(p)} {costs.by_zone_pair[p].cost}" for p in pairs_by_basis["measured"][:MAX_PAIRS_SHOWN]
+        f"{' to '.join(p)} {costs.by_zone_pair[p].cost}" for p in pairs_by_basis["measured"][:MAX_PAIRS_SHOWN]
     )
     reason = "ReachablePairsMeasured" if pairs_by_basis["unreachable"] else "AllPairsMeasured"
     state = _join_problems(problems, ConditionState(reason, f"highest costs: {highest}", holds=True))
@@ -229,12 +229,8 @@ def count_pairs_by_basis(pairs_by_basis: PairsByBasis, costs: ZoneCosts) -> dict
     return counts | {"measured": counts["measured"] - mirrored_count, "mirrored": mirrored_count}
 
 
-def _format_pair(pair: ZonePair) -> str:
-    return f"{pair[0]} to {pair[1]}"
-
-
 def _join_pairs(pairs: Sequence[ZonePair]) -> str:
-    return join_first([_format_pair(pair) for pair in pairs], MAX_PAIRS_SHOWN)
+    return join_first([" to ".join(pair) for pair in pairs], MAX_PAIRS_SHOWN)
 
 
 def _join_names(names: Sequence[str]) -> str:
