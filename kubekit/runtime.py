@@ -1,6 +1,6 @@
 """Runs a program: one event loop, cancellation by SIGTERM and SIGINT, supervised tasks, exit codes, and memory.
 
-Exit codes: 0 finished, or stopped by a signal; 1 failed; 2 wrong configuration; 130 interrupted before signals are handled.
+Exit codes: 0 finished, or stopped by a signal; 1 failed; 2 wrong configuration; 130 SIGINT before its handler is installed.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ async def _run_until_signal(main: Callable[[], Coroutine[Any, Any, None]]) -> in
         loop.add_signal_handler(signal_, stop, signal_)
     try:
         await task
-    except asyncio.CancelledError:
-        return 0 if received_signals else EXIT_FAILED
+    except asyncio.CancelledError as error:
+        return 0 if received_signals else _report_errors([error])
     except BaseExceptionGroup as error_group:
         return _report_errors(_leaf_errors(error_group))
     except Exception as error:
@@ -126,7 +126,7 @@ def compact_memory(*, everything: bool = True) -> None:
 
 
 async def run_memory_compaction() -> None:
-    """Call `compact_memory` now, and whenever memory has grown by `MEMORY_GROWTH_FACTOR` since the last call, until cancelled."""
+    """Call `compact_memory` now, and whenever memory has grown by the factor `MEMORY_GROWTH_FACTOR` since, until cancelled."""
     compacted_pages = 0
     while True:
         # /proc cannot be read if no file descriptor is free, or outside Linux.

@@ -42,7 +42,7 @@ FAILED_SUFFIX = ".failed"
 SIZE_WARNING_BYTES = MAX_CONFIGMAP_BYTES * 3 // 4
 """Size above which the controller warns; only keys of other components can make the object so large."""
 MIN_REFRESH_S, REFRESH_ROUNDS = 170.0, 1.5
-"""An unchanged sample is written again after this time, or after this many rounds if they are longer."""
+"""An unchanged sample is written again after this time or after this many rounds, whichever is longer."""
 MAX_VALUE_BYTES = 2048
 """Longest value of one of our keys; the agents' admission policy has the same limit."""
 MAX_LISTED_REFUSALS = 100
@@ -60,7 +60,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     """Samples, failures and refusals from one or more ConfigMaps.
 
     Attributes:
-        samples: samples by key; the numbers of a node pair in upstream's format are one sample, under the last of their keys.
+        samples: samples by key; the numbers of a node pair in upstream's format are one sample; its key is that of the last number (`combine_upstream_values`).
         failures: failures by key, without failures that are older than a sample of the same pair.
         refusals: the first `MAX_LISTED_REFUSALS` refused keys.
         refusal_counts: number of all refused keys by reason.
@@ -99,7 +99,7 @@ def sample_key(origin: NodeLocation, destination: NodeLocation, test: Test) -> s
 
 
 def encode_failure(failure: Failure, test: Test) -> dict[str, str | None]:
-    """The key of a failure, beside the key of the pair's sample, with its value. The writer removes the key after a success."""
+    """Encode a failure under its own key, next to the key of the pair's sample. The writer removes the key after a success."""
     key = ResultKey(failure.origin.node, failure.destination.node, test, is_failure=True)
     value = msgspec.structs.replace(failure, taken_at=round(failure.taken_at, 3))
     return {str(key): msgspec.json.encode(value).decode()}
@@ -126,12 +126,12 @@ def _max_plausible_sequence(now_s: float) -> float:
 def encode_samples(
     samples: Iterable[Sample], upstream_percentiles: Collection[Percentile] = ()
 ) -> dict[str, str | None]:
-    """The keys that a writer sets for its samples, with their values; None removes a key.
+    """Encode samples: the keys that a writer sets, with their values; None removes a key.
 
     Args:
         samples: samples of any test.
-        upstream_percentiles: percentiles to write in upstream's format too, as whole milliseconds, at least 1. A missing percentile
-            removes the number. A sample with another flag than ``loss`` leaves the last number unchanged, because upstream's format has no
+        upstream_percentiles: percentiles to write in upstream's format too, each as whole milliseconds but never 0. A missing
+            percentile removes the number. A sample with another flag than ``loss`` leaves the last number unchanged, because upstream's format has no
             flags. Streams have no numbers.
     """
     data: dict[str, str | None] = {}
@@ -169,8 +169,8 @@ def list_sample_keys(plan: ZonePlan, probe: Probe) -> list[str]:
 def find_keys_to_remove(data: Mapping[str, str], planned_keys: Container[str]) -> set[str]:
     """Keys for the controller to remove: keys with our prefix that are malformed or in no plan, or whose value is refused.
 
-    The upstream keys of an unplanned pair are removed too if the pair has a key of our format, because an agent then wrote them.
-    ``planned_keys`` has `list_planned_keys` of all current plans.
+    The upstream keys of a pair of which no test is planned are removed too if the pair has a key of our format, because an agent then wrote
+    them. ``planned_keys`` has `list_planned_keys` of all current plans.
     """
     obsolete_keys: set[str] = set()
     for key, value in data.items():
@@ -179,15 +179,21 @@ def find_keys_to_remove(data: Mapping[str, str], planned_keys: Container[str]) -
             if key.startswith(KEY_PREFIX):
                 obsolete_keys.add(key)
         elif key not in planned_keys:
-            upstream_keys = (upstream_key(result_key.origin, result_key.destination, p) for p in PERCENTILES)
-            obsolete_keys |= {key, *(k for k in upstream_keys if k is not None and k in data)}
+            obsolete_keys.add(key)
+            pair = result_key.origin, result_key.destination
+            if not _is_pair_planned(pair, planned_keys):
+                obsolete_keys |= {k for p in PERCENTILES if (k := upstream_key(*pair, p)) is not None and k in data}
         elif isinstance(_decode_value(key, result_key, value), Refusal):
             obsolete_keys.add(key)
     return obsolete_keys
 
 
+def _is_pair_planned(pair: NodePair, planned_keys: Container[str]) -> bool:
+    return any(str(ResultKey(*pair, test)) in planned_keys for test in TESTS)
+
+
 def _round_sample(sample: Sample) -> Sample:
-    """The sample with two decimals (ratios with six, its time with three), to save space in etcd. Its clocks are less precise."""
+    """The sample with two decimals (ratios with six, its time with three), to save space in etcd. The measuring clocks are less precise."""
     return msgspec.structs.replace(
         sample,
         measurement=_round_measurement(sample.measurement),
@@ -321,8 +327,8 @@ def _decode_our_key(
 def _decode_value(key: str, result_key: ResultKey, value: str) -> Sample | Failure | Refusal:
     """Decode a value; it is refused if it is not of the pair that the key names."""
     writer = result_key.origin
-    if len(value) > MAX_VALUE_BYTES:
-        return make_refusal(key, "too-large", f"{len(value)} bytes, at most {MAX_VALUE_BYTES}", writer)
+    if (size := len(value.encode(errors="replace"))) > MAX_VALUE_BYTES:
+        return make_refusal(key, "too-large", f"{size} bytes, at most {MAX_VALUE_BYTES}", writer)
     result: Sample | Failure
     try:
         result = _decode_failure(value) if result_key.is_failure else _decode_sample(value)
@@ -331,8 +337,8 @@ def _decode_value(key: str, result_key: ResultKey, value: str) -> Sample | Failu
         return make_refusal(key, "bad-field", str(error), writer)
     except DECODE_ERRORS as error:
         return make_refusal(key, "bad-json", str(error), writer)
+    # Parsers differ in how they read a repeated member, so the admission policy might check another value.
     if canonical != value:
-        # Parsers differ in how they read a repeated member, so the admission policy might check another value.
         return make_refusal(key, "not-canonical", "duplicate members, blanks or escapes", writer)
     if (result.origin.node, result.destination.node) != result_key[:2]:
         return make_refusal(key, "wrong-key", f"is of {result.origin.node} and {result.destination.node}", writer)
@@ -360,7 +366,7 @@ def _find_unplanned_pairs(
     pairs: Iterable[NodePair], locations: Mapping[str, NodeLocation], planned_keys: Collection[str]
 ) -> set[NodePair]:
     """The unplanned pairs with a node in a zone that agents measure; other components may measure elsewhere."""
-    unplanned = {pair for pair in pairs if not any(str(ResultKey(*pair, test)) in planned_keys for test in TESTS)}
+    unplanned = {pair for pair in pairs if not _is_pair_planned(pair, planned_keys)}
     if not unplanned:
         return set()
     planned_nodes = {node for key in planned_keys for node in (parse_key(key) or ())[:2]}

@@ -21,7 +21,7 @@ class BandwidthCommand(Command):
         ("bandwidth pod -A", "by pod"),
     )
     description = (
-        "Nodes: capacity (allocatable if published), and how much of it pods have requested as network.aware.com/bandwidth. "
+        "Nodes: capacity (allocatable, if the node has it), and how much of it pods have requested as network.aware.com/bandwidth. "
         "Pods: requests, limits by annotation, and with --prometheus whether limits are enforced. Actual traffic is on "
         "the Grafana dashboard Bandwidth."
     )
@@ -66,7 +66,8 @@ def _make_pod_table(pods: Sequence[PodBandwidthView]) -> RenderableType:
         name = f"{pod.namespace}/{pod.name}"
         problems = [*(f"{direction} {verdict}" for direction, verdict in pod.ineffective_verdicts.items()), pod.problem]
         problem_text = "; ".join(filter(None, problems))
-        sign = Text("✓", style=GOOD) if pod.verdicts else Text("-", style=FAINT)
+        has_effect = bool(set(pod.verdicts.values()) - {"not-applicable"})
+        sign = Text("✓", style=GOOD) if has_effect else Text("-", style=FAINT)
         if problem_text:
             sign = Text("✗", style=BAD)
             problem_lines.append(Text.assemble((name, STRONG), (f"  ✗ {problem_text}", BAD)))

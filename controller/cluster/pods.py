@@ -142,6 +142,7 @@ class Toleration(Wire, frozen=True):
     operator: str = "Equal"
     value: str = ""
     effect: str = ""
+    toleration_seconds: int | None = None
 
     def tolerates(self, taint: Taint) -> bool:
         """Whether it tolerates a taint. Operators that are not implemented (Gt, Lt) tolerate none."""

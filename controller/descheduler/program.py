@@ -225,4 +225,4 @@ class Descheduler:
             base_s = self._config.limits.failure_backoff_s
             self._history = extend_backoff(self._history, move.workload, "refused", base_s, self._wall())
         self._metrics.evictions.labels(move.strategy, result.kind).inc()
-        self._reporter.report_eviction(move, result)
+        self._reporter.report_eviction(move, result, dry_run=not is_live)

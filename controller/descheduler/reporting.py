@@ -29,13 +29,13 @@ def _pod_reference(key: str, uid: str) -> ObjectReference:
 
 
 class DeschedulerReporter:
-    """Writes events and log lines. Failures are logged, and nodes reported, only when they change."""
+    """Writes events and log lines. Failures are logged, and nodes reported, only when they change; each failure is an event."""
 
     def __init__(self, recorder: EventRecorder) -> None:
         self._recorder = recorder
 
-    def report_eviction(self, move: Move, result: EvictionResult) -> None:
-        """Report the result of an eviction."""
+    def report_eviction(self, move: Move, result: EvictionResult, *, dry_run: bool) -> None:
+        """Report the result of an eviction or, with ``dry_run``, of a dry run."""
         fields = {"pod": move.pod, "node": move.node, "target": move.target, "reason": move.reason}
         if result.kind == "evicted":
             log.info("pod evicted", **fields)
@@ -44,9 +44,11 @@ class DeschedulerReporter:
         elif result.kind == "dry-run":
             log.log_change(f"dry-run/{move.pod}", move.node, "pod would be evicted", level="info", **fields)
         elif result.kind != "gone":
+            subject = "dry run of the eviction" if dry_run else "eviction"
             outcome = {"unknown": "may have failed", "throttled": "failed"}.get(result.kind, "was refused")
-            log.log_change(f"evict/{move.pod}", result.kind, f"eviction {outcome}", pod=move.pod, error=result.message)
-            note = f'Eviction from node "{move.node}" for the reason "{move.reason}" {outcome}: {result.message}'
+            log.log_change(f"evict/{move.pod}", result.kind, f"{subject} {outcome}", pod=move.pod, error=result.message)
+            origin = f'from node "{move.node}" for the reason "{move.reason}"'
+            note = f"{subject.capitalize()} {origin} {outcome}: {result.message}"
             event_reason = "EvictionFailed" if result.stops_evictions else "EvictionRefused"
             self._recorder.record("Warning", _pod_reference(move.pod, move.uid), event_reason, note)
 

@@ -22,6 +22,11 @@ ROLLOUT_KINDS = frozenset({"Deployment", "StatefulSet", "DaemonSet"})
 """Kinds that replace their pods when their template changes."""
 _NODE_STATE_PREFIXES = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 """Prefixes of taints that Kubernetes sets by the state of a node."""
+_DEFAULT_TOLERATIONS = frozenset(
+    (f"node.kubernetes.io/{state}", seconds)
+    for state, seconds in (("not-ready", 300), ("unreachable", 300), ("memory-pressure", None))
+)
+"""Keys and tolerationSeconds of the tolerations that Kubernetes adds to pods; to those of DaemonSets it adds others."""
 
 
 class UnschedulableReason(msgspec.Struct, frozen=True):
@@ -153,17 +158,16 @@ def _list_taint_fixes(taint: Taint, pod: PodFact) -> tuple[str, ...]:
     """The fix for a taint: correct the node's state if Kubernetes set the taint for it, else add a toleration."""
     if taint.key.startswith(_NODE_STATE_PREFIXES):
         return (f"correct the cause of {taint.key} on its nodes, or add nodes",)
-    if pod.owner is None or pod.owner[0] not in ROLLOUT_KINDS:
+    if pod.owner is None or pod.owner[0] not in ROLLOUT_KINDS - {"DaemonSet"}:
         return (f"add a toleration of {taint.key} to the pod template",)
     toleration = {"key": taint.key, "operator": "Equal", "value": taint.value or "", "effect": taint.effect}
-    # The patch replaces the template's list, which lacks the tolerations that Kubernetes adds to each pod.
-    old_ones = [
-        msgspec.to_builtins(t) for t in pod.spec.tolerations or () if not t.key.startswith(_NODE_STATE_PREFIXES)
-    ]
-    patch = [{"op": "add", "path": "/spec/template/spec/tolerations", "value": [*old_ones, toleration]}]
+    patch: dict[str, object] = {"op": "add", "path": "/spec/template/spec/tolerations", "value": [toleration]}
+    # The patch appends to the template's list if there is one: if the pod has other tolerations than those that Kubernetes adds.
+    if any((t.key, t.toleration_seconds) not in _DEFAULT_TOLERATIONS for t in pod.spec.tolerations or ()):
+        patch |= {"path": "/spec/template/spec/tolerations/-", "value": toleration}
     kind, name = pod.owner
     command = "kubectl -n {} patch {} {} --type=json -p {}"
-    return (format_command(command, pod.metadata.namespace, kind.lower(), name, patch),)
+    return (format_command(command, pod.metadata.namespace, kind.lower(), name, [patch]),)
 
 
 @lru_cache(maxsize=1024)

@@ -1,6 +1,6 @@
 """Converts a plan and scores to node affinity of a gated pod, removes it again, and classifies owners of pods.
 
-Required terms name the planned zone, or exclude those that the filter refuses; scores become weights of preferred terms. Kubernetes
+Required terms name the planned zone, or exclude the zones that the filter refuses; scores become weights of preferred terms. Kubernetes
 allows this only for gated pods: requirements may be added to each of the user's required terms, preferred terms set freely.
 """
 
@@ -13,7 +13,7 @@ import msgspec
 from controller.cluster.costs import Location
 from controller.cluster.eligibility import required_node_affinity
 from controller.cluster.pods import NodeAffinity, NodeSelector, NodeSelectorTerm, Pod, PreferredTerm, Target
-from controller.scheduler.rules import ScoreTable, normalise_cost
+from controller.scheduler.rules import NodeScore, ScoreTable, normalise_cost
 from kubekit.owners import controller_of
 from kubekit.selectors import MatchExpression
 from kubekit.wire import DECODE_ERRORS
@@ -50,21 +50,20 @@ class ZoneScores(msgspec.Struct, frozen=True):
 
 
 def score_zones(score_table: ScoreTable, locations: Sequence[Location], populated_indexes: Sequence[int]) -> ZoneScores:
-    """Reduce the scores of locations to zones; of a zone in several regions, the best location counts.
+    """Reduce the scores of locations to zones. Of a zone in several regions, the cheapest location that passes counts.
 
     A neutral table refuses no zone and prefers no zone. ``populated_indexes`` are those of locations that have nodes.
     """
     if score_table.neutral_reason:
         return ZoneScores()
-    passes_by_zone: dict[str, bool] = {}
-    cost_by_zone: dict[str, int] = {}
+    best_by_zone: dict[str, NodeScore] = {}
     for index in populated_indexes:
-        node_score, zone = score_table.by_location[index], locations[index].zone
-        passes_by_zone[zone] = passes_by_zone.get(zone, False) or node_score.passes
-        cost_by_zone[zone] = min(cost_by_zone.get(zone, node_score.cost), node_score.cost)
-    refuses_unlabelled = not passes_by_zone.pop("", True)
-    refused_zones = sorted(zone for zone, passes in passes_by_zone.items() if not passes)
-    passed_costs = {zone: cost_by_zone[zone] for zone, passes in sorted(passes_by_zone.items()) if passes}
+        scores, zone = score_table.by_location, locations[index].zone
+        candidates = best_by_zone.get(zone, scores[index]), scores[index]
+        best_by_zone[zone] = min(candidates, key=lambda score: (not score.passes, score.cost))
+    refuses_unlabelled = not best_by_zone.pop("", NodeScore()).passes
+    refused_zones = sorted(zone for zone, score in best_by_zone.items() if not score.passes)
+    passed_costs = {zone: score.cost for zone, score in sorted(best_by_zone.items()) if score.passes}
     lowest, highest = min(passed_costs.values(), default=0), max(passed_costs.values(), default=0)
     score_by_zone = {zone: normalise_cost(cost, lowest, highest) for zone, cost in passed_costs.items()}
     return ZoneScores(score_by_zone, tuple(refused_zones), refuses_unlabelled)

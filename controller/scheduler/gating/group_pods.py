@@ -11,7 +11,7 @@ from controller.scheduler.state import State
 from kubekit.stores import Store
 
 MAX_LAG_S = 10.0
-"""A write counts for this time at most: a store that is further behind has lost its watch, and is going to list again."""
+"""Our writes replace the store's pods for this time at most: a store that is further behind has lost its watch, and will list again."""
 
 
 class _Write(NamedTuple):
@@ -32,7 +32,7 @@ class GroupPods:
     Without these writes, a decision on the store's older version would be repeated.
 
     Attributes:
-        first_seen_at: pod key -> time at which the pod was first seen, by ``clock``.
+        first_seen_at: pod key -> time at which the pod was first seen, in seconds of ``clock``.
         other_gates_opened_at: pod key -> time at which its last foreign gate opened; the pod's wait counts from then.
         waiting_keys: keys of active pods without a node.
     """
@@ -47,7 +47,10 @@ class GroupPods:
         self.waiting_keys: set[str] = set()
 
     def on_change(self, key: str, old: Pod | None, new: Pod | None) -> str:
-        """Update the index; returns the key of the pod's group, whether or not that exists."""
+        """Update the index; returns the key of the pod's group, whether or not that AppGroup exists."""
+        if old is not None and new is not None and old.metadata.uid != new.metadata.uid:
+            self.on_change(key, old, None)  # A list may show another pod of this name without the deletion in between.
+            old = None
         pod = new or old
         if pod is None:
             return ""

@@ -118,16 +118,13 @@ def test_a_process_in_our_network_namespace_is_recognized() -> None:
     assert not is_in_host_network(Path("/proc"), 2**22 + 1)
 
 
-def test_eth0_is_found_among_many_devices(tmp_path: Path) -> None:
+def test_counters_of_eth0_are_found_among_many_devices(tmp_path: Path) -> None:
     file = tmp_path / "42" / "net" / "dev"
     file.parent.mkdir(parents=True)
     file.write_bytes(
         DEVICE_TABLE.replace(b"    lo:", b"".join(b"  v%d: 7\n" % number for number in range(9000)) + b"    lo:")
     )
     assert read_device_counters(tmp_path, [42]) == {42: DeviceCounters(5000, 90000, 900)}
-
-
-def test_a_table_without_eth0_has_no_counters() -> None:
     assert parse_device_counters(DEVICE_TABLE.replace(b" eth0:", b"eth01:")) is None
     assert parse_device_counters(DEVICE_TABLE[:230]) is None, "cut before eth0"
 

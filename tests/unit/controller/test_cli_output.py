@@ -116,6 +116,13 @@ def test_status_shows_the_newer_sample_of_both_directions_of_a_pair(ages_s: tupl
     assert "oldest 60s ago" in render_answer(overview, "status")
 
 
+async def test_limits_without_effect_have_no_tick() -> None:
+    snapshot = make_healthy_snapshot()
+    for verdict, count in (("enforced", 1), ("not-applicable", 0)):
+        snapshot = msgspec.structs.replace(snapshot, verdicts_by_pod={"default/cache-1": {"egress": verdict}})
+        assert (await render_command(snapshot, "bandwidth", "pod")).count("✓") == count
+
+
 async def test_status_allocates_only_bandwidth_of_nodes_that_publish_capacity() -> None:
     snapshot = make_healthy_snapshot()
     assert "12 Gbit/s of 120 Gbit/s" in await render_command(snapshot, "status")

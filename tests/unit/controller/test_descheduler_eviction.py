@@ -75,7 +75,7 @@ async def test_the_api_servers_answer_decides_the_result_and_the_event_of_an_evi
 
     result = await evict(client, MOVE, dry_run=False)
     dry_run_result = await evict(client, MOVE, dry_run=True)
-    DeschedulerReporter(recorder).report_eviction(MOVE, dry_run_result)
+    DeschedulerReporter(recorder).report_eviction(MOVE, dry_run_result, dry_run=True)
 
     assert result.kind == kind
     assert dry_run_result.kind == (kind if error else "dry-run")
@@ -83,7 +83,7 @@ async def test_the_api_servers_answer_decides_the_result_and_the_event_of_an_evi
     calls = [call("default", "p", "uid-default-p", dry_run=dry_run) for dry_run in (False, True)]
     assert client.evict.await_args_list == calls
     reason = "EvictionFailed" if result.stops_evictions else "EvictionRefused"
-    note = f'Eviction from node "n" for the reason "r" {outcome}: {result.message}'
+    note = f'Dry run of the eviction from node "n" for the reason "r" {outcome}: {result.message}'
     events = [recorded.args[2:] for recorded in recorder.record.call_args_list]
     assert events == ([(reason, note)] if outcome else [])
 

@@ -238,21 +238,21 @@ def test_a_terminated_container_is_a_crash() -> None:
     assert any("rollout undo" in line for line in finding.fix)
 
 
-def test_the_fix_tolerates_a_users_taint_but_not_a_taint_of_kubernetes() -> None:
+@pytest.mark.parametrize(("seconds", "path_end"), [(300, "tolerations"), (30, "tolerations/-")])
+def test_the_fix_tolerates_a_users_taint_but_not_a_taint_of_kubernetes(seconds: int, path_end: str) -> None:
     scheduled = make_unschedulable("0/4 nodes are available: 4 node(s) had untolerated taint(s).")
     tolerations = [
-        Toleration(key="node.kubernetes.io/not-ready", operator="Exists", effect="NoExecute"),
-        Toleration(key="spot", operator="Exists"),
+        Toleration(key="node.kubernetes.io/not-ready", operator="Exists", toleration_seconds=seconds),
+        Toleration(key="node.kubernetes.io/memory-pressure", operator="Exists"),
     ]
     fields: dict[str, Any] = {"scheduled": scheduled, "spec": PodSpec(tolerations=tolerations)}
     owned_pod, bare_pod = make_pod_fact(owner=OWNER, **fields), make_pod_fact(**fields)
     line = diagnose(make_facts(nodes=TAINTED, pods=(owned_pod,)))[0].fix[-1]
     assert line.startswith("kubectl -n web patch deployment front --type=json -p '")
     (change,) = json.loads(line.partition(" -p ")[2].strip("'"))
-    assert change["value"] == [
-        {"key": "spot", "operator": "Exists"},
-        {"key": "gpu", "operator": "Equal", "value": "only", "effect": "NoSchedule"},
-    ]
+    toleration = {"key": "gpu", "operator": "Equal", "value": "only", "effect": "NoSchedule"}
+    assert change["path"] == f"/spec/template/spec/{path_end}"
+    assert change["value"] == (toleration if path_end.endswith("-") else [toleration]), "the user's own are kept"
     assert (
         diagnose(make_facts(nodes=TAINTED, pods=(bare_pod,)))[0].fix[-1]
         == "add a toleration of gpu to the pod template"

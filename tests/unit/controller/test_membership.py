@@ -54,9 +54,9 @@ class OnePod:
         return next(iter(self.group_pods.pods_of("d/shop")), None)
 
 
-def make_pod(label: str = "shop", version: str = "1") -> Pod:
+def make_pod(label: str = "shop", version: str = "1", uid: str = "u") -> Pod:
     labels = {"appgroup.diktyo.x-k8s.io": label}
-    return Pod(ObjectMeta(name="p", namespace="d", labels=labels, resource_version=version))
+    return Pod(ObjectMeta(name="p", namespace="d", uid=uid, labels=labels, resource_version=version))
 
 
 V1, V2, V3, V4 = (make_pod(version=version) for version in "1234")
@@ -108,13 +108,16 @@ def test_membership_depends_only_on_the_last_state() -> None:
     assert foreign_count > 100
 
 
-def test_a_pod_whose_label_changes_belongs_to_the_new_group_alone() -> None:
+def test_a_pod_is_indexed_by_its_present_label_and_uid() -> None:
     one_pod, moved_pod = OnePod(), make_pod("bank")
     one_pod.show(V1)
     assert one_pod.show(moved_pod) is None
     assert one_pod.group_pods.pods_of("d/bank") == [moved_pod]
     one_pod.show(None)
     assert one_pod.group_pods.pods_of("d/bank") == []
+    for one_pod.now_s, uid in ((1.0, "a"), (5.0, "b")):
+        one_pod.show(make_pod(uid=uid))
+    assert one_pod.group_pods.first_seen_at == {"d/p": 5.0}, "another pod of this name"
 
 
 def test_pods_are_counted_as_gated_until_their_gate_opens() -> None:
@@ -133,6 +136,9 @@ def test_a_written_pod_counts_until_the_store_has_it_or_a_later_version() -> Non
     one_pod.group_pods.record_write("d/p", V2, V3)  # The store is two versions behind.
     assert [one_pod.show(version) for version in (V1, V2, V4)] == [V3, V3, V4]
     assert one_pod.show(V1) is V1, "the write is forgotten once the store was ahead"
+    one_pod.show(V2)
+    one_pod.group_pods.record_write("d/p", V1, V2)
+    assert one_pod.show(V1) is V1, "a write that the store shows before its answer is not recorded"
 
 
 def test_a_written_pod_counts_until_it_is_deleted_and_no_longer_than_the_longest_lag_of_the_store() -> None:
@@ -144,11 +150,4 @@ def test_a_written_pod_counts_until_it_is_deleted_and_no_longer_than_the_longest
     one_pod.show(V1)
     one_pod.group_pods.record_write("d/p", V1, V2)
     one_pod.now_s = MAX_LAG_S
-    assert one_pod.show(V1) is V1
-
-
-def test_a_write_that_the_store_shows_before_its_answer_is_not_recorded() -> None:
-    one_pod = OnePod()
-    one_pod.show(V2)
-    one_pod.group_pods.record_write("d/p", V1, V2)
     assert one_pod.show(V1) is V1

@@ -11,13 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from controller.cluster.costs import Location
 from controller.cluster.eligibility import Constraints
 from controller.cluster.pods import GATE, Pod, Target
-from controller.scheduler.affinity import NARROWED_ANNOTATION, without_added_requirement
+from controller.scheduler.affinity import NARROWED_ANNOTATION, ZoneScores, score_zones, without_added_requirement
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.extender.handler import Extender
 from controller.scheduler.gating.patches import build_release_patch, placement_mode_of_pod
 from controller.scheduler.metrics import ExtenderMetrics
+from controller.scheduler.rules import NodeScore, ScoreTable
 from controller.scheduler.state import State
 from kubekit.wire import Object, ObjectMeta
 from tests.support.bodies import ZONE
@@ -95,6 +97,12 @@ def list_preferred_terms(patch: dict[str, Any]) -> list[tuple[int, str, list[str
         assert expression["operator"] == "In"
         terms.append((term["weight"], expression["key"], expression["values"]))
     return terms
+
+
+def test_a_zone_in_several_regions_is_scored_by_a_location_that_passes() -> None:
+    table = ScoreTable("", [NodeScore(violated=1, cost=1), NodeScore(cost=9), NodeScore(cost=5)])
+    locations = [Location("r1", "z1"), Location("r2", "z1"), Location("r1", "z2")]
+    assert score_zones(table, locations, range(3)) == ZoneScores({"z1": 0, "z2": 100})
 
 
 @settings(max_examples=200, deadline=None)

@@ -50,7 +50,7 @@ async def wait_forever() -> None:
     await asyncio.Event().wait()
 
 
-async def fail(error: Exception) -> None:
+async def fail(error: BaseException) -> None:
     raise error
 
 
@@ -79,10 +79,12 @@ def test_a_configuration_error_gives_one_line_and_exit_code_2(capsys: pytest.Cap
     assert capsys.readouterr().err == "error: --reserve: is 110% (write 0% to 100%)\n"
 
 
-def test_an_unreachable_cluster_a_defect_or_a_task_that_ends_by_itself_gives_exit_code_1() -> None:
+def test_a_failure_is_logged_and_gives_exit_code_1(caplog: pytest.LogCaptureFixture) -> None:
     assert run_program(lambda: fail(UnreachableError("gone"))) == 1
     assert run_program(lambda: fail(ZeroDivisionError("defect"))) == 1
     assert run_program(lambda: supervise({"a": wait_forever(), "b": asyncio.sleep(0)})) == 1
+    assert run_program(lambda: fail(asyncio.CancelledError())) == 1
+    assert [record.message for record in caplog.records] == ["program failed"] * 4
 
 
 # A call that yields reads the clock again, so with 3 ms a reading every second of 100 calls yields.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import tracemalloc
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given
@@ -57,10 +58,7 @@ def read_test_options(command: list[str]) -> list[str]:
 
 
 async def test_a_connection_error_without_number_is_reported_by_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail(*_: object) -> None:
-        raise OSError("Multiple exceptions")
-
-    monkeypatch.setattr("asyncio.open_connection", fail)
+    monkeypatch.setattr("asyncio.open_connection", AsyncMock(side_effect=OSError("Multiple exceptions")))
     with pytest.raises(ProbeFailedError, match="Multiple exceptions"):
         await connect("localhost", 1, timeout_s=1)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kubekit.settings import YEAR_S
 from netperf.configmap_size import MAX_CONFIGMAP_BYTES, ConfigMapTooLargeError
-from netperf.measurement import PERCENTILES, Percentile
+from netperf.measurement import PERCENTILES
 from netperf.pairs import PlanOptions, ProbeNode, plan_probes
 from netperf.results import (
     MAX_LISTED_REFUSALS,
@@ -33,7 +33,6 @@ from tests.unit.netperf.builders import WALL_CLOCK_S, drop_removals, encode_samp
 LOCATIONS = {name: locate(name) for name in ("a1", "a2", "b1.example", "c1")}
 SAMPLE = make_node_sample("a1", "b1.example", 1700, sequence=3)
 EXTERNAL = make_node_sample("a1", "b1.example", 1700, prober="external")
-P90: tuple[Percentile, ...] = ("p90",)
 NODE_NAMES = st.text(alphabet="abz09-.", min_size=1, max_size=MAX_NAME_LENGTH)
 ALL_NODE_NAMES = st.text(alphabet="abz09-.", min_size=1, max_size=253)
 NAMES_WITH_DOTS = st.text(alphabet="ab.1-", min_size=1, max_size=30)
@@ -197,7 +196,9 @@ def test_keys_of_an_unplanned_test_are_removed() -> None:
     without_streams = list_planned_keys(make_plan([1, 1]).plan_by_zone.values())
     streams = {key for key in with_streams if "TCP_STREAM" in key}
     assert len(streams) == 2
-    assert find_keys_to_remove(dict.fromkeys(streams, "{}"), without_streams) == streams
+    planned_pairs = [key for key in map(parse_key, streams) if key is not None]
+    upstream_keys = [str(upstream_key(key.origin, key.destination, "p90")) for key in planned_pairs]
+    assert find_keys_to_remove(dict.fromkeys([*streams, *upstream_keys], "{}"), without_streams) == streams
 
 
 def test_an_object_that_is_nearly_full_takes_changes_and_removals_but_no_new_keys() -> None:
@@ -249,8 +250,8 @@ def test_written_keys_have_milliseconds_and_our_sample_has_precedence() -> None:
 
 def test_keys_of_flagged_samples_are_not_written_and_keys_of_missing_numbers_are_removed() -> None:
     flagged = make_node_sample("a1", "b1.example", 1700, quality_flags=("throttled",))
-    assert not any(key.startswith("netperf.") for key in encode_samples([flagged], P90))
-    patch = encode_samples([make_node_sample("a1", "b1.example", 1700, p90_us=None)], P90)
+    assert not any(key.startswith("netperf.") for key in encode_samples([flagged], PERCENTILES))
+    patch = encode_samples([make_node_sample("a1", "b1.example", 1700, p90_us=None)], PERCENTILES)
     assert patch["netperf.p90.latency.milliseconds.origin.a1.destination.b1.example"] is None
 
 
