@@ -110,8 +110,8 @@ def require_http_url(url: str, field: str) -> None:
     except ValueError:
         is_http_url = False
     if not is_http_url:
-        url_without_password = url.rpartition("@")[2]
-        raise ConfigError(field, f"{url_without_password!r} is not an http(s) address", "write http://HOST:PORT")
+        # Without a user and password.
+        raise ConfigError(field, f"{url.rpartition('@')[2]!r} is not an http(s) address", "write http://HOST:PORT")
 
 
 def _decode_samples(body: bytes, status: int, url: str, *, finite_only: bool) -> list[VectorSample]:

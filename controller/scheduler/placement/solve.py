@@ -14,7 +14,6 @@ from controller.scheduler.placement.problem import Ints, Problem
 _ANY_ZONE = -1
 _RELATIVE_TOLERANCE = 1e-9
 """Costs that differ by less are equal: sums of the same costs in another order are rounded differently."""
-
 # Effort is a number of annealing steps, not a time, so that a busy machine finds the same plan.
 _STEPS_PER_REPLICA = 4000  # of all runs together
 _STEPS_PER_REPLICA_WITHOUT_CALLS = 200  # of one run for workloads without dependencies
