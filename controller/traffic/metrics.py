@@ -42,9 +42,8 @@ class TrafficMetrics(Collector):
         zone_pairs = GaugeMetricFamily("netaware_zone_pair_traffic_bytes_per_second", zone_pairs_help, labels=zones)
         read_at_help = "When traffic was last read from Prometheus."
         read_at = GaugeMetricFamily("netaware_traffic_read_timestamp_seconds", read_at_help, labels=())
-        if (
-            result := self.result
-        ) is not None:  # Metrics are collected in a thread, and the next result may come meanwhile.
+        result = self.result  # Metrics are collected in a thread, and the next result may come meanwhile.
+        if result is not None:
             comparison, read_at_s = result
             read_at.add_metric((), read_at_s)
             _add_drift(drift, comparison)

@@ -41,10 +41,7 @@ class ExpectedReplacements:
         """Group and key of the evicted pod -> its replacement."""
 
     def add(self, group: str, key: str, expected: ExpectedReplacement) -> int:
-        """Add the expected replacement of a group's pod. It replaces an earlier one, whose eviction was refused.
-
-        Returns the number of reservations that end: 1 if the earlier one was of another node, else 0.
-        """
+        """Add a replacement, in place of an earlier one whose eviction was refused; returns 1 if that one reserved another node, else 0."""
         earlier = self._expected.get((group, key), expected)
         self._expected[group, key] = expected
         return int(earlier.target.node != expected.target.node)
