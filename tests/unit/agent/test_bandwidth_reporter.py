@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import zip_longest
-from typing import cast
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry
 from agent.bandwidth.annotations import LimitSpec, PodBandwidthSpec
 from agent.bandwidth.reporter import LimitReporter
 from agent.bandwidth.state import LimitStatus, Verdict
-from kubekit.events import EventRecorder
 
 POD = PodBandwidthSpec(
     namespace="default",
@@ -24,16 +23,6 @@ POD = PodBandwidthSpec(
 )
 NEW_POD = msgspec.structs.replace(POD, created_at_s=3e10)
 """Created in the future: it stays new however long the tests before it take."""
-
-
-class ReasonRecorder:
-    """Stands in for an `EventRecorder`; records the reasons of events."""
-
-    def __init__(self) -> None:
-        self.reasons: list[str] = []
-
-    def record(self, _type: str, _regarding: object, reason: str, *_: object, **__: object) -> None:
-        self.reasons.append(reason)
 
 
 @pytest.mark.parametrize(
@@ -56,9 +45,9 @@ class ReasonRecorder:
 def test_a_change_of_verdict_sends_one_event(
     pod: PodBandwidthSpec, verdicts: list[Verdict | None], rates_bps: list[int], reasons: list[str]
 ) -> None:
-    events = ReasonRecorder()
-    reporter = LimitReporter(cast("EventRecorder", events), CollectorRegistry())
+    recorder = Mock()
+    reporter = LimitReporter(recorder, CollectorRegistry())
     for verdict, rate_bps in zip_longest(verdicts, rates_bps):
         status = verdict and LimitStatus(pod=pod, direction="ingress", verdict=verdict, wanted_bps=rate_bps)
         reporter.report([status] if status else [], [pod], {})
-    assert events.reasons == reasons
+    assert [call.args[2] for call in recorder.record.call_args_list] == reasons

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, cast
+from unittest.mock import Mock
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -33,7 +34,6 @@ from controller.topology.reconciler import TopologyController
 from controller.views.group_views import build_group_views
 from kubekit.client import Client
 from kubekit.errors import ApiError
-from kubekit.events import EventRecorder
 from kubekit.reflector import Reflector
 from kubekit.responses import RawPage
 from kubekit.wire import Node, Object, Resource
@@ -60,12 +60,6 @@ class StatusRecorder:
         raise ApiError(403, "Forbidden", "the control plane's status is not readable here")
 
     list = get
-
-
-class SilentEventRecorder(EventRecorder):
-    def __init__(self) -> None: ...
-
-    def record(self, *_: object, **__: object) -> None: ...
 
 
 class FakeClient:
@@ -145,7 +139,7 @@ class Components:
             cast("Client", client),
             cache,
             AppGroupConfig(),
-            SilentEventRecorder(),
+            Mock(),
             registry or CollectorRegistry(),
             indexes=GroupIndexes(
                 state.membership, state.cost_index, None if self.config.has_upstream_parity else state.services
@@ -196,7 +190,7 @@ class Components:
             client,
             cache,
             TopologyConfig(),
-            SilentEventRecorder(),
+            Mock(),
             CollectorRegistry(),
             membership=self.state_of_stores(cache).membership,
         )

@@ -169,7 +169,7 @@ async def test_changes_during_a_round_change_no_decision_and_outdated_moves_are_
     async def change_cluster() -> None:
         world.on_pod_change(of_deleted_pod.pod, None)
         pod_name = of_replaced_pod.pod.partition("/")[2]
-        world.on_pod_change(of_replaced_pod.pod, make_pod_info(pod_name, "cool", uid="another"))
+        world.on_pod_change(of_replaced_pod.pod, make_pod_info(pod_name, "hot", uid="another"))
         world.on_node_change(to_deleted_node.target, None)
 
     def decide_after_changes(*args: Any, **options: Any) -> UnconfirmedDecision:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
-from typing import Any, cast
+from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -12,11 +14,11 @@ from prometheus_client import CollectorRegistry
 from controller.cluster.cluster_cache import ClusterCache
 from controller.cluster.crds import APPGROUP_LABEL
 from controller.cluster.pod_info import PodReader
-from controller.cluster.pods import target_of
+from controller.cluster.pods import Target, target_of
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.gating.controller import GatingController
-from kubekit.client import Client
-from tests.unit.controller.components import SilentEventRecorder, fill_store
+from lab.polling import poll_until
+from tests.unit.controller.components import fill_store
 from tests.unit.controller.planning_cluster import PlanningCluster, make_cluster_with_one_pod
 
 UNSCHEDULABLE = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/12 nodes"}]
@@ -35,6 +37,12 @@ def make_cluster_with_started_group() -> PlanningCluster:
     cluster.bind_and_count("d/a", "n00")
     cluster.add_pod("d/other", "c", "P1", 2)
     return cluster
+
+
+def make_controller() -> tuple[ClusterCache, GatingController]:
+    client = AsyncMock(**{"create.return_value.status": {"allowed": False}})
+    cache = ClusterCache(client, "netaware-system")
+    return cache, GatingController(client, cache, SchedulerConfig(), Mock(), CollectorRegistry())
 
 
 def add_groups_with_pods(cluster: PlanningCluster, rng: random.Random) -> dict[str, int]:
@@ -154,20 +162,45 @@ async def test_the_reservations_of_a_deleted_group_end_while_its_pods_wait() -> 
     assert cluster.plans.reservations.reserved_by_others("d/g2") == {}
 
 
+async def test_a_leader_ends_the_reservations_of_a_group_that_is_gone() -> None:
+    cache, controller = make_controller()
+    reservations = controller.plans.reservations
+    reservations.reserve("d/gone", [(make_cluster_with_one_pod().pods["d/a"], "n00")])
+    cache.pods.ready.set()
+    leader = asyncio.create_task(controller.run())
+    await poll_until(lambda: not reservations.groups())
+    leader.cancel()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_refused"),
+    [({}, {}, True), ({"conditions": UNSCHEDULABLE}, {}, False), ({}, {"nominatedNodeName": "n00"}, False)],
+    ids=["a new attempt", "the same attempt", "pods are being preempted there"],
+)
+def test_a_pod_whose_attempt_failed_refuses_its_planned_node(
+    before: dict[str, Any], after: dict[str, Any], *, is_refused: bool
+) -> None:
+    cache, controller = make_controller()
+    cluster = make_cluster_with_one_pod()
+    cluster.open_gate("d/a", Target(node="n00"))
+    for status in (before, {"conditions": UNSCHEDULABLE, **after}):
+        cluster.update_pod("d/a", status=status)
+        fill_store(cache.pods, [PodReader().read(cluster.pods["d/a"])])
+    assert bool(controller.plans.reservations.refused_nodes.nodes_by_pod([cluster.pods["d/a"]])) == is_refused
+
+
 @pytest.mark.parametrize(
     "change", [{"uid": "new"}, {"labels": {APPGROUP_LABEL: "g2"}}], ids=["another pod", "another group"]
 )
 def test_a_pod_inherits_no_open_gate_from_its_predecessor_or_its_former_group(change: dict[str, Any]) -> None:
     """A list after an interrupted watch shows the new pod in place of the old one of the same name."""
-    client = cast("Client", None)
-    cache = ClusterCache(client, "netaware-system")
-    controller = GatingController(client, cache, SchedulerConfig(), SilentEventRecorder(), CollectorRegistry())
-    reservations, reader, cluster = controller.plans.reservations, PodReader(), make_cluster_with_one_pod()
-    fill_store(cache.pods, [reader.read(cluster.pods["d/a"])])
+    cache, controller = make_controller()
+    reservations, cluster = controller.plans.reservations, make_cluster_with_one_pod()
+    fill_store(cache.pods, [PodReader().read(cluster.pods["d/a"])])
     reservations.mark_released("d/a")
 
     cluster.update_pod("d/a", metadata=change)
-    fill_store(cache.pods, [reader.read(cluster.pods["d/a"])])
+    fill_store(cache.pods, [PodReader().read(cluster.pods["d/a"])])
     reservations.reserve("d/g1", [(cluster.pods["d/a"], "n00")])
     assert reservations.reserved_by_others_on("d/g3", "n00")
     assert not reservations.reserved_by_others_on("d/g3", "n00", released_only=True)

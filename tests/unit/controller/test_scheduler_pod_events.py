@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -26,25 +26,13 @@ from kubekit.config import ClusterConfig
 from kubekit.wire import ObjectMeta, format_time
 from lab.polling import poll_until
 from tests.unit.controller import scheduler_objects
-from tests.unit.controller.components import SilentEventRecorder, fill_store
+from tests.unit.controller.components import fill_store
 
 NOW_S = 1_800_000_000.0
 REASON = "workload cart comes first, and its pod cart-1 is not bound yet"
 WAITS = ReleaseDecision(wait_reasons={"web/front": REASON})
 WAITS_FOR_PLAN = ReleaseDecision(wait_reasons={"web/front": REASON}, awaiting_plan=frozenset({"web/front"}))
 UNREACHABLE = ClusterConfig(server="http://127.0.0.1:1")
-
-
-class PlacementRecorder(SilentEventRecorder):
-    """Keeps the names of pods that have an event about their placement."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def record(self, *event: Any, **_: object) -> None:
-        _, about, reason, _ = event
-        if reason == "NetworkPlacement":
-            self.names.append(about.name)
 
 
 def create_and_bind(cache: ClusterCache, name: str) -> None:
@@ -87,7 +75,7 @@ def test_waits_in_a_large_group_are_reported_in_batches() -> None:
 
 async def test_a_new_leader_reports_no_placement_of_pods_that_were_bound_before() -> None:
     async with Client(UNREACHABLE) as client:
-        cache, recorder = ClusterCache(client, "netaware-system"), PlacementRecorder()
+        cache, recorder = ClusterCache(client, "netaware-system"), Mock()
         fill_store(cache.nodes, [scheduler_objects.make_node("n", "r", "z")])
         cache.pods.ready.set()
         controller = GatingController(client, cache, SchedulerConfig(), recorder, CollectorRegistry())
@@ -96,10 +84,10 @@ async def test_a_new_leader_reports_no_placement_of_pods_that_were_bound_before(
 
         def is_any_placement_reported() -> bool:
             create_and_bind(cache, "new")
-            return bool(recorder.names)
+            return bool(recorder.record.called)
 
         await poll_until(is_any_placement_reported, every_s=0.01)
         leader.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await leader
-    assert recorder.names == ["new"]
+    assert [call.args[1].name for call in recorder.record.call_args_list] == ["new"]

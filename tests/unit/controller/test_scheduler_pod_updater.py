@@ -6,7 +6,7 @@ import asyncio
 import gc
 import weakref
 from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import msgspec
@@ -28,33 +28,12 @@ from kubekit.client import Client
 from kubekit.errors import ApiError, KubekitError
 from kubekit.events import EventRecorder
 from kubekit.reflector import Reflector
-from kubekit.wire import PODS, ObjectMeta
+from kubekit.wire import PODS
 from lab.polling import poll_until
-from tests.unit.controller.components import SilentEventRecorder, fill_store
+from tests.unit.controller.components import fill_store
 from tests.unit.controller.planning_cluster import PlanningCluster, make_cluster_with_one_pod
 
 CONFIG = SchedulerConfig(placement="affinity")
-
-
-class DenyingClient:
-    """A client of an API server that denies all rights."""
-
-    async def create(self, _resource: object, _body: object, type_: type[Any]) -> Any:
-        return msgspec.convert({"status": {"allowed": False}}, type_)
-
-
-class RestrictedClient:
-    """A client of an API server whose admission policy forbids annotations, with the patches that it accepted."""
-
-    def __init__(self) -> None:
-        self.accepted_specs: list[dict[str, Any]] = []
-
-    async def patch(self, *request: Any, **_: object) -> Pod:
-        _, name, patch, _ = request
-        if "annotations" in patch["metadata"]:
-            raise ApiError(422, "Invalid", "not here")
-        self.accepted_specs.append(patch["spec"])
-        return Pod(ObjectMeta(name=name, namespace="d"))
 
 
 def make_client(status: int = 200, opened: Pod | None = None) -> AsyncMock:
@@ -87,7 +66,7 @@ def make_updater(
         cluster.plans.reservations,
         config=CONFIG,
         metrics=GateMetrics(CollectorRegistry()),
-        recorder=recorder or SilentEventRecorder(),
+        recorder=recorder or Mock(),
     )
 
 
@@ -98,10 +77,10 @@ async def test_the_permission_to_delete_pods_stays_while_the_api_server_is_away(
 
 async def test_a_leader_requires_no_zone_of_pods_that_it_may_not_delete() -> None:
     """`test_scheduler_retries` has the rest of the rule."""
-    client = cast("Client", DenyingClient())
+    client = AsyncMock(**{"create.return_value.status": {"allowed": False}})
     cache = ClusterCache(client, "netaware-system")
     cache.pods.ready.set()
-    controller = GatingController(client, cache, SchedulerConfig(), SilentEventRecorder(), CollectorRegistry())
+    controller = GatingController(client, cache, SchedulerConfig(), Mock(), CollectorRegistry())
     leader = asyncio.create_task(controller.run())
     await poll_until(lambda: not controller._unschedulable_pods.may_delete, timeout_s=10.0)
     leader.cancel()
@@ -131,11 +110,18 @@ async def test_a_pod_whose_gate_stays_closed_counts_as_gated(status: int) -> Non
 
 
 async def test_a_gate_opens_if_the_api_server_refuses_the_target_annotation() -> None:
-    cluster, client = make_cluster_with_one_pod(hosts=1), RestrictedClient()
+    cluster = make_cluster_with_one_pod(hosts=1)
     await cluster.plans.make_plan("d/g1")
-    release = Release(cluster.pods["d/a"], "turn")
-    await make_updater(cluster, cast("Client", client)).open_gates("d/g1", [release], cluster.last_plan("d/g1"))
-    assert client.accepted_specs == [{"schedulingGates": [{"$patch": "delete", "name": GATE}]}]
+    pod = cluster.pods["d/a"]
+
+    def refuse_annotations(*request: Any, **_: object) -> Pod:
+        if "annotations" in request[2]["metadata"]:
+            raise ApiError(422, "Invalid", "not here")
+        return pod
+
+    client = AsyncMock(**{"patch.side_effect": refuse_annotations})
+    await make_updater(cluster, client).open_gates("d/g1", [Release(pod, "turn")], cluster.last_plan("d/g1"))
+    assert client.patch.call_args.args[2]["spec"] == {"schedulingGates": [{"$patch": "delete", "name": GATE}]}
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,9 @@ def test_without_permission_to_delete_no_zone_is_required_and_unschedulable_pods
 
     tracker.may_delete = True
     assert list_action_types(tracker, pod, 20 * REPLACE_AFTER_S, ON_B) == [PodReplacement]
+    tracker.on_forbidden(pod)
+    assert list_action_types(tracker, pod, 900 * REPLACE_AFTER_S, ON_B) == [], "it was reported"
+    assert not tracker.may_require_zones(make_zone_pod(name="successor"))
 
 
 def test_a_pod_without_our_required_terms_is_left_to_the_scheduler() -> None:
@@ -202,7 +205,7 @@ def test_a_pod_that_every_node_refuses_is_retried_with_back_off(state: State) ->
     pod, retry_count = make_extender_pod(), 0
     for second in range(3600):
         retry_count += retry(tracker, pod, Target("a", "r", f"n{second}"), state, float(second))
-    assert 10 < retry_count < 90
+    assert 60 < retry_count < 90
 
 
 def test_a_retry_is_repeated_until_it_is_written(state: State) -> None:
