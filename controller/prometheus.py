@@ -102,7 +102,7 @@ class PrometheusClient:
 
 
 def require_http_url(url: str, field: str) -> None:
-    """Raise ConfigError for ``field`` if ``url`` is not an http(s) URL with a host."""
+    """Raise ConfigError for ``field``, without user and password, if ``url`` is not an http(s) URL with a host."""
     try:
         parts = urlsplit(url)
         # `port` raises ValueError if it is not a number up to 65,535.
@@ -110,7 +110,6 @@ def require_http_url(url: str, field: str) -> None:
     except ValueError:
         is_http_url = False
     if not is_http_url:
-        # Without a user and password.
         raise ConfigError(field, f"{url.rpartition('@')[2]!r} is not an http(s) address", "write http://HOST:PORT")
 
 

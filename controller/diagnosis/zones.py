@@ -74,12 +74,11 @@ def _decide_costs(
 ) -> TopologyDecision:
     """The costs that a controller would decide if it had just started. Ages of samples are by their writers' clocks."""
     topologies = () if topology is None else (topology,)
-    zone_count = len(zone_map.region_by_zone)
-    results_names = list_results_names(topologies, snapshot.plans, snapshot.netaware_namespace, zone_count)
+    names = list_results_names(topologies, snapshot.plans, snapshot.netaware_namespace, len(zone_map.region_by_zone))
     topology_snapshot = TopologySnapshot(
         topology=topology or NetworkTopology(),
         zone_map=zone_map,
-        data_by_configmap={name: snapshot.results.get(name, {}) for name in map(str, results_names)},
+        data_by_configmap={name: snapshot.results.get(name, {}) for name in map(str, names)},
         allocated_bps={},
         interval_s=interval_s,
     )

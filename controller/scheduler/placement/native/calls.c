@@ -19,8 +19,7 @@ static inline double cost_to_all_delta(const Problem *problem, int64_t edge, int
   return (to >= 0 ? pair_cost(problem, edge, zone, to) : 0) - (from >= 0 ? pair_cost(problem, edge, zone, from) : 0);
 }
 
-/* Calls that stay on a host.
- * ROUTE_ANY, ROUTE_ZONE: pairs of a caller and a replica on the host.
+/* Calls that stay on a host. ROUTE_ANY, ROUTE_ZONE: pairs of a caller and a replica on the host.
  * ROUTE_NODE: calls made there, at most the fair share of its replicas. Unit: calls of one caller / number of the callee's replicas. */
 static inline int64_t count_same_host_calls(const Problem *problem, int64_t edge, int64_t callers, int64_t replicas) {
   if (problem->routing[edge] != ROUTE_NODE) return callers * replicas;
