@@ -46,7 +46,7 @@ class EventLoopMonitor:
 
 
 def describe_stale_stores(stores: Iterable[object]) -> str:
-    """Text with the `Reflector.staleness` of each stale store; empty if no store is stale. Stores without a watch are never stale."""
+    """Text with the `Reflector.staleness` of each stale store; empty if none is. Stores that no watch fills are never stale."""
     return ", ".join(text for store in stores if isinstance(store, Reflector) and (text := store.staleness))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -50,7 +49,7 @@ class Status(Wire, frozen=True):
     details: _Details | None = None
 
     def to_error(self, fallback_code: int, retry_after: str | None = None) -> ApiError:
-        """Convert to an exception, by default with ``fallback_code``. ``retry_after`` is the HTTP header, ignored if it is a date."""
+        """Convert to an exception, with ``fallback_code`` if the body has no code. ``retry_after`` is the HTTP header, ignored if it is a date."""
         details = self.details or _Details()
         wait_s = float(retry_after) if retry_after and retry_after.isdigit() else float(details.retry_after_seconds)
         wait_s = min(wait_s, MAX_RETRY_AFTER_S)
@@ -129,7 +128,7 @@ def translate_errors(method: str, path: str) -> Iterator[None]:
         yield
     except TimeoutError as error:
         raise UnreachableError(f"{request}: no response in time") from error
-    except (aiohttp.ClientError, ssl.SSLError, OSError, asyncio.IncompleteReadError) as error:
+    except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
         if isinstance(error, aiohttp.ClientConnectionError) and isinstance(error.__cause__, NotLeaderError):
             raise error.__cause__ from None
         raise UnreachableError(f"{request}: {str(error) or type(error).__name__}") from error

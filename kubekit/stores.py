@@ -13,7 +13,7 @@ Handler = Callable[[str, T | None, T | None], None]
 
 
 class Store(Generic[T_co]):
-    """Objects by key, and the handlers of their changes. Subclasses fill it.
+    """Objects by key, and handlers that are called for their changes. Subclasses fill it.
 
     Attributes:
         synced: set after the first complete list, and never cleared.
@@ -59,7 +59,7 @@ class Store(Generic[T_co]):
                 handler(key, old, item)
 
     def _should_notify(self, old: Any, new: Any) -> bool:
-        """Whether to call handlers: after every `_set`, unless an object was absent and still is."""
+        """Whether to call handlers: unless an object was absent and still is. Subclasses may compare versions."""
         return old is not None or new is not None
 
 

@@ -34,7 +34,7 @@ _BYTES = struct.Struct("!Q")
 
 _TUPLE_ORIG, _TUPLE_REPLY, _TUPLE_IP = 0x8001, 0x8002, 0x8001
 _COUNTERS_ORIG, _COUNTERS_REPLY, _COUNTERS_PACKETS = 0x8009, 0x800A, 1
-"""CTA_TUPLE_*, CTA_TUPLE_IP and CTA_COUNTERS_*, with NLA_F_NESTED; CTA_COUNTERS_PACKETS."""
+"""CTA_TUPLE_*, CTA_TUPLE_IP (1, as CTA_TUPLE_ORIG) and CTA_COUNTERS_*, with NLA_F_NESTED; CTA_COUNTERS_PACKETS."""
 _IPV4_SOURCE, _IPV6_SOURCE = 1, 3
 """CTA_IP_V4_SRC, CTA_IP_V6_SRC."""
 _PREFIX_BYTES = 3 * ATTRIBUTE.size
@@ -134,7 +134,7 @@ def _read_byte_counter(data: bytes, prefix: bytes, begin: int, end: int) -> int 
 
 
 async def dump_table() -> AsyncIterator[bytes]:
-    """Yield the whole table in datagrams of some 250 connections; other tasks run in between.
+    """Yield the whole table in datagrams of some 250 connections, as the kernel cuts it; other tasks run in between.
 
     Raises:
         KernelError: the table cannot be read.
@@ -177,7 +177,7 @@ class ConntrackState(NamedTuple):
         has_accounting: bytes of new connections are counted (``nf_conntrack_acct``).
         has_events: the ends of connections are reported (``nf_conntrack_events``).
         drop_count: connections refused since the node started, because the table was full.
-        early_drop_count: connections removed since the node started, to make room for others.
+        early_drop_count: connections removed since the node started, to make room for new ones.
     """
 
     has_accounting: bool | None = None

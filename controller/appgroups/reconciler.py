@@ -103,7 +103,7 @@ class AppGroupController:
 
     def _on_pod_change(self, _: str, old: Pod | None, new: Pod | None) -> None:
         for pod in (old, new):
-            # Queues only the pod's own group, because hundreds may have the name in its label.
+            # Only the pod's own group: hundreds of namespaces may have a group of this name.
             if pod is not None and (group := self._membership.group_key_of(pod.metadata.namespace, pod.group)):
                 self.enqueue(group)
 

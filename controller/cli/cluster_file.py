@@ -30,7 +30,7 @@ _NAMESPACED_KINDS = frozenset({"Pod", "Service", "AppGroup", "NetworkTopology", 
 
 
 class ClusterFile(msgspec.Struct, frozen=True):
-    """The objects of a file, by kind and in the file's order, and ``problems``: objects that were left out, with the reason."""
+    """The objects of a file, by kind and in the file's order. ``problems`` has a line for each object that was left out, with the reason."""
 
     nodes: list[Node] = []
     pods: list[Pod] = []
@@ -62,10 +62,10 @@ _API_VERSION_BY_KIND = {crd.kind: f"{crd.group}/{crd.version}" for crd in (APPGR
 def read_cluster(path: str) -> ClusterFile:
     """Read the objects of the kinds of `ClusterFile` from the file ``--offline``; for errors see `read_documents`."""
     cluster = ClusterFile()
-    added_objects: set[tuple[str, str]] = set()
+    seen_keys: set[tuple[str, str]] = set()
     for document in read_documents([path], "--offline"):
         for item in split_document(document, cluster.problems):
-            _add_object(item, cluster, added_objects)
+            _add_object(item, cluster, seen_keys)
     return cluster
 
 
@@ -106,8 +106,8 @@ _PlainLoader.yaml_implicit_resolvers = {
 }
 
 
-def _add_object(item: dict[str, Any], cluster: ClusterFile, added_objects: set[tuple[str, str]]) -> None:
-    """Add an object to ``cluster``, and its kind and key to ``added_objects``.
+def _add_object(item: dict[str, Any], cluster: ClusterFile, seen_keys: set[tuple[str, str]]) -> None:
+    """Add an object to ``cluster``, and its kind and key to ``seen_keys``, which finds repeated objects.
 
     An invalid, nameless or repeated object becomes a problem; other kinds than those of `ClusterFile` are ignored.
     """
@@ -115,7 +115,7 @@ def _add_object(item: dict[str, Any], cluster: ClusterFile, added_objects: set[t
     if kind not in _FIELD_BY_KIND:
         return
     field, type_ = _FIELD_BY_KIND[kind]
-    name = "?"
+    name = "?"  # Until it is known, for the message of an error.
     try:
         normalized = normalize(_with_current_spelling(item) if kind in _API_VERSION_BY_KIND else item)
         metadata = normalized.setdefault("metadata", {})
@@ -129,11 +129,12 @@ def _add_object(item: dict[str, Any], cluster: ClusterFile, added_objects: set[t
     key = decoded.metadata.key
     if not decoded.metadata.name:
         cluster.problems.append(f"left out: a {kind} without a name")
-    elif (kind, key) in added_objects:
+    elif (kind, key) in seen_keys:
         cluster.problems.append(f"left out: a second {kind} {key}")
     else:
-        added_objects.add((kind, key))
-        getattr(cluster, field).append(_with_default_allocatable(decoded) if isinstance(decoded, Node) else decoded)
+        seen_keys.add((kind, key))
+        added = _with_default_allocatable(decoded) if isinstance(decoded, Node) else decoded
+        getattr(cluster, field).append(added)
 
 
 def _with_current_spelling(item: dict[str, Any]) -> dict[str, Any]:
@@ -158,7 +159,7 @@ def normalize(value: Any, key: str = "") -> Any:
 
 
 def _with_default_allocatable(node: Node) -> Node:
-    """The node with its capacity as missing allocatable, and with missing pods from its capacity, else from the kubelet's default."""
+    """Fill in a missing allocatable from the capacity, and missing ``pods`` from the capacity or the kubelet's default."""
     status = node.status
     allocatable = status.allocatable or status.capacity or {}
     if allocatable and "pods" not in allocatable:

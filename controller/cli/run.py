@@ -35,7 +35,7 @@ class ExitCode(IntEnum):
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run a command line; returns the exit code. An error is one line on standard error, except for wrong usage (see `parse`)."""
+    """Run a command line; returns the exit code. An error is one line on standard error; argparse prints usage errors."""
     options = parse(argv)
     logs.configure(level="error")
     try:

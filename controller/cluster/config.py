@@ -1,4 +1,4 @@
-"""Settings of NetworkOverhead: which AppGroups, NetworkTopology and weight are used."""
+"""Settings of NetworkOverhead: which AppGroups and costs it uses, and how it scores nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class NetworkOverheadConfig(Section, frozen=True):
 
     Attributes:
         namespaces: namespaces in which AppGroups and NetworkTopologies are searched, in this order.
-        weights_name: name of the weight; see `NetworkOverheadArgs.fallback_weights_name`.
+        weights_name: name of the table of costs in the NetworkTopology; if it lacks this one, `NetperfCosts` (not with parity `upstream`).
         network_topology_name: name of the NetworkTopology.
         score_dependents: also score costs to placed pods that depend on the pod, unlike upstream.
         weight: factor of this score in the extender's answer.
@@ -43,11 +43,11 @@ class NetworkOverheadArgs(NetworkOverheadConfig, frozen=True):
 
     Attributes:
         fallback_weights_name: used if the NetworkTopology has no weight of `weights_name`; empty for none.
-        search_everywhere: search not only in `namespaces`. For an AppGroup: in the pod's namespace, in `namespaces`, then in those to
+        search_everywhere: search also outside `namespaces`. For an AppGroup: in the pod's namespace, in `namespaces`, then in those to
             which the pod's namespace consents. For a NetworkTopology: in the AppGroup's namespace, in `namespaces`, then in netaware's;
             else the only NetworkTopology of the cluster is used.
         counts_finished_pods: finished and terminating pods count as placed, as in upstream.
-        rejects_deleted_nodes: the pod fits nowhere while a dependency's pod is on a deleted node, as in upstream.
+        rejects_deleted_nodes: all nodes are rejected for a pod while a dependency's pod is on a deleted node, as in upstream.
     """
 
     fallback_weights_name: str = NETPERF_COSTS

@@ -1,6 +1,6 @@
 """Declared replicas of workloads, for which plans reserve resources before the pods exist.
 
-Without the permission to read Deployments and StatefulSets, only existing pods count.
+Without the permission to read Deployments and StatefulSets the stores stay empty, so only existing pods count.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class DeclaredReplicas:
             store.subscribe(handler)
 
     def replicas_by_selector(self, namespace: str, workloads: Iterable[WorkloadRef]) -> dict[str, int]:
-        """Declared replicas of a group's workloads that exist, by workload selector; ``namespace`` is the group's."""
+        """Declared replicas by workload selector, of a group's workloads that exist as objects; ``namespace`` is the group's."""
         declared_replicas: dict[str, int] = {}
         for workload in workloads:
             store = self._store_by_kind.get(workload.kind)
@@ -57,7 +57,7 @@ class DeclaredReplicas:
 def limit_replicas(
     declared: Mapping[str, int], existing: Mapping[str, int], max_missing: int
 ) -> tuple[dict[str, int], int]:
-    """Replicas to plan by workload, and the number of declared replicas that are left out, because users can declare any number.
+    """Replicas to plan by workload, and the number of declared replicas that are left out. Users can declare any number.
 
     Args:
         declared: replicas by workload, in order of preference.
@@ -65,11 +65,11 @@ def limit_replicas(
         max_missing: how many replicas to plan that do not exist yet, of all workloads together.
     """
     limited_replicas: dict[str, int] = {}
-    total_excess = 0
+    remaining, total_excess = max_missing, 0
     for workload, replicas in declared.items():
         missing = max(replicas - existing.get(workload, 0), 0)
-        excess = max(missing - max_missing, 0)
-        max_missing -= missing - excess
+        excess = max(missing - remaining, 0)
+        remaining -= missing - excess
         total_excess += excess
         limited_replicas[workload] = replicas - excess
     return limited_replicas, total_excess

@@ -22,7 +22,7 @@ STRATEGIES: tuple[StrategyName, ...] = get_args(StrategyName)
 Seconds = Annotated[float, Range(0, YEAR_S)]
 _PERCENT = re.compile(r"([0-9]{1,3})%\Z")
 EVALUATION_LAGS = 2.5
-"""A move is evaluated this many times ``usageLagS`` after its replacement was bound, so that an average of usage shows it too."""
+"""A move is evaluated this many times ``usageLagS`` after a round first found its replacement bound, so that averages of usage show it."""
 
 
 class Queries(Section, frozen=True):
@@ -63,7 +63,7 @@ class PrometheusConfig(Section, frozen=True):
     Attributes:
         url: base address; empty for no Prometheus.
         token_file: file with a bearer token; empty for none.
-        queries: those of usage.
+        queries: PromQL queries of usage.
     """
 
     url: str = ""
@@ -92,7 +92,7 @@ class LimitsConfig(Section, frozen=True):
         per_round: the same for the cluster.
         per_workload: evictions of a workload's pods within workloadBackoffS: a number, or a percentage of its pods (at least one).
         unavailable_per_workload: pods of a workload that may be missing, not ready or moving: a number or a percentage (at least one).
-        workload_backoff_s: period of perWorkload; first back-off of a pod whose move the planner would undo.
+        workload_backoff_s: period in which perWorkload counts; also the first back-off of a pod whose move the planner would undo.
         failure_backoff_s: first back-off of a workload after a failed move or a refused eviction; doubles up to a week.
         usage_lag_s: time until usage shows a move; in this time, later rounds of LowNodeLoad evict no other pod of the node.
         start_timeout_s: time until a replacement must be bound; if it waits for longer, its move did not help.
@@ -139,7 +139,7 @@ class MisplacementConfig(Section, frozen=True):
 
     Attributes:
         enabled: run NetworkMisplacement and ZoneSurvival.
-        margin: a move must lower the network cost by this much, and by 20 %. It does not apply to moves that violate fewer dependencies.
+        margin: least gain in network cost of a move, which must also be 20 %; moves after which fewer dependencies are violated need neither.
         hold_s: time for which a better node must have existed before a move.
     """
 
@@ -222,7 +222,7 @@ class ResolvedConfig:
 
     @property
     def usage_expiry_s(self) -> float:
-        """Age at which usage expires, seconds. Without LowNodeLoad its default: MisplacementStrategies read usage too."""
+        """Age at which usage expires, seconds. Without LowNodeLoad its default, because the other strategies read usage too."""
         args = LowNodeLoadArgs() if self.low_node_load is None else self.low_node_load.args
         return args.node_metric_expiration_seconds
 
@@ -231,7 +231,7 @@ def resolve_limit(limit: int | str, pods: int, field: str = "") -> int:
     """Convert a limit such as ``3`` or ``10%`` to a number of pods; a percentage above 0 is rounded down, but at least 1.
 
     Raises:
-        ConfigError: the limit is neither, or is out of range; names ``field``.
+        ConfigError: the limit is neither a number nor a percentage, or is out of range; names ``field``.
     """
     if isinstance(limit, int):
         Range(0, 1_000_000).check_value(limit, field)

@@ -37,20 +37,20 @@ class AllowedDisruptions:
 
     def __init__(self, budgets: Iterable[PodDisruptionBudget]) -> None:
         self._budgets_by_namespace: dict[str, list[tuple[Selector, PodDisruptionBudget]]] = defaultdict(list)
-        self._failure_by_namespace: dict[str, str] = {}
+        self._unreadable_by_namespace: dict[str, str] = {}
         for budget in sorted(budgets, key=lambda budget: budget.metadata.key):
             meta, selector = budget.metadata, budget.spec.selector
             try:
                 if selector is not None:
                     self._budgets_by_namespace[meta.namespace].append((compile_selector(selector), budget))
             except SelectorError as error:
-                # An operator that is newer than this code may select any pod of the namespace.
-                self._failure_by_namespace[meta.namespace] = f"PodDisruptionBudget {meta.key} may cover it: {error}"
+                # A selector with an unknown operator may match any pod of the namespace.
+                self._unreadable_by_namespace[meta.namespace] = f"PodDisruptionBudget {meta.key} may cover it: {error}"
         self._reserved_by_budget: Counter[str] = Counter()
 
     def unevictable_reason(self, pod: PodInfo) -> str:
         """Why budgets forbid the pod's eviction now; empty if they allow it."""
-        if failure := self._failure_by_namespace.get(pod.namespace):
+        if failure := self._unreadable_by_namespace.get(pod.namespace):
             return failure
         budgets = self._budgets_of(pod)
         keys = [budget.metadata.key for budget in budgets]

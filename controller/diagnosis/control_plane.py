@@ -26,7 +26,7 @@ class ProgramPod(msgspec.Struct, frozen=True):
 
     Attributes:
         program: the program that the other fields describe; a pod of the Deployment netaware-scheduler runs two.
-        name, node, phase: the pod's name, node and phase; ``node`` is empty before the pod has one.
+        name, node, phase: the pod's name, node and phase; ``node`` is empty before the pod is bound.
         is_ready: whether the program's containers are ready, and the pod is not being deleted.
         reason: why a container does not run, such as ``ImagePullBackOff``, or why the pod has no node; empty otherwise.
         ready_changed_at_s: time of the last change of its condition Ready, unix seconds; None if unknown.
@@ -62,11 +62,11 @@ class ControlPlaneStatus(msgspec.Struct, frozen=True):
 
     Attributes:
         is_installed: whether the cluster has netaware's CustomResourceDefinitions.
-        can_list_topologies: whether NetworkTopologies could be listed.
+        can_list_topologies: whether the reader may list NetworkTopologies.
         pods: pods of the programs; None if they cannot be listed, or the programs do not run as pods.
         lease: the leader's Lease; None if there is none or it cannot be read.
-        is_lease_conclusive: whether ``lease`` shows who leads, where None means that nobody does. False if it could not be read, or if
-            the controller that reads it runs without leader election.
+        is_lease_conclusive: True if ``lease`` shows who leads; None then means that no replica leads. False if it could not be read, or
+            if the controller that reads it runs without leader election.
         failed_checks: failed checks of the controller's /readyz, a line each. If the controller diagnoses itself, only checks of kinds of
             objects that it has not listed yet.
     """
@@ -119,7 +119,7 @@ async def read_control_plane(client: Client, netaware_namespace: str, status: Co
 
 
 def build_program_pods(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ...] | None:
-    """An entry per pod and program; None without pods, because the programs need not run as pods."""
+    """Build a `ProgramPod` for each pod and each program in it; None without pods, because the programs need not run as pods."""
     program_pods = tuple(
         _build_program_pod(pod, program)
         for pod in pods
@@ -131,7 +131,7 @@ def build_program_pods(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ..
 
 def _build_program_pod(pod: ProgramPodObject, program: Program) -> ProgramPod:
     all_containers = pod.status.container_statuses or []
-    # The scheduler's container is kube-scheduler; an installation may give containers other names.
+    # The scheduler's container is kube-scheduler; an installation may give containers other names, and then all count.
     containers = [c for c in all_containers if program in c.name] or all_containers
     # A container is waiting, terminated or running; only the first two have a reason.
     reason = next((state.reason for c in containers for state in c.state.values() if state.reason), "")

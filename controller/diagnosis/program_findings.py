@@ -13,14 +13,14 @@ from controller.diagnosis.unschedulable import NodeSurveys, find_reason_in_messa
 from netperf.contract import CONTROLLER
 
 MAX_CLOCK_DIFFERENCE_S = 5.0
-"""The clocks of the leader and of this machine may differ by this much."""
+"""The clocks of the leader and of this machine are assumed to differ by this much at most."""
 _STARTING_REASONS = frozenset({"ContainerCreating", "PodInitializing"})
 """Reasons of a container that has not started yet."""
 _LATEST_REVISION = (
     "-o jsonpath='{{range .items[*]}}{{.metadata.annotations.deployment\\.kubernetes\\.io/revision}}"
     """{{"\\n"}}{{end}}' | sort -n | tail -1"""
 )
-"""Options that reduce a list of ReplicaSets to its highest revision; a template for `format_command`."""
+"""Options that reduce a list of ReplicaSets to its highest revision. Braces are doubled, because `format_command` fills placeholders."""
 _CONTROLLER_LOGS = f"logs deployment/{CONTROLLER} --tail=50"
 
 
@@ -46,10 +46,8 @@ def find_program_findings(facts: Facts) -> Iterator[Finding]:
         pod.metadata.key for pod in queued_pods if pod.printable_scheduler_name in facts.scheduler_names
     )
     status = facts.control_plane
-    pods = {name: [pod for pod in status.pods or () if pod.program == name] for name in _OUTAGE_BY_PROGRAM}
-    is_down = {
-        name: status.pods is not None and not any(pod.is_ready for pod in pods[name]) for name in _OUTAGE_BY_PROGRAM
-    }
+    pods = {program: [pod for pod in status.pods or () if pod.program == program] for program in DEPLOYMENT_BY_PROGRAM}
+    is_down = {program: status.pods is not None and not any(p.is_ready for p in pods[program]) for program in pods}
     if is_down["controller"]:
         yield _build_down_finding(facts, "controller", pods["controller"], gated_keys)
     elif status.is_lease_conclusive and _has_no_holder(status.lease, facts.now_s):
@@ -74,7 +72,7 @@ def _has_no_holder(lease: LeaseStatus | None, now_s: float) -> bool:
 def _build_no_leader_finding(facts: Facts, affects: tuple[str, ...]) -> Finding:
     lease = facts.control_plane.lease
     if lease is None:
-        cause = f"the Lease {CONTROLLER} does not exist: no replica has ever led"
+        cause = f"the Lease {CONTROLLER} does not exist: no replica leads"
     elif not lease.holder or lease.renewed_at_s is None:
         cause = f"the Lease {CONTROLLER} is released: no replica has taken it"
     else:

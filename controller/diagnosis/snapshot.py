@@ -22,7 +22,7 @@ from netperf.policy import CostPolicy
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The objects of one time, read by a command or copied from a program's stores.
+    """All objects at one point in time, read by a command or copied from a program's stores.
 
     Attributes:
         now_s: wall clock, unix seconds.
@@ -31,15 +31,15 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         groups: of all namespaces, because membership of pods depends on all groups with one name.
         namespaces: with the labels by which they admit AppGroups of other namespaces.
         pods: pods with the label of an AppGroup.
-        bandwidth_pods: at least those that request bandwidth or have a limit; others are ignored.
-        agent_pods: pods of the agent's DaemonSet; empty where agents run outside pods.
+        bandwidth_pods: a superset of the pods that request bandwidth or have a limit.
+        agent_pods: pods of the agent's DaemonSet; empty if agents run outside pods.
         results: ``data`` of the results ConfigMaps by ``namespace/name``, shards included.
         plans: the probe plan, one part per origin zone; without malformed parts.
-        services: at least those of the groups' pods; they decide which replica answers a call.
+        services: a superset of the Services of the groups' pods; they decide which replica answers a call.
         policy: the controller's default cost policy.
         scheduler: the scheduler's configuration.
         verdicts_by_pod: pod (namespace/name) -> direction -> verdict of its agent, from Prometheus; empty without it.
-        prices: prices of bytes between zones; None if not configured.
+        prices: prices per GB between zones; None if not configured.
         control_plane: the state of netaware's programs; None if it was not read.
     """
 

@@ -1,4 +1,4 @@
-"""The reason for which a scheduler finds no node for a pod, by the scheduler's message, and its fix; surveys of nodes by pod spec."""
+"""Finds why a scheduler found no node for a pod, from the scheduler's message, and names a fix."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class UnschedulableReason(msgspec.Struct, frozen=True):
         code: short and stable; a part of the finding's code.
         pattern: regular expression for its part of the scheduler's message; empty if the reason is unknown.
         meaning: completes "finds no node: ..."; "it" is the pod.
-        fix: commands and instructions; in `_REASONS` with placeholders ``{pod}``, ``{namespace}``, ``{group}`` (name of its
+        fix: commands and instructions. Those in `_REASONS` have the placeholders ``{pod}``, ``{namespace}``, ``{group}`` (name of its
             AppGroup), ``{group_namespace}`` and ``{cordoned}`` (names of cordoned nodes).
     """
 
@@ -69,7 +69,7 @@ _REASONS: tuple[UnschedulableReason, ...] = (
         "selector", r"didn't match Pod's node (?:affinity|selector)|node affinity/selector",
         "the nodes do not match its nodeSelector or node affinity",
         ("kubectl get nodes --show-labels", "correct nodeSelector or node affinity in the pod template")),
-    # The second pattern is for Kubernetes 1.36.
+    # From Kubernetes 1.36 on, the message has the second form.
     UnschedulableReason(
         "volume", r"volume node affinity conflict|match PersistentVolume's node affinity",
         "its volume is usable only on other nodes",
@@ -87,7 +87,6 @@ _REASONS: tuple[UnschedulableReason, ...] = (
         "ports", r"free ports for the requested pod ports", "its host ports are in use on the nodes",
         (_GET_POD, "add nodes, or lower its replicas to one for each node")),
 )  # fmt: skip
-_SELECTOR_INDEX = next(index for index, reason in enumerate(_REASONS) if reason.code == "selector")
 _UNKNOWN = UnschedulableReason(
     "unschedulable",
     "",
@@ -172,21 +171,20 @@ def _list_taint_fixes(taint: Taint, pod: PodFact) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1024)
 def parse_message(message: str) -> UnschedulableReason:
-    """The reason that excludes most nodes in a scheduler's message, the first in `_REASONS` of several; its fix has placeholders.
+    """The reason that excludes most nodes in a scheduler's message; of equal ones the first in `_REASONS`. Its fix has placeholders.
 
     The pod's own selector counts only if there is no other reason, because it excludes nodes on purpose.
     """
-    node_counts: Counter[int] = Counter()
+    node_counts: Counter[UnschedulableReason] = Counter()
     # The part about preemption repeats the reasons.
     for part in message.partition("preemption:")[0].split(", "):
         number = re.search(r"(?:^|: )([0-9]{1,9}) ", part)
-        for index, reason in enumerate(_REASONS):
-            if re.search(reason.pattern, part):
-                node_counts[index] += int(number[1]) if number else 1
-                break
+        reason = next((reason for reason in _REASONS if re.search(reason.pattern, part)), None)
+        if reason is not None:
+            node_counts[reason] += int(number[1]) if number else 1
     if len(node_counts) > 1:
-        node_counts.pop(_SELECTOR_INDEX, None)
-    return _REASONS[min(node_counts, key=lambda index: (-node_counts[index], index))] if node_counts else _UNKNOWN
+        node_counts = Counter({reason: count for reason, count in node_counts.items() if reason.code != "selector"})
+    return max(_REASONS, key=lambda reason: node_counts[reason]) if node_counts else _UNKNOWN
 
 
 def find_reason_in_message(message: str, pod_key: str, group_key: str, survey: NodeSurvey) -> UnschedulableReason:

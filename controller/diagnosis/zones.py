@@ -1,4 +1,4 @@
-"""Zones, and pairs of zones with their costs, the bases of these costs, and latencies."""
+"""Builds the view of zones, with the cost, its basis and the latency of each pair of zones."""
 
 from __future__ import annotations
 
@@ -110,14 +110,14 @@ def _build_pairs(
 
 
 def _choose_basis(computed_cost: ZoneCost | None, *, is_too_old: bool) -> PairBasis:
-    """The basis of a measured cost. A kept last value counts as measured until it is too old, as in the status."""
+    """The basis of a written cost: stale if it would not be computed now. A kept last value counts as measured until it is too old."""
     if computed_cost is None or is_too_old:
         return "stale"
     return "measured" if computed_cost.basis == "stale" else computed_cost.basis
 
 
 def _choose_shown_samples(samples: Iterable[Sample], state: CostState) -> dict[ZonePair, Sample]:
-    """The newest sample of each pair of zones: of the node pair that its cost comes from, or of any if none is known."""
+    """The newest sample of each pair of zones: of the pair of nodes that represents it in views, or of any if none is known."""
     node_pairs = {zones: choose_representative(pair_state.node_pairs) for zones, pair_state in state.items()}
     shown_samples: dict[ZonePair, Sample] = {}
     for sample in sorted(samples, key=lambda sample: sample.taken_at):

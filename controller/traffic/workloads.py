@@ -15,13 +15,13 @@ from controller.traffic.graph import Flow, WorkloadId
 
 @dataclass
 class Workloads:
-    """Workloads (Deployments, StatefulSets, ..., and pods without an owner) with active pods: neither finished nor being deleted.
+    """Workloads with active pods: neither finished nor being deleted. A pod without an owner is a workload of its own.
 
     Attributes:
         replica_counts: workload -> number of active pods.
         location_counts: workload -> location -> number of active pods there.
         labels_by_workload: workload -> labels of one of its pods.
-        region_by_zone: of all zones that have nodes.
+        region_by_zone: region of each zone that has nodes.
     """
 
     replica_counts: Counter[WorkloadId] = field(default_factory=Counter)
@@ -49,15 +49,16 @@ class Workloads:
         return Location(self.region_by_zone.get(zone, ""), zone)
 
     def resolve(self, flows: Iterable[Flow]) -> tuple[list[Flow], dict[str, float]]:
-        """Flows whose ends exist or are external, with the kinds that meshes lack; and missing workload -> bytes per second left out.
+        """The flows whose ends exist or are external, with their workloads' kinds; and the bytes per second of the others.
 
-        A flow with two missing ends counts at its client.
+        The others are summed by key of the workload that does not exist; if both ends are missing, by that of the client.
         """
         by_key: dict[str, WorkloadId] = {}
         for workload in sorted(self.replica_counts):
             by_key.setdefault(workload.key, workload)
 
         def find(end: WorkloadId) -> WorkloadId | None:
+            # Meshes do not report kinds, so an end without its kind is found by namespace and name. External ends stay.
             return end if not end.is_known or end in self.replica_counts else by_key.get(end.key)
 
         resolved: list[Flow] = []

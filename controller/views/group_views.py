@@ -48,9 +48,9 @@ class DependencyView(View, frozen=True):
         caller, callee: selectors of the workloads.
         max_cost, min_bandwidth_bps: ``maxNetworkCost`` and ``minBandwidth`` of the spec.
         verdict: ``met``, ``violated``, ``unknown`` (no cost known) or ``idle`` (one side has no placed pod).
-        cost: of that pair; 0 on a node, 1 within a zone, null if unknown or idle.
-        origin, destination: zones of that pair; empty if idle or for nodes without a zone.
-        p50_us: median round trip between these zones; null within a zone, or if unknown or idle.
+        cost: of that pair of pods; 0 on the same node, 1 within a zone, null if unknown or idle.
+        origin, destination: zones of that pair's caller and callee; empty if idle or for nodes without a zone.
+        p50_us: median round trip between these zones; null within a zone, or if it is unknown.
     """
 
     caller: str
@@ -65,7 +65,7 @@ class DependencyView(View, frozen=True):
 
 
 class ZoneLoss(View, frozen=True):
-    """A zone, and the workloads that its loss would stop, because all their replicas are in it."""
+    """A zone, and the workloads that its loss would stop, because all their replicas are in it; an entry per region with the name."""
 
     zone: str
     stopped_workloads: tuple[str, ...]

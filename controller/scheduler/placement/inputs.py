@@ -86,14 +86,17 @@ class PlanInputs(NamedTuple):
         active = [pod for pod in pods if pod.is_active]
         outdated = find_outdated_pod_keys(pod.metadata for pod in active)
         replicas, _ = self.replicas_to_plan(group, active, outdated)
-        planned = [pod for pod in active if not (pod.is_waiting and pod.other_gates)]
+        planned_keys = frozenset(
+            p.metadata.key for p in active if (not p.other_gates if p.is_waiting else p.metadata.key not in outdated)
+        )
+        volumes = self.volume_selectors(active, replicas)
         return (
             self.state.graph(group),
             self.state.costs(self.state.groups[group].metadata.namespace).table,
             self.node_cache.version,
-            frozenset(p.metadata.key for p in planned if p.is_waiting or p.metadata.key not in outdated),
+            planned_keys,
             replicas,
-            self.volume_selectors(active, replicas),
+            {key: selectors for key, selectors in volumes.items() if key in planned_keys or key in replicas},
             tuple(foreign for foreign in find_foreign_pods(self.node_cache, pods) if foreign.is_required),
         )
 
@@ -121,7 +124,7 @@ class PlanInputs(NamedTuple):
         return Preemption(msgspec.structs.replace(snapshot, reserved=reserved), below_priority)
 
     def preemptible_requests(self, pods: Sequence[Pod], below_priority: int) -> dict[str, Amounts]:
-        """Node -> requests of other pods with a lower priority than this.
+        """Node -> requests of other pods with a lower priority than ``below_priority``.
 
         Pods that a PodDisruptionBudget protects are included: kube-scheduler preempts them as a last resort.
         """
@@ -141,7 +144,7 @@ class PlanInputs(NamedTuple):
         return requests
 
     def ineligible_nodes(self, pod: Pod) -> dict[str, str]:
-        """Node -> first reason why a pod may not run there: its node's state, node constraints, volumes, resources, or other pods."""
+        """Node -> first reason why a pod may not run there: node constraints, volumes, state of the node, resources, or other pods."""
         original, requests = without_added_requirement(pod), requests_with_ports_of(pod.spec)
         hosts, used = list(self.node_cache.hosts.values()), self.node_cache.requested
         index_of = {host.name: index for index, host in enumerate(hosts)}
@@ -161,9 +164,9 @@ class PlanInputs(NamedTuple):
     def replicas_to_plan(
         self, group: str, pods: Sequence[Pod], outdated: set[str] | None = None
     ) -> tuple[dict[str, int], int]:
-        """Workload selector -> replicas to plan, and the number of declared replicas beyond numMembers.
+        """Workload selector -> replicas to plan, and the number of declared replicas that are left out.
 
-        ({}, 0) if declared replicas are not read. ``outdated`` are the keys of pods that a rollout is about to replace, if known already.
+        Without declared replicas, ({}, 0). ``outdated`` are the keys of pods that a rollout is about to replace, if known already.
         """
         if self.declared is None:
             return {}, 0
@@ -176,7 +179,7 @@ class PlanInputs(NamedTuple):
         return limit_replicas(replicas, live, allowed)
 
     def volume_selectors(self, pods: Sequence[Pod], replicas: Mapping[str, int]) -> dict[str, tuple[NodeSelector, ...]]:
-        """The node selectors of volumes, see `GroupSnapshot.volumes`."""
+        """Node selectors of volumes, by pod key, and by workload selector for replicas that do not exist yet."""
         active = [pod for pod in pods if pod.is_active]
         with_volumes = [pod for pod in active if pod.spec.volumes]
         selectors = {pod.metadata.key: self.volumes.node_selectors_of_pod(pod) for pod in with_volumes}
