@@ -124,6 +124,8 @@ def assert_unchanged(plan: state.BandwidthPlan, *verdicts: str, detail: str = ""
         (RATE, make_our_bucket(VETH_INDEX), "enforced", RATE // 8, ()),
         (5 * RATE, make_our_bucket(VETH_INDEX), "wrong-rate", RATE // 8, REPAIRING_POLICIES),
         (RATE, make_bucket(VETH_INDEX, TINY_BURST), "burst-too-small", 0, REPAIRING_POLICIES),
+        (RATE, make_bucket(VETH_INDEX, TINY_BURST, state.OUR_HANDLE), "burst-too-small", 0, REPAIRING_POLICIES),
+        (RATE, replace(make_plugin_bucket(), handle=state.OUR_HANDLE), "enforced", RATE // 8, ()),
         (RATE, make_plugin_bucket(), "burst-overflow", RATE // 8, BURST_REPAIRING_POLICIES),
         (FAST, make_plugin_bucket(FAST), "burst-too-large", FAST // 8, BURST_REPAIRING_POLICIES),
     ],

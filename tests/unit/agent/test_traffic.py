@@ -26,7 +26,14 @@ from agent.traffic.edges import (
     WorkloadReference,
 )
 from kubekit.wire import Pod
-from tests.support.conntrack_messages import CT_DELETE, CT_NEW, CTA_TUPLE_ORIG, encode_attribute, encode_connection
+from tests.support.conntrack_messages import (
+    CT_DELETE,
+    CT_NEW,
+    CTA_TUPLE_ORIG,
+    CTA_TUPLE_REPLY,
+    encode_attribute,
+    encode_connection,
+)
 
 CLIENT, SERVER = socket.inet_aton("10.9.0.2"), socket.inet_aton("10.9.1.2")
 WEB, CART = WorkloadReference("shop", "Deployment", "web"), WorkloadReference("shop", "Deployment", "cart")
@@ -92,9 +99,15 @@ def test_messages_that_are_cut_or_have_no_ports_are_skipped() -> None:
     assert list(parse_connections(struct.pack("=IHHII", 3, CT_NEW, 0, 1, 0))) == [], "shorter than its header"
     assert list(parse_connections(message + message[:2])) == [CONNECTION]
 
+    for size in range(20, len(message), 4):
+        *cut, whole = parse_connections(struct.pack("=I", size) + message[4:size] + message)
+        assert whole == CONNECTION
+        assert all(rest[:3] == CONNECTION[:3] and rest.response_bytes is None for rest in cut)
+
     # A tuple of a protocol without ports, such as ICMP, is of another length.
-    tcp_tuple, icmp_tuple = (struct.pack("=HH", size, CTA_TUPLE_ORIG) for size in (TUPLE_BYTES, TUPLE_BYTES + 8))
-    assert list(parse_connections(message.replace(tcp_tuple, icmp_tuple))) == []
+    for attribute in (CTA_TUPLE_ORIG, CTA_TUPLE_REPLY):
+        tcp_tuple, icmp_tuple = (struct.pack("=HH", size, attribute) for size in (TUPLE_BYTES, TUPLE_BYTES + 8))
+        assert list(parse_connections(message.replace(tcp_tuple, icmp_tuple))) == []
 
 
 def test_an_error_is_raised_except_an_acknowledgement() -> None:
@@ -155,6 +168,7 @@ def test_counters_continue_after_the_kernel_dropped_events(edges: EdgeTotals) ->
 
 
 def test_connections_without_counters_are_counted_as_uncounted(edges: EdgeTotals) -> None:
+    edges.add_ended(make_connection(None))
     assert run_round(edges, make_connection(60), make_connection(None), make_connection(None)) == {EDGE: (60, 0)}
     assert edges.uncounted_connections == 2
 
@@ -211,6 +225,8 @@ def test_an_address_belongs_to_its_deleted_pod_for_a_while_unless_another_pod_ge
     assert run_round(edges, make_connection(5), now_s=20)[TrafficEdge(CART, "10.9.1.2", 80)] == (5, 0)
 
     edges.set_workloads({}, 30)
+    edges.set_workloads({}, 29 + ADDRESS_EXPIRY_S)
+    assert CLIENT in edges.workload_by_address
     edges.set_workloads({}, 31 + ADDRESS_EXPIRY_S)
     assert CLIENT not in edges.workload_by_address
 

@@ -49,24 +49,8 @@ NO_STRATEGY = {"apiVersion": "descheduler/v1alpha2", "kind": "DeschedulerConfigu
 NODE_BY_POD = {"web-0": "z3-n1", "db-0": "z1-n1", "db-1": "z1-n2"}
 
 
-class FakeClient:
-    """A client that records evictions and patches of nodes; patches raise the error, if one is given."""
-
-    def __init__(self, patch_error: ApiError | None = None) -> None:
-        self._patch_error = patch_error
-        self.evicted_pods: list[str] = []
-        self.patched_nodes: list[str] = []
-
-    async def evict(self, _namespace: str, name: str, _uid: str, **_: Any) -> None:
-        self.evicted_pods.append(name)
-
-    async def apply(self, *_: Any, **__: Any) -> None:
-        pass
-
-    async def patch(self, _: Any, name: str, *__: Any, **___: Any) -> None:
-        self.patched_nodes.append(name)
-        if self._patch_error is not None:
-            raise self._patch_error
+def list_evicted_pods(client: AsyncMock) -> list[str]:
+    return [call.args[1] for call in client.evict.await_args_list]
 
 
 class StoredConfigMap:
@@ -82,7 +66,7 @@ class StoredConfigMap:
 
 
 def make_descheduler(
-    client: FakeClient, netaware_namespace: str = "netaware-system", nodes: Iterable[Node] = (), **settings: Any
+    client: AsyncMock, netaware_namespace: str = "netaware-system", nodes: Iterable[Node] = (), **settings: Any
 ) -> tuple[Descheduler, World]:
     """A descheduler of three nodes, one of which is overutilized by four pods."""
     world = World()
@@ -102,7 +86,7 @@ def make_descheduler(
         netaware_namespace=netaware_namespace,
     )
     descheduler = Descheduler(
-        cast("Any", client),
+        client,
         cast("Any", stores),
         msgspec.convert(document, DeschedulerConfig),
         Mock(),
@@ -140,7 +124,7 @@ async def test_a_descheduler_that_does_not_relieve_nodes_removes_its_taints(
     settings: dict[str, Any], error: ApiError | None
 ) -> None:
     """Without the right to patch nodes, it sends one request per round, and its rounds finish."""
-    client = FakeClient(error)
+    client = AsyncMock(**{"patch.side_effect": error})
     nodes = [make_node(name, taints=[HOT_TAINT_BODY, {**HOT_TAINT_BODY, "key": "other"}]) for name in CORES_BY_NODE]
     nodes += [make_node("user", taints=[{**HOT_TAINT_BODY, "effect": "NoSchedule"}]), make_node("plain")]
     descheduler, _ = make_descheduler(client, nodes=nodes, **settings)
@@ -151,18 +135,19 @@ async def test_a_descheduler_that_does_not_relieve_nodes_removes_its_taints(
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(descheduler.run(), 0.01)
 
-    assert client.patched_nodes == (list(CORES_BY_NODE) if error is None else ["hot"])
+    patched_nodes = [call.args[1] for call in client.patch.await_args_list]
+    assert patched_nodes == (list(CORES_BY_NODE) if error is None else ["hot"])
 
 
 async def test_changes_during_a_round_change_no_decision_and_outdated_moves_are_not_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The cluster changes in the event loop, which is free while the thread decides."""
-    client = FakeClient()
+    client = AsyncMock()
     undisturbed = await make_descheduler(client)[0].run_round()
-    assert client.evicted_pods == list_moved_pods(undisturbed) != []
+    assert list_evicted_pods(client) == list_moved_pods(undisturbed) != []
 
-    client = FakeClient()
+    client = AsyncMock()
     descheduler, world = make_descheduler(client)
     of_deleted_pod, of_replaced_pod, to_deleted_node = undisturbed.plan.moves[:3]
 
@@ -185,13 +170,13 @@ async def test_changes_during_a_round_change_no_decision_and_outdated_moves_are_
     valid_moves = [
         move for move in decision.plan.moves if move.pod not in changed_pods and move.target != to_deleted_node.target
     ]
-    assert client.evicted_pods == [move.pod.partition("/")[2] for move in valid_moves] != []
+    assert list_evicted_pods(client) == [move.pod.partition("/")[2] for move in valid_moves] != []
 
 
 async def test_no_pod_of_the_namespace_in_which_netaware_is_installed_is_evicted() -> None:
-    client = FakeClient()
+    client = AsyncMock()
     plan = (await make_descheduler(client, netaware_namespace="default")[0].run_round()).plan
-    assert client.evicted_pods == []
+    assert list_evicted_pods(client) == []
     assert plan.skip_counts == {"namespace": 4}
     assert plan.skips[0].reason == "the admission policy forbids evictions in default"
 
