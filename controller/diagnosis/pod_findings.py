@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from controller.appgroups.status import ADMITTED
+from controller.cluster.pods import GATE
 from controller.diagnosis.facts import Facts, PodFact
 from controller.diagnosis.findings import MAX_AFFECTED, PodFinding
 from controller.diagnosis.pod_diagnosis import (
@@ -31,7 +32,7 @@ LONG_WAIT_S = 600.0
 OPENING_TIMEOUT_S = 60.0
 """Within this time after ``maxWaitS`` a gate is open, even if no controller runs and only the gate opener opens gates."""
 _NO_DEPENDENCIES = "they are placed as pods of no AppGroup, so their dependencies have no effect"
-_REMOVE_GATES = [{"op": "remove", "path": "/spec/schedulingGates"}]
+_REMOVE_OUR_GATE = {"spec": {"schedulingGates": [{"$patch": "delete", "name": GATE}]}}
 
 
 def find_pod_findings(facts: Facts) -> Iterator[PodFinding]:
@@ -186,7 +187,7 @@ def _find_gated_too_long(facts: Facts) -> Iterator[PodFinding]:
         fix = (
             format_group_command("describe", group_key),
             format_command("kubectl netaware explain pod {} -n {}", pods[0].metadata.name, namespace),
-            format_command("kubectl -n {} patch pods {} --type=json -p {}", namespace, names, _REMOVE_GATES),
+            format_command("kubectl -n {} patch pods {} -p {}", namespace, names, _REMOVE_OUR_GATE),
         )
         summary = f"{_format_pods(pods)} of AppGroup {group_key}: gated for more than {max_wait_s / 60:.0f} min"
         since, affects = _find_first_created_s(pods), _keys_of(pods)

@@ -325,7 +325,7 @@ def test_only_these_findings_follow_from_the_facts(facts: Facts, codes: list[str
     [
         (
             make_facts(pods=make_gated_pods(created_s=NOW_S - 700)),
-            """'[{"op":"remove","path":"/spec/schedulingGates"}]'""",
+            """'{"spec":{"schedulingGates":[{"$patch":"delete","name":"netaware.io/topological-order"}]}}'""",
         ),
         (
             make_facts(control_plane=remove_pods("scheduler"), pods=(make_pod_fact(),)),
