@@ -40,13 +40,8 @@ def make_client(status: int = 200, opened: Pod | None = None) -> AsyncMock:
     """A client of an API server that answers every request with this status; ``opened`` is a pod after its patch."""
     client = AsyncMock(**{"patch.return_value": opened})
     if status != 200:
-        error = ApiError(status, "Failed", "no")
-        client.patch.side_effect = client.delete.side_effect = client.create.side_effect = error
+        client.patch.side_effect = client.delete.side_effect = client.create.side_effect = ApiError(status, "", "no")
     return client
-
-
-def list_event_reasons(recorder: Mock) -> list[str]:
-    return [call.args[2] for call in recorder.record.call_args_list]
 
 
 def make_updater(
@@ -139,7 +134,7 @@ async def test_an_opened_gate_narrows_the_affinity_of_pods_that_have_a_node_and_
     updater = make_updater(cluster, client, unschedulable_pods, recorder)
     await updater.open_gates("d/g1", [Release(pod, cause)], cluster.last_plan("d/g1"))
     assert (NARROWED_ANNOTATION in client.patch.call_args.args[2]["metadata"]["annotations"]) == is_narrowed
-    assert list_event_reasons(recorder) == reasons
+    assert [call.args[2] for call in recorder.record.call_args_list] == reasons
     assert cluster.plans.reservations.reserved_by_others_on("d/g2", "n00", released_only=True)
 
 
@@ -158,7 +153,7 @@ async def test_written_retries_forbidden_deletions_and_replacements_are_recorded
             [Retry(pod, {}, answer_hash=1), PodReplacement(pod, "moved")]
         )
     assert [name for name, _, _ in unschedulable_pods.method_calls] == records
-    assert list_event_reasons(recorder) == reasons
+    assert [call.args[2] for call in recorder.record.call_args_list] == reasons
     assert client.delete.call_args.kwargs["preconditions"] == pod.metadata, "no pod is deleted that was bound meanwhile"
 
 

@@ -81,6 +81,10 @@ def test_datagrams_of_a_lossy_path_have_the_latency_of_a_call_over_tcp(loss_per_
         ),
         pytest.param({"loss_ratio": 0.05}, ("loss",), id="5 % loss"),
         pytest.param(FROZEN, ("stalled",), id="frozen peer"),
+        pytest.param({**FROZEN, "duration_s": 10.0}, (), id="400 ms of a long run"),
+        pytest.param({"max_us": 40_000, "duration_s": 0.1}, (), id="a transaction of 40 ms"),
+        pytest.param({"test": "TCP_STREAM", "transactions": 5}, (), id="a stream has no transactions"),
+        pytest.param({"run_queue_us": 90_000, "mean_us": 100}, (), id="90 of 100 us waiting for a CPU"),
         pytest.param({**FROZEN, "retransmits": 2, "loss_ratio": 0.002}, (), id="retransmissions, not a frozen peer"),
         pytest.param(
             {"p50_us": 329_000, "p90_us": 330_000, "p99_us": 331_000, "max_us": 331_000, "transactions": 12},
@@ -115,6 +119,7 @@ def test_netperfs_histogram_has_steps_of_a_tenth_to_a_hundredth(value_us: float,
     ("datagrams", "quality_flags", "source"),
     [
         pytest.param(DATAGRAMS, (), "datagrams", id="both agree"),
+        pytest.param(replace(DATAGRAMS, p50_us=655.0), (), "datagrams", id="both agree within a step"),
         pytest.param(replace(DATAGRAMS, p50_us=5000.0), (), "measurement", id="both differ"),
         pytest.param(replace(DATAGRAMS, p50_us=5000.0), ("throttled",), "datagrams", id="netperf was throttled"),
         pytest.param(replace(DATAGRAMS, transactions=5), (), "measurement", id="too few datagrams"),
