@@ -52,7 +52,7 @@ class ControllerConfiguration(Section, frozen=True):
 
     Attributes:
         namespace: namespace of netaware's programs, probe plans, results and the Lease.
-        listen: address of the controller's page, metrics and health checks; the extender has a flag instead.
+        listen: address of the controller's page, metrics and health checks; the extender takes only `--listen`.
         log_level: lowest level that is logged.
         log_format: ``text`` for key=value pairs, ``json`` for an object per line.
     """

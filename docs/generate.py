@@ -31,7 +31,7 @@ from kubekit.settings import YEAR_S, Range  # noqa: E402
 _FILE_RULES = """\
 An unknown field, a wrong type or a value out of range ends the program at start with
 exit code 2 and a line that names the field; `python -m controller check-config FILE` checks a file without a cluster.
-`≥` hides an upper limit of 1,000,000 or, of times, a year.
+Values with `≥` have an upper limit of 1,000,000 or, for times, a year.
 """
 _CONTROLLER_FILE = """\
 One YAML file for both, given with `--config`; in the shipped manifests it is the ConfigMap `netaware-controller-config`, made

@@ -21,7 +21,7 @@ log = logs.get("kubekit.runtime")
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 MEMORY_GROWTH_FACTOR, MEMORY_CHECK_INTERVAL_S = 1.1, 30.0
-"""`run_memory_compaction` checks in this interval whether memory has grown by this factor."""
+"""`run_memory_compaction` checks in this interval whether memory is more than 1.1 times its size after the last compaction."""
 _NO_FULL_COLLECTIONS = 2**31 - 1  # a threshold that is never reached
 
 

@@ -60,7 +60,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     """Samples, failures and refusals from one or more ConfigMaps.
 
     Attributes:
-        samples: samples by key; the numbers of a node pair in upstream's format are one sample; its key is that of the last number (`combine_upstream_values`).
+        samples: samples by key; the numbers of a node pair in upstream's format are one sample, under the last of their keys in bytewise order.
         failures: failures by key, without failures that are older than a sample of the same pair.
         refusals: the first `MAX_LISTED_REFUSALS` refused keys.
         refusal_counts: number of all refused keys by reason.

@@ -18,7 +18,7 @@ from agent.netlink import ATTRIBUTE, ERRNO, HEADER, KernelError, iter_messages, 
 
 _NETLINK_NETFILTER, _CONNTRACK_DESTROY_GROUP = 12, 4
 """The group is that of the mask NF_NETLINK_CONNTRACK_DESTROY."""
-_EVENT_BUFFER_BYTES = 4 << 20  # for bursts of ended connections
+_EVENT_BUFFER_BYTES = 4 << 20  # For bursts of ended connections.
 _DUMP_BUFFER_BYTES = 1 << 16
 _RECEIVE_TIMEOUT_S = 10.0
 

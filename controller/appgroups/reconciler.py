@@ -40,7 +40,7 @@ DEBOUNCE_S = 0.3
 """Delay of a reconciliation after a change, because pods and costs change in bursts."""
 RESYNC_S = 300.0
 """Longest time between two reconciliations of a group."""
-ALL = "*"
+ALL_GROUPS = "*"
 """Key of the queue for all groups, so that an event that affects all of them adds one key only."""
 
 
@@ -77,7 +77,7 @@ class AppGroupController:
         self._membership, self._cost_index, self._services = indexes
         self._pods_of, self._extra_conditions = pods_of, extra_conditions
         self._status_writer = StatusWriter(
-            client, recorder, APPGROUPS, count_field="runningWorkloads", action="Order", is_bad=_is_bad
+            client, recorder, APPGROUPS, count_field="runningWorkloads", action="Order", is_bad=_reports_problem
         )
         self._queue = WorkQueue()
         self._metrics = AppGroupMetrics(registry)
@@ -85,13 +85,13 @@ class AppGroupController:
         cache.app_groups.subscribe(self._on_group_change)
         cache.group_pods.subscribe(self._on_pod_change)
         cache.nodes.subscribe(self._on_node_change)
-        enqueue_all = partial(self.enqueue, ALL)
+        enqueue_all = partial(self.enqueue, ALL_GROUPS)
         cache.namespaces.subscribe(call_unless(is_consent_unchanged, enqueue_all))
         cache.topologies.subscribe(call_unless(are_costs_unchanged, enqueue_all))
         cache.services.subscribe(call_unless(is_routing_unchanged, enqueue_all))
 
     def enqueue(self, key: str) -> None:
-        """Queue a group, or `ALL`."""
+        """Queue a group, or `ALL_GROUPS`."""
         self._queue.add_after(key, DEBOUNCE_S)
 
     def _on_group_change(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
@@ -114,18 +114,18 @@ class AppGroupController:
             self._locations[node_name] = location_of(new)
         else:
             self._locations.pop(node_name, None)
-        self.enqueue(ALL)
+        self.enqueue(ALL_GROUPS)
 
     async def run(self) -> None:
         """Reconcile groups until cancelled."""
-        self._queue.add(ALL)
+        self._queue.add(ALL_GROUPS)
         try:
             await self._queue.work(self._reconcile, name="appgroup")
         finally:
             self._metrics.states.clear()  # This replica does not lead any more.
 
     async def _reconcile(self, key: str) -> float | None:
-        if key == ALL:
+        if key == ALL_GROUPS:
             for group_key in self._cache.app_groups.items:
                 self._queue.add(group_key)
             return None
@@ -154,7 +154,7 @@ class AppGroupController:
             self._metrics.writes.inc()
 
 
-def _is_bad(condition: Condition) -> bool:
+def _reports_problem(condition: Condition) -> bool:
     """Whether a condition reports a problem. Complete and RoutedNear never do: pods start one by one, and routing is advice."""
     return condition.status == "False" and condition.type not in {COMPLETE, ROUTED_NEAR}
 

@@ -101,7 +101,9 @@ class DeschedulerMetrics:
         self.rounds = counter("rounds", "Rounds: finished, usage-missing (a source failed), failed.", "outcome")
         self.evictions = counter("evictions", f"Evictions, by result: {results}.", "strategy", "result")
         self.outcomes = counter("moves_evaluated", f"Evaluated moves, by outcome: {outcomes}.", "strategy", "outcome")
-        self._stopped = gauge("stopped", "1 while the breaker of a strategy is open: too few moves helped.", "strategy")
+        self._stopped = gauge(
+            "stopped", "1 while the circuit breaker of a strategy is open: too few moves helped.", "strategy"
+        )
         buckets = (0.001, 0.005, 0.02, 0.1, 0.5, 2, 10)
         name = f"{_PREFIX}_plan_seconds"
         self.plan_seconds = Histogram(name, "Time to decide one round.", buckets=buckets, registry=registry)

@@ -59,7 +59,7 @@ class GatesConfig(Section, frozen=True):
 
     Attributes:
         max_wait_s: longest time that a pod stays gated after its creation, or after the last gate of another owner opened.
-        missing_workload_timeout_s: how long a pod waits for earlier workloads with fewer pods than declared.
+        missing_workload_timeout_s: how long a pod waits for earlier workloads with fewer pods than declared; at most maxWaitS.
     """
 
     max_wait_s: Annotated[float, Range(1, 3600)] = 120.0

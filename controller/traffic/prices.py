@@ -29,8 +29,8 @@ class PriceTable(Section, frozen=True):
         preset: cloud whose list prices are used; empty to use the prices below.
         currency: currency of the prices below; list prices are in USD.
         same_zone: price per GB within a zone.
-        between_zones: per GB between zones of a region.
-        between_regions: per GB between regions.
+        between_zones: per GB between zones of a region; null for the price within a zone.
+        between_regions: per GB between regions; null for the price between zones.
     """
 
     preset: Literal["", "aws", "gcp", "azure"] = ""
