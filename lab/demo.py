@@ -39,7 +39,7 @@ from lab.pod_installation import await_rollout, install_as_pods
 from lab.programs import run_command
 from lab.progress import ProgressPrinter
 from lab.realnode.cluster import APP_IMAGE
-from lab.topology import REAL, Topology
+from lab.topology import REAL_KUBELET, Topology
 from netperf.measurement import Measurement
 from netperf.results import decode_results
 from netperf.sample import NodeLocation, Sample
@@ -114,7 +114,7 @@ class Demo:
             edges=edges,
             summary=report.summarize(edges),
             elapsed_s=0.0,
-            nodes_kind=REAL if self.has_real_nodes else "namespace",
+            nodes_kind=REAL_KUBELET if self.has_real_nodes else "namespace",
             seed=self.seed,
             application=application,
         )

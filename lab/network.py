@@ -25,7 +25,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 from lab import namespaces
 from lab.errors import LabError, UnsupportedError
 from lab.realnode import cgroups
-from lab.topology import REAL, LabNode
+from lab.topology import REAL_KUBELET, LabNode
 
 WAN_DEVICE, MANAGEMENT_DEVICE = "wan0", "mgmt0"
 _SLOTS = 250
@@ -94,7 +94,9 @@ def plan_network(slot: int, nodes: Sequence[LabNode]) -> LabNetwork:
             f"{_netns_prefix(slot)}{node.name}",
             f"198.19.{slot}.{i}",
             f"198.18.{slot}.{i}",
-            f"{_POD_BASE + (slot << _SLOT_BITS) + (i << _POD_BITS)}/{32 - _POD_BITS}" if node.kubelet == REAL else "",
+            f"{_POD_BASE + (slot << _SLOT_BITS) + (i << _POD_BITS)}/{32 - _POD_BITS}"
+            if node.kubelet == REAL_KUBELET
+            else "",
         )
         for i, node in enumerate(nodes, _FIRST_HOST)
     )

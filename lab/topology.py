@@ -17,8 +17,8 @@ from kubekit.durations import parse_duration
 from kubekit.errors import ConfigError, QuantityError
 from kubekit.settings import Section, convert, parse_yaml
 
-KWOK, REAL = "kwok", "real"
-KUBELETS = (KWOK, REAL)
+KWOK_KUBELET, REAL_KUBELET = "kwok", "real"
+KUBELET_KINDS = (KWOK_KUBELET, REAL_KUBELET)
 TOPOLOGY_DIR = Path(__file__).parent / "topologies"
 DEFAULT_TOPOLOGY = "four-zones"
 MAX_NODES = 200
@@ -68,7 +68,7 @@ class LabNode:
     memory: str
     pods: str
     nic_bps: int
-    kubelet: str = KWOK
+    kubelet: str = KWOK_KUBELET
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Topology:
     @property
     def real_nodes(self) -> tuple[LabNode, ...]:
         """Nodes with a real kubelet."""
-        return tuple(node for node in self.nodes if node.kubelet == REAL)
+        return tuple(node for node in self.nodes if node.kubelet == REAL_KUBELET)
 
     def with_kubelets(self, kubelet: str) -> Topology:
         """Return the topology with this kind of kubelet on all nodes."""
@@ -125,7 +125,7 @@ class _Defaults(Section, frozen=True):
     memory: str | int = "16Gi"
     pods: str | int = "110"
     nic: str | int = "1G"
-    kubelet: str = KWOK
+    kubelet: str = KWOK_KUBELET
 
 
 class _ZoneSection(Section, frozen=True):
@@ -227,8 +227,8 @@ class _TopologyReader:
         resources = ("cpu", "memory", "pods", "nic")
         amounts = {name: self._read_quantity(*self._find_setting(path, node, name)) for name in resources}
         field, kubelet = self._find_setting(path, node, "kubelet")
-        if kubelet not in KUBELETS:
-            raise self._make_error(field, f"{kubelet!r} is unknown", f"write one of {', '.join(KUBELETS)}")
+        if kubelet not in KUBELET_KINDS:
+            raise self._make_error(field, f"{kubelet!r} is unknown", f"write one of {', '.join(KUBELET_KINDS)}")
         return LabNode(
             node.name,
             region,

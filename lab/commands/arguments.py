@@ -10,7 +10,7 @@ from rich.console import Console
 
 from kubekit.errors import ConfigError
 from lab.progress import ProgressPrinter
-from lab.topology import DEFAULT_TOPOLOGY, KUBELETS, REAL, TOPOLOGY_DIR, Topology, load_topology
+from lab.topology import DEFAULT_TOPOLOGY, KUBELET_KINDS, TOPOLOGY_DIR, Topology, load_topology
 
 DEFAULT_NAME = "lab"
 
@@ -43,17 +43,17 @@ def add_topology(parser: argparse.ArgumentParser) -> None:
 def add_nodes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nodes",
-        choices=KUBELETS,
+        choices=KUBELET_KINDS,
         help="kubelets of all nodes: real, with containerd (needs root), or simulated by kwok; default: as in the topology",
     )
 
 
 def make_progress_printer() -> ProgressPrinter:
-    """Return a function that prints a line to stderr, with the seconds since this call."""
-    started, console = time.monotonic(), Console(stderr=True)
+    """Return a function that prints a line to stderr, with the seconds since it was made."""
+    started_s, console = time.monotonic(), Console(stderr=True)
 
     def print_progress(text: str) -> None:
-        console.print(f"[dim]{time.monotonic() - started:6.1f} s[/]  {text}", highlight=False, soft_wrap=True)
+        console.print(f"[dim]{time.monotonic() - started_s:6.1f} s[/]  {text}", highlight=False, soft_wrap=True)
 
     return print_progress
 
@@ -61,7 +61,7 @@ def make_progress_printer() -> ProgressPrinter:
 def read_topology(text: str, kubelets: str | None = None) -> Topology | None:
     """Read the topology of ``--topology`` and ``--nodes``. Raises ConfigError if it is invalid."""
     if text == "none":
-        if kubelets == REAL:
+        if kubelets is not None:
             raise ConfigError("--nodes", "the topology has no nodes", "leave out `--topology none`")
         return None
     topology = load_topology(text)

@@ -28,7 +28,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stop the lab and remove its files. Succeeds also if the lab does not exist."""
+    """Stop the lab and remove its files. Also succeeds if the lab does not exist."""
     paths = lab_paths(args.name)
     pid = find_running_pid(paths)
     if pid is not None:
@@ -36,8 +36,8 @@ def run(args: argparse.Namespace) -> int:
     with lock_lab(paths):
         has_leftovers = paths.state_dir.exists()
         killed_count = reclaim(paths)
-    paths.supervisor_log.unlink(missing_ok=True)
-    shutil.rmtree(paths.kept_logs, ignore_errors=True)
+        paths.supervisor_log.unlink(missing_ok=True)
+        shutil.rmtree(paths.kept_logs, ignore_errors=True)
     outcome = "ended" if pid is not None else "cleaned up" if has_leftovers else "absent"
     if args.json:
         arguments.print_json({"name": args.name, "outcome": outcome, "killed_processes": killed_count})
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _stop_process(paths: LabPaths, pid: int) -> None:
-    """Send SIGTERM, after 45 s SIGKILL; return when the process has released the lab's lock."""
+    """Send SIGTERM, and SIGKILL after `_STOP_TIMEOUT_S`; return when the process has released the lab's lock."""
     _send_signal(pid, signal.SIGTERM)
     if _wait_until_ended(paths):
         return
@@ -59,9 +59,9 @@ def _stop_process(paths: LabPaths, pid: int) -> None:
 
 
 def _wait_until_ended(paths: LabPaths) -> bool:
-    """Wait up to 45 s for the end of the lab's process; return whether it has ended."""
-    deadline = time.monotonic() + _STOP_TIMEOUT_S
-    while (is_running := find_running_pid(paths) is not None) and time.monotonic() < deadline:
+    """Wait up to `_STOP_TIMEOUT_S`; return whether the process has released the lab's lock."""
+    deadline_s = time.monotonic() + _STOP_TIMEOUT_S
+    while (is_running := find_running_pid(paths) is not None) and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
     return not is_running
 

@@ -18,6 +18,7 @@ from lab.paths import write_atomically
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 _CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 _LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
+DEFAULT_REGISTRY = "docker.io"
 ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
 """This machine's architecture, as Kubernetes and image manifests name it."""
 
@@ -32,12 +33,12 @@ class ImageReference:
 
     @classmethod
     def parse(cls, text: str) -> ImageReference:
-        """Parse a name as containerd does: without a registry it is in ``docker.io``, and without a folder there in ``library``."""
+        """Parse a name as containerd does: without a registry it is in ``docker.io``, and there, without a slash, in ``library``."""
         path, _, tag = text.rpartition(":") if ":" in text.rpartition("/")[2] else (text, "", "latest")
         first, slash, rest = path.partition("/")
         if slash and ("." in first or ":" in first or first == "localhost"):
             return cls(first, rest, tag)
-        return cls("docker.io", path if slash else f"library/{path}", tag)
+        return cls(DEFAULT_REGISTRY, path if slash else f"library/{path}", tag)
 
 
 class ImageStore:
@@ -67,7 +68,7 @@ class ImageStore:
                 entry = tarfile.TarInfo(folder)
                 entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
                 layer.addfile(entry)
-            layer.add(program, arcname=entrypoint.lstrip("/"))
+            layer.add(program, arcname=entrypoint.lstrip("/"))  # containerd creates its folders
         layer_data = buffer.getvalue()
         layer_digest = self._write_blob(layer_data)
         config = {
@@ -92,6 +93,7 @@ class ImageStore:
         for blob in (layout / "blobs" / "sha256").iterdir():
             target = self.folder / "blobs" / blob.name
             if not target.exists():
+                target.unlink(missing_ok=True)  # a link into a build that was removed
                 target.symlink_to(blob)
         self._write_tag(name, digest)
 

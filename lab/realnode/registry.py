@@ -14,13 +14,11 @@ from aiohttp import web
 
 from kubekit import logs
 from kubekit.runtime import run_program
-from lab.realnode.images import MANIFEST_TYPE, ImageReference, ImageStore
-
-_DEFAULT_REGISTRY = "docker.io"
+from lab.realnode.images import DEFAULT_REGISTRY, MANIFEST_TYPE, ImageReference, ImageStore
 
 
 class Registry:
-    """Answers requests for images of a store, to which images may be added meanwhile."""
+    """Answers requests for images of a store. Each request reads the store's folder, so images may be added meanwhile."""
 
     def __init__(self, store: ImageStore) -> None:
         self._store = store
@@ -41,8 +39,9 @@ class Registry:
         if ":" in reference:
             return self._build_file_response(reference, MANIFEST_TYPE)
         # This registry is the mirror of all registries; ``ns`` names the one that containerd asks for.
-        registry = request.query.get("ns", _DEFAULT_REGISTRY)
+        registry = request.query.get("ns", DEFAULT_REGISTRY)
         tag_file = self._store.tag_path(ImageReference(registry, request.match_info["repository"], reference))
+        # A tag of ``..`` would leave the folder.
         if not tag_file.resolve().is_relative_to(self._store.folder.resolve() / "tags") or not tag_file.is_file():
             return _build_error_response(
                 "MANIFEST_UNKNOWN", f"this lab has no image {registry}/{request.match_info['repository']}:{reference}"

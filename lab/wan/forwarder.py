@@ -1,7 +1,7 @@
 """Forwards packets between the nodes' TUN devices when they are due.
 
-For exact delays, the forwarder waits with select(), whose timeout has microseconds (that of epoll has milliseconds), and requests the
-smallest timer slack and a real-time priority.
+For exact delays, the forwarder waits with select(), whose timeout has microseconds (that of epoll has milliseconds), for the epoll
+descriptor of all devices, and requests the smallest timer slack and a real-time priority.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ class Forwarder:
             self._write_packets(queue.pop_due(clock()))
             due_s = queue.next_due_s()
             wait_s = _IDLE_S if due_s is None else max(0.0, due_s - clock())
-            # select() waits for the epoll descriptor, so that the number of devices has no limit.
             readable, _, _ = select.select([poll.fileno()], [], [], wait_s)
             if readable:
                 for fd, _ in poll.poll(0):
@@ -86,7 +85,7 @@ class Forwarder:
 
     def _write_packets(self, packets: list[tuple[int, bytes]]) -> None:
         for target, packet in packets:
-            # A device drops packets while its queue is full or the device is down.
+            # The packet is lost, as on a real network, while the device's queue is full or the device is down.
             with suppress(OSError):
                 os.write(self._devices[target], packet)
 
@@ -100,7 +99,7 @@ class Routes:
 
     def __init__(self, ranges: Sequence[Sequence[str]]) -> None:
         # Number of host bits -> network part of an address -> index of the node.
-        self._nodes_by_prefix: dict[int, dict[int, int]] = {0: {}}
+        self._nodes_by_prefix: dict[int, dict[int, int]] = {}
         for index, texts in enumerate(ranges):
             for network in map(ipaddress.IPv4Network, texts):
                 host_bits = network.max_prefixlen - network.prefixlen

@@ -23,7 +23,7 @@ from lab.credentials import credentials_dir
 from lab.netperf_install import find_netperf_if_available
 from lab.polling import poll_until
 from netperf.contract import NETAWARE_NAMESPACE
-from tests.bench.control_plane import control_plane
+from tests.bench.control_plane import bench_control_plane
 from tests.bench.figures import Figures, make_figure
 from tests.integration.agent.agents import Agent, create_pod, report_pod_address, running_agent
 from tests.integration.agent.pods_on_node import NETWORK, NodePod, node_pod, run_bench, run_command
@@ -50,7 +50,7 @@ def measure() -> Figures:
 
 async def _start_enforcing_agent(stack: AsyncExitStack) -> tuple[Agent, list[NodePod]]:
     """Start an agent, and wait until it has enforced the limits of all pods."""
-    plane, client = await stack.enter_async_context(control_plane(NETAWARE_NAMESPACE, components=()))
+    plane, client = await stack.enter_async_context(bench_control_plane(NETAWARE_NAMESPACE, components=()))
     pods = [stack.enter_context(node_pod(number, adopt_uid=True)) for number in range(PODS_ON_NODE)]
     await _populate(client, pods)
     agent = await stack.enter_async_context(_running_agent(plane))

@@ -7,7 +7,7 @@ import asyncio
 from lab.controlplane import ControlPlane
 from lab.polling import poll_until
 from netperf.contract import NETAWARE_NAMESPACE
-from tests.bench.control_plane import control_plane
+from tests.bench.control_plane import bench_control_plane
 from tests.bench.figures import Figures, make_figure
 from tests.integration.controller.harness import Replica
 from tests.scale.populate import make_node, make_running_pod
@@ -24,7 +24,7 @@ def measure() -> Figures:
 
 
 async def _measure() -> Figures:
-    async with control_plane(NETAWARE_NAMESPACE, components=()) as (plane, _):
+    async with bench_control_plane(NETAWARE_NAMESPACE, components=()) as (plane, _):
         node_names = [f"node-{i:05}" for i in range(NODES)]
         nodes = (make_node(name, zone=i % ZONES, number=i) for i, name in enumerate(node_names))
         # etcd's key of nodes has their former name.

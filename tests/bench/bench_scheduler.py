@@ -31,7 +31,7 @@ from kubekit.http import Server
 from kubekit.runtime import compact_memory
 from tests.bench.figures import Figures, make_figure
 from tests.support.bodies import make_random_weight
-from tests.unit.controller.scheduler_objects import make_node, make_pod, make_state, make_weighted_topology
+from tests.unit.controller.scheduler_objects import make_node, make_pod, make_state, make_topology_with_weights
 
 EXAMPLE = Path(__file__).parents[2] / "manifests" / "examples" / "online-boutique" / "appgroup.yaml"
 NODES, SCHEDULER_WORKERS = 10_000, 16
@@ -72,7 +72,7 @@ def make_large_state() -> State:
     weight = make_random_weight([f"zone-{z:02d}" for z in range(ZONES)], [f"region-{r}" for r in range(REGIONS)])
     pods = [make_pod(f"P{i}", node_name(i * 7 % NODES), name=f"p{i}", group="online-boutique") for i in range(2, 12)]
     return make_state(
-        SchedulerConfig(), *nodes, msgspec.convert(group, AppGroup), make_weighted_topology(weight), *pods
+        SchedulerConfig(), *nodes, msgspec.convert(group, AppGroup), make_topology_with_weights(weight), *pods
     )
 
 

@@ -21,7 +21,7 @@ MAX_CONCURRENT_REQUESTS = 12
 
 
 @asynccontextmanager
-async def control_plane(name: str, **options: Any) -> AsyncIterator[tuple[ControlPlane, Client]]:
+async def bench_control_plane(name: str, **options: Any) -> AsyncIterator[tuple[ControlPlane, Client]]:
     """A control plane with our CustomResourceDefinitions and a namespace."""
     with tempfile.TemporaryDirectory() as folder:
         async with (
@@ -34,16 +34,16 @@ async def control_plane(name: str, **options: Any) -> AsyncIterator[tuple[Contro
             yield plane, client
 
 
-async def create_ready_node(client: Client, name: str, zone: str, region: str, amounts: Mapping[str, str]) -> Node:
+async def create_ready_node(client: Client, name: str, zone: str, region: str, capacity: Mapping[str, str]) -> Node:
     """Create a node that is Ready without a kubelet."""
     labels = {ZONE_LABEL: zone, REGION_LABEL: region, "kubernetes.io/hostname": name}
-    status = {"capacity": amounts, "allocatable": amounts, "conditions": [{"type": "Ready", "status": "True"}]}
+    status = {"capacity": capacity, "allocatable": capacity, "conditions": [{"type": "Ready", "status": "True"}]}
     await client.create(NODES, {"metadata": {"name": name, "labels": labels}, "status": status}, Node)
     # Admission taints every new node, and no node controller runs here.
     return await client.patch(NODES, name, {"spec": {"taints": None}}, Node, patch_type=MERGE_PATCH)
 
 
-async def gather_in_batches(requests: list[Coroutine[Any, Any, Any]]) -> list[Any]:
+async def gather_limited(requests: list[Coroutine[Any, Any, Any]]) -> list[Any]:
     """Run requests, at most `MAX_CONCURRENT_REQUESTS` at once; return their results in order."""
     semaphore = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
 

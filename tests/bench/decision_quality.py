@@ -1,7 +1,7 @@
 """Compares placements of whole groups by the real kube-scheduler with the brute-force optimum.
 
 Run by hand (minutes): ``python tests/bench/decision_quality.py --cases 200``. Each random group has 5 to 9 workloads
-with 1 to 3 replicas and 3 to 6 zones of one node, which its pods select by a label. All groups are scheduled at once by
+with 1 to 3 replicas, and its own 3 to 6 zones of one node; a node selector ties its pods to them. All groups are scheduled at once by
 the default scheduler, by upstream's rule in each of the six orders, and by ours in both modes.
 """
 
@@ -26,23 +26,22 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from controller.appgroups.order import ALGORITHMS
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.crds import APPGROUPS
-from controller.cluster.pods import GATE, Pod
+from controller.cluster.pods import GATE, PlacementMode, Pod
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.placement.planner import plan_group
 from kubekit.client import Client
-from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Node, Object
-from lab.controlplane import ControlPlane, object_exists
-from lab.nodes import is_usable
-from lab.polling import poll_until
-from tests.bench.control_plane import control_plane, delete_pods_and_groups, gather_in_batches
-from tests.integration.conftest import make_node
+from kubekit.wire import PODS, SERVICE_ACCOUNTS, Object
+from lab.controlplane import ControlPlane
+from netperf.contract import REGION_LABEL
+from netperf.histogram import nearest_rank
+from tests.bench.control_plane import bench_control_plane, create_ready_node, delete_pods_and_groups, gather_limited
 from tests.integration.scheduler.harness import PROFILE, PodNamespace
-from tests.support.scheduling import run_leader, serve_extender
+from tests.support.scheduling import run_gating_controller, serve_extender
 from tests.unit.controller import groups
 
-NAMESPACE, CASE_LABEL = "quality", "netaware.io/case"
-QUIET_S, TIMEOUT_S = 12.0, 600.0
-"""Placement ends after this time without a binding, and after this time at the latest."""
+NAMESPACE = "quality"
+QUIET_S = 12.0  # Placement ends after this time without a binding,
+TIMEOUT_S = 600.0  # and after this time in any case.
 VIOLATION_COST = 10**6
 """Cost of a violation in the search of the optimum, so that fewer violations are always cheaper."""
 
@@ -50,7 +49,7 @@ VIOLATION_COST = 10**6
 class Mode(msgspec.Struct, frozen=True):
     name: str
     algorithm: str = "KahnSort"
-    config: SchedulerConfig | None = None
+    config: SchedulerConfig | None = None  # None: the default scheduler alone, without extender and gates
 
 
 def list_modes() -> list[Mode]:
@@ -61,20 +60,21 @@ def list_modes() -> list[Mode]:
     parity = SchedulerConfig(parity="upstream", network_overhead=rules, gates=gates)
     modes = [Mode("default scheduler")]
     modes += [Mode(f"upstream's rule, {algorithm}", algorithm, parity) for algorithm in ALGORITHMS]
-    for placement in ("extender", "affinity"):
-        config = msgspec.convert({"placement": placement}, SchedulerConfig)
-        config = msgspec.structs.replace(config, network_overhead=rules, gates=gates)
+    placements: tuple[PlacementMode, ...] = ("extender", "affinity")
+    for placement in placements:
+        config = SchedulerConfig(placement=placement, network_overhead=rules, gates=gates)
         modes.append(Mode(f"ours, by {placement}", "KahnSort", config))
     return modes
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Results of a mode.
+    """Results of a mode, for the groups that can be placed without a violation.
 
     Attributes:
         cost_ratios: cost of each placed group over the optimum.
-        violating_groups: number of groups with avoidable violations.
+        violating_groups: number of groups with violations.
         pending_groups: number of groups with pending pods.
+        duration_s: time to place all groups, also the others.
     """
 
     cost_ratios: list[float]
@@ -96,9 +96,10 @@ def price_placement(case: groups.GroupCase, counts_by_workload: Sequence[Sequenc
 
 
 def find_optimum(case: groups.GroupCase, upper_bound: tuple[int, int]) -> tuple[int, int]:
-    """Fewest violations, then the lowest cost, over all placements that fit; ``upper_bound`` is that of one of them.
+    """Fewest violations, then the lowest cost, over all placements that fit.
 
-    Callers must have lower numbers than their callees, so that placed workloads have all callers of the next one.
+    ``upper_bound`` has the violations and the cost of one of these placements. Callers must have lower numbers than
+    their callees, so that placed workloads have all callers of the next one.
     """
     zones = range(len(case.slots))
     # By number of replicas: all ways to spread them, as pods per zone.
@@ -136,8 +137,9 @@ def find_optimum(case: groups.GroupCase, upper_bound: tuple[int, int]) -> tuple[
 def _cost_of_next_pod(case: groups.GroupCase, placed: Sequence[Sequence[int]]) -> list[int]:
     """By zone, the cost of a pod of the next workload, which placed workloads call."""
     cost_by_zone = [0] * len(case.slots)
-    for caller, callee, limit in case.edges:
-        for caller_zone, count in enumerate(placed[caller] if callee == len(placed) else ()):
+    edges_to_next = [(caller, limit) for caller, callee, limit in case.edges if callee == len(placed)]
+    for caller, limit in edges_to_next:
+        for caller_zone, count in enumerate(placed[caller]):
             for zone, cost in enumerate(case.cost[caller_zone]):
                 cost_by_zone[zone] += count * (cost + VIOLATION_COST * (cost > limit))
     return cost_by_zone
@@ -145,30 +147,23 @@ def _cost_of_next_pod(case: groups.GroupCase, placed: Sequence[Sequence[int]]) -
 
 @asynccontextmanager
 async def start_cluster(cases: list[groups.GroupCase]) -> AsyncIterator[tuple[ControlPlane, Client]]:
-    """A control plane with kwok, and nodes and costs of all groups."""
-    async with control_plane(NAMESPACE) as (plane, client):
-        await plane.start_kwok()
-        await poll_until(lambda: object_exists(client, SERVICE_ACCOUNTS, "default", NAMESPACE))
-        await gather_in_batches([create_nodes(client, number, case) for number, case in enumerate(cases)])
-        await poll_until(lambda: are_nodes_usable(client))
+    """A control plane with the nodes and costs of all groups; each group has a region."""
+    async with bench_control_plane(NAMESPACE, components=()) as (plane, client):
+        await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default"}}, Object, namespace=NAMESPACE)
+        await gather_limited([create_nodes(client, f"g{number}", case) for number, case in enumerate(cases)])
         await set_costs_of(client, cases)
         yield plane, client
 
 
-async def are_nodes_usable(client: Client) -> bool:
-    return all(map(is_usable, await client.list(NODES, Node)))
-
-
-async def create_nodes(client: Client, number: int, case: groups.GroupCase) -> None:
+async def create_nodes(client: Client, region: str, case: groups.GroupCase) -> None:
     for zone, slots in enumerate(case.slots):
-        name, labels = f"c{number}-z{zone}", {CASE_LABEL: str(number)}
-        node = make_node(name, zone=name, region="r", capacity={"cpu": str(slots)}, labels=labels)
-        await client.create(NODES, node, Node)
+        name = f"{region}-z{zone}"
+        await create_ready_node(client, name, name, region, {"cpu": str(slots), "pods": "110"})
 
 
 async def set_costs_of(client: Client, cases: list[groups.GroupCase]) -> None:
     costs = {
-        (f"c{number}-z{origin}", f"c{number}-z{destination}"): cost
+        (f"g{number}-z{origin}", f"g{number}-z{destination}"): cost
         for number, case in enumerate(cases)
         for origin, row in enumerate(case.cost)
         for destination, cost in enumerate(row)
@@ -190,7 +185,7 @@ async def create_group(client: Client, mode: Mode, number: int, case: groups.Gro
                 workload=f"w{workload}",
                 scheduler=scheduler,
                 requests={"cpu": "1"},
-                nodeSelector={CASE_LABEL: str(number)},
+                nodeSelector={REGION_LABEL: f"g{number}"},
                 schedulingGates=gates,
             )
 
@@ -203,10 +198,10 @@ async def run_mode(
         url = None
         if mode.config is not None:
             url = await stack.enter_async_context(serve_extender(client, mode.config, namespace=NAMESPACE))
-            await stack.enter_async_context(run_leader(client, mode.config, namespace=NAMESPACE))
+            await stack.enter_async_context(run_gating_controller(client, mode.config, namespace=NAMESPACE))
         scheduler = await plane.start_scheduler(name=f"scheduler-{time.time_ns()}", extender_url=url)
         try:
-            await gather_in_batches([create_group(client, mode, number, case) for number, case in enumerate(cases)])
+            await gather_limited([create_group(client, mode, number, case) for number, case in enumerate(cases)])
             return await wait_until_placed(client)
         finally:
             await plane.programs.stop(scheduler)
@@ -214,14 +209,15 @@ async def run_mode(
 
 async def wait_until_placed(client: Client) -> dict[int, list[Pod]]:
     """Wait until all pods are bound, or none has been bound for a while."""
-    started = last_bound_s = time.monotonic()
-    bound_count = -1
+    started_s = last_bound_s = time.monotonic()
+    previous_count = 0
     while True:
         pods = await client.list(PODS, Pod, namespace=NAMESPACE)
-        old_count, bound_count = bound_count, sum(bool(pod.spec.node_name) for pod in pods)
+        bound_count = sum(bool(pod.spec.node_name) for pod in pods)
         now_s = time.monotonic()
-        last_bound_s = now_s if bound_count != old_count else last_bound_s
-        if bound_count == len(pods) or now_s - last_bound_s > QUIET_S or now_s - started > TIMEOUT_S:
+        if bound_count != previous_count:
+            previous_count, last_bound_s = bound_count, now_s
+        if bound_count == len(pods) or now_s - last_bound_s > QUIET_S or now_s - started_s > TIMEOUT_S:
             break
         await asyncio.sleep(0.5)
     pods_by_case: dict[int, list[Pod]] = defaultdict(list)
@@ -236,7 +232,9 @@ def compare_with_optimum(
     """Compare placements with the optima, each the numbers of violations and the cost of a case."""
     cost_ratios: list[float] = []
     violating_groups = pending_groups = 0
-    for number, case in enumerate(cases):
+    for number, (case, (optimal_violations, optimal_cost)) in enumerate(zip(cases, optima, strict=True)):
+        if optimal_violations:
+            continue
         pods = pods_by_case.get(number, [])
         if len(pods) < sum(case.replicas) or not all(pod.spec.node_name for pod in pods):
             pending_groups += 1
@@ -244,11 +242,10 @@ def compare_with_optimum(
         counts_by_workload = []
         for workload in range(len(case.replicas)):
             replicas_by_node = Counter(p.spec.node_name for p in pods if p.workload == f"w{workload}")
-            counts_by_workload.append(tuple(replicas_by_node[f"c{number}-z{zone}"] for zone in range(len(case.slots))))
+            counts_by_workload.append(tuple(replicas_by_node[f"g{number}-z{zone}"] for zone in range(len(case.slots))))
         violations, cost = price_placement(case, counts_by_workload)
-        if optima[number][0] == 0:
-            violating_groups += violations > 0
-            cost_ratios.append(cost / max(optima[number][1], 1))
+        violating_groups += violations > 0
+        cost_ratios.append(cost / max(optimal_cost, 1))
     return Outcome(cost_ratios, violating_groups, pending_groups, duration_s)
 
 
@@ -264,7 +261,7 @@ def format_table(cases: int, clean_cases: int, outcomes: dict[str, Outcome]) -> 
 
 def format_row(name: str, outcome: Outcome) -> str:
     ratios = sorted(outcome.cost_ratios) or [float("nan")]
-    p95 = ratios[min(int(len(ratios) * 0.95), len(ratios) - 1)]
+    p95 = ratios[nearest_rank(95, len(ratios)) - 1]
     placed = f"{statistics.median(ratios):.2f} | {p95:.2f} | {outcome.violating_groups} | {outcome.pending_groups}"
     return f"| {name} | {placed} | {outcome.duration_s:.0f} |"
 
@@ -288,9 +285,9 @@ async def main() -> None:
     async with start_cluster(cases) as (plane, client):
         for mode in list_modes():
             if args.only in mode.name:
-                started = time.monotonic()
+                started_s = time.monotonic()
                 pods_by_case = await run_mode(plane, client, mode, cases)
-                outcome = compare_with_optimum(cases, optima, pods_by_case, time.monotonic() - started)
+                outcome = compare_with_optimum(cases, optima, pods_by_case, time.monotonic() - started_s)
                 outcomes[mode.name] = outcome
                 print(format_row(mode.name, outcome), file=sys.stderr, flush=True)
                 await delete_pods_and_groups(client, NAMESPACE)

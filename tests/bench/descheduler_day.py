@@ -33,7 +33,7 @@ from kubekit.reflector import Reflector
 from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Object, Resource
 from lab.scheduler_config import build_scheduler_config
 from netperf.contract import HOT_TAINT
-from tests.bench.control_plane import control_plane, create_ready_node, gather_in_batches
+from tests.bench.control_plane import bench_control_plane, create_ready_node, gather_limited
 from tests.bench.figures import Figures, make_figure
 from tests.support.descheduler_builders import (
     DeschedulerConfig,
@@ -160,7 +160,7 @@ class Day:
                     body = self._make_replica_set(workload)
                     await self._client.create(REPLICA_SETS, body, Object, namespace=self.namespace)
                 replicas = [(workload, index) for workload in self.workloads for index in range(len(workload.factors))]
-                await gather_in_batches([self._create_pod(*replica, START_S - 3600) for replica in replicas])
+                await gather_limited([self._create_pod(*replica, START_S - 3600) for replica in replicas])
                 await self._wait_until_bound(list(self._replica_by_pod))
                 yield
         finally:
@@ -341,7 +341,7 @@ async def run_days(seeds: list[int]) -> list[DayFigures]:
     """Simulate all days, one after the other, on one control plane."""
     settings = msgspec.convert({"policy": POLICY}, DeschedulerConfig).resolve()
     days, amounts = [], {"cpu": str(CORES), "memory": f"{GIB}Gi", "pods": "110"}
-    async with control_plane("day", components=()) as (plane, client):
+    async with bench_control_plane("day", components=()) as (plane, client):
         nodes = [
             await create_ready_node(client, name, f"z{i % ZONES}", "r", amounts) for i, name in enumerate(NODE_NAMES)
         ]

@@ -32,10 +32,10 @@ from lab.controlplane import ControlPlane
 from lab.polling import poll_until
 from lab.scheduler_config import build_scheduler_config
 from netperf.contract import NETAWARE_NAMESPACE
-from tests.bench.control_plane import control_plane, create_ready_node, delete_pods_and_groups, gather_in_batches
+from tests.bench.control_plane import bench_control_plane, create_ready_node, delete_pods_and_groups, gather_limited
 from tests.support.bodies import make_appgroup_body, make_random_weight, make_topology_body
 from tests.support.controller_program import run_controller
-from tests.support.scheduling import running
+from tests.support.tasks import supervised_tasks
 
 NAMESPACE = "throughput"
 ZONES, REGIONS = 40, 4
@@ -58,13 +58,13 @@ OWNER = {
 @asynccontextmanager
 async def start_cluster(nodes: int) -> AsyncIterator[tuple[ControlPlane, Client]]:
     """Start a control plane with this number of nodes and a NetworkTopology; yields it with its client."""
-    async with control_plane(NAMESPACE, components=()) as (plane, client):
+    async with bench_control_plane(NAMESPACE, components=()) as (plane, client):
         await client.create(NAMESPACES, {"metadata": {"name": NETAWARE_NAMESPACE}}, Object)
         account = {"metadata": {"name": "default"}}
         await client.create(SERVICE_ACCOUNTS, account, Object, namespace=NAMESPACE)
         amounts = {"cpu": "32", "memory": "128Gi", "pods": "110"}
         locations = [(f"z{i % ZONES:02d}", f"r{i % ZONES % REGIONS}") for i in range(nodes)]
-        await gather_in_batches(
+        await gather_limited(
             [create_ready_node(client, f"node-{i:05d}", *location, amounts) for i, location in enumerate(locations)]
         )
         weight = make_random_weight([f"z{i:02d}" for i in range(ZONES)], [f"r{i}" for i in range(REGIONS)])
@@ -109,7 +109,7 @@ def make_pod(group: str, workload: str, mode: Mode, planned_pods: PlannedPods) -
 @asynccontextmanager
 async def watch_pods(client: Client) -> AsyncIterator[Reflector[Pod]]:
     reflector: Reflector[Pod] = Reflector(client, PODS, Pod, namespace=NAMESPACE)
-    async with running({"pods": reflector.run()}):
+    async with supervised_tasks({"pods": reflector.run()}):
         await reflector.synced.wait()
         yield reflector
 
@@ -128,7 +128,7 @@ async def run_mode(
     plane: ControlPlane, client: Client, mode: Mode, percentage: int, pod_count: int, planned_pods: PlannedPods
 ) -> tuple[float, PlannedPods]:
     """Create, bind and delete all pods; returns pods bound per second, and the bound pods by name."""
-    await gather_in_batches([create_group(client, i, mode, planned_pods) for i in range(pod_count // GROUP_SIZE)])
+    await gather_limited([create_group(client, i, mode, planned_pods) for i in range(pod_count // GROUP_SIZE)])
     async with AsyncExitStack() as stack:
         pods = await stack.enter_async_context(watch_pods(client))
         url = None

@@ -31,7 +31,7 @@ from tests.chaos.faults import Fault, FaultTargets, draw_faults
 from tests.chaos.health import STABLE_S, HealthMonitor, find_leaks, read_usage
 from tests.chaos.injector import FaultInjector
 from tests.chaos.workload import Workload
-from tests.support.scheduling import running
+from tests.support.tasks import supervised_tasks
 
 SECOND_CONTROLLER = "controller-2"
 _POLICY = Path(__file__).parent / "audit-policy.yaml"
@@ -167,12 +167,12 @@ async def run_chaos(topology: Topology, *, name: str, seed: int, minutes: float,
 
 async def _run_faults(run: ChaosRun, seed: int, minutes: float, audit_log: Path) -> ChaosReport:
     faults = draw_faults(seed, duration_s=minutes * 60, targets=run.targets)
-    async with running({"health": run.health.run(), "restarts": run.injector.restart_ended_programs()}):
+    async with supervised_tasks({"health": run.health.run(), "restarts": run.injector.restart_ended_programs()}):
         if not await run.wait_until_healthy(_START_TIMEOUT_S):
             raise BootError(
                 f"not healthy before the first fault: {'; '.join(run.health.problems) or 'costs are missing'}"
             )
-        async with running({"workload": run.workload.run()}):
+        async with supervised_tasks({"workload": run.workload.run()}):
             await asyncio.sleep(STABLE_S)
             usage_before = read_usage(run.lab)
             log.info("%s faults of seed %s in %g minutes", len(faults), seed, minutes)

@@ -43,14 +43,10 @@ CONTROLLER_CONFIG = {
         "limits": {"usageLagS": 5},
     },
 }
-HELPED = 'netaware_descheduler_moves_evaluated_total{outcome="helped",strategy="NetworkMisplacement"}'
+EVICTIONS = "netaware_descheduler_evictions_total"
+HELPED_MOVES = 'netaware_descheduler_moves_evaluated_total{outcome="helped",strategy="NetworkMisplacement"}'
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-async def read_cost(client: Client) -> int | None:
-    """The cost between `ZONES`; None before they are measured."""
-    return zone_costs_of((await get_network_topology(client)).weight(NETPERF_COSTS)).get(ZONES)
 
 
 async def find_node(client: Client, workload: str) -> str:
@@ -64,7 +60,7 @@ def make_labels(workload: str) -> dict[str, str]:
     return {APPGROUP_LABEL: SHOP, WORKLOAD_LABEL: workload}
 
 
-async def read_metric(controller_url: str, name: str = "netaware_descheduler_evictions_total") -> float:
+async def read_metric(controller_url: str, name: str) -> float:
     """Return the sum of the controller's samples whose text starts with ``name``."""
     timeout = aiohttp.ClientTimeout(total=5)
     async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{controller_url}/metrics") as response:
@@ -72,15 +68,15 @@ async def read_metric(controller_url: str, name: str = "netaware_descheduler_evi
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
-async def deploy(client: Client) -> None:
+async def deploy_shop(client: Client) -> None:
     """Create an AppGroup: web, which starts in z2, depends on db, which must be in z1. Both use 0.2 cores."""
     await client.create(NAMESPACES, {"metadata": {"name": SHOP}}, Object)
     await poll_until(partial(object_exists, client, SERVICE_ACCOUNTS, "default", SHOP), "its service account", 30)
     await PodNamespace(client, SHOP).create_group({"web": {"db": MAX_COST}, "db": {}}, name=SHOP)
-    profile = {"schedulerName": "network-aware-scheduler"}
-    in_zone = {**profile, "nodeSelector": {ZONE_LABEL: ZONES[0]}}
+    scheduler = {"schedulerName": "network-aware-scheduler"}
+    in_zone = {**scheduler, "nodeSelector": {ZONE_LABEL: ZONES[0]}}
     await create_bound_replica_set(client, SHOP, "db", 0.2, ["n1"], labels=make_labels("db"), **in_zone)
-    await create_bound_replica_set(client, SHOP, "web", 0.2, ["n3"], labels=make_labels("web"), **profile)
+    await create_bound_replica_set(client, SHOP, "web", 0.2, ["n3"], labels=make_labels("web"), **scheduler)
 
 
 @pytest.mark.usefixtures("require_lab_privileges")
@@ -90,10 +86,10 @@ async def test_a_pod_moves_when_latency_to_its_dependency_rises_and_stays_when_i
     async with context as (lab, installation, client):
 
         async def is_near() -> bool:
-            cost = await read_cost(client)
-            return cost is not None and cost <= MAX_COST
+            cost_by_pair = zone_costs_of((await get_network_topology(client)).weight(NETPERF_COSTS))
+            return ZONES in cost_by_pair and cost_by_pair[ZONES] <= MAX_COST
 
-        async def do_both_run() -> bool:
+        async def are_both_running() -> bool:
             return bool(await find_node(client, "web") and await find_node(client, "db"))
 
         async def has_moved() -> bool:
@@ -101,19 +97,19 @@ async def test_a_pod_moves_when_latency_to_its_dependency_rises_and_stays_when_i
 
         original_link = lab.wan.read_links()[ZONES]
         await poll_until(is_near, "a cost within the limit", 90)
-        await deploy(client)
-        await poll_until(do_both_run, "both pods", 30)
+        await deploy_shop(client)
+        await poll_until(are_both_running, "both pods", 30)
         # Rounds of the descheduler in which a move would have become due.
         await asyncio.sleep(HOLD_S + 5)
-        assert await read_metric(installation.controller_url) == 0, "web is near enough"
+        assert await read_metric(installation.controller_url, EVICTIONS) == 0, "web is near enough"
 
-        started = time.monotonic()
+        started_s = time.monotonic()
         lab.wan.change_link(*ZONES, rtt_us=60_000.0)
         # Two rounds of probes, the time that the gain must last, and the pod's move.
         await poll_until(has_moved, "web in db's zone", 2 * ROUND_S + HOLD_S + 15)
-        assert time.monotonic() - started >= HOLD_S, "moved before the gain had lasted"
+        assert time.monotonic() - started_s >= HOLD_S, "moved before the gain had lasted"
         node = await find_node(client, "web")
-        assert await read_metric(installation.controller_url) == 1
+        assert await read_metric(installation.controller_url, EVICTIONS) == 1
         (event,) = [e for e in await client.list(EVENTS, Event, namespace=SHOP) if e.reason == "Descheduled"]
         assert event.note.startswith('Pod evicted from node "n3" by the reason "pod is misplaced, network cost(')
 
@@ -121,6 +117,6 @@ async def test_a_pod_moves_when_latency_to_its_dependency_rises_and_stays_when_i
         await poll_until(is_near, "a cost within the limit again", 60)
         # Time for the evaluation of the move, and for a move back.
         await asyncio.sleep(2 * HOLD_S)
-        assert await read_metric(installation.controller_url) == 1, "flapping"
+        assert await read_metric(installation.controller_url, EVICTIONS) == 1, "flapping"
         assert await find_node(client, "web") == node
-        assert await read_metric(installation.controller_url, HELPED) == 1
+        assert await read_metric(installation.controller_url, HELPED_MOVES) == 1

@@ -28,12 +28,13 @@ from tests.scale.figures import ControllerUsage, MetricsSnapshot, ScaleReport
 from tests.scale.populate import Sizes, zone_name
 from tests.scale.simulation import ClusterChanges, ZoneAgents
 from tests.support.etcd import create_client_context
-from tests.support.scheduling import running
+from tests.support.tasks import supervised_tasks
 
-# No kubelet renews Leases, which the node controller must not notice. The ttl controller would write to every node.
 _CONTROLLER_MANAGER_FLAGS = (
+    # No kubelet renews Leases, which the node controller must not notice.
     "--node-monitor-grace-period=600m",
     "--node-monitor-period=10s",
+    # The ttl controller would write to every node.
     "--controllers=*,-ttl-controller",
 )
 _WARM_UP_S, _USAGE_INTERVAL_S = 30.0, 5.0
@@ -42,7 +43,7 @@ _START_TIMEOUT_S = 600.0
 
 async def run_scale(sizes: Sizes, *, name: str, print_progress: ProgressPrinter) -> ScaleReport:
     """Measure a cluster of these sizes, and remove it. Raises LabError if a program does not start."""
-    started = time.monotonic()
+    started_s = time.monotonic()
     async with Lab.start(None, name=name, components=()) as lab, AsyncExitStack() as stack:
         plane = lab.control_plane
         manager = await plane.start_controller_manager(_CONTROLLER_MANAGER_FLAGS)
@@ -60,16 +61,16 @@ async def run_scale(sizes: Sizes, *, name: str, print_progress: ProgressPrinter)
         changes.deployments = await populate.create_groups(admin, sizes)
         agents = await _start_agents(lab, sizes, changes, stack)
         print_progress(
-            f"the cluster is complete after {time.monotonic() - started:.0f} s, and every zone pair has a first sample"
+            f"the cluster is complete after {time.monotonic() - started_s:.0f} s, and every zone pair has a first sample"
         )
-        # The costs of the start are not measured.
+        # The load of the start is not measured.
         await asyncio.sleep(_WARM_UP_S)
         before = await _take_metrics_snapshot(lab, admin, controller_url)
         for zone_agents in agents:
             zone_agents.plan_bytes = 0
-        await stack.enter_async_context(running({zone_agents.zone: zone_agents.probe() for zone_agents in agents}))
+        await stack.enter_async_context(supervised_tasks({agent.zone: agent.probe() for agent in agents}))
         if changes.deployments:
-            await stack.enter_async_context(running({"rollouts": changes.roll_out()}))
+            await stack.enter_async_context(supervised_tasks({"rollouts": changes.roll_out()}))
         duration_s = sizes.minutes * 60
         # The zone fails early enough to recover within the measurement.
         failure = changes.fail_zone(sizes.zones // 2, delay_s=duration_s / 3, duration_s=min(duration_s / 5, 300.0))
@@ -85,7 +86,7 @@ async def run_scale(sizes: Sizes, *, name: str, print_progress: ProgressPrinter)
 
 async def _start_programs(lab: Lab) -> str:
     """Start controller, extender and scheduler with the shipped configuration; returns the controller's URL."""
-    urls = [f"http://{LOOPBACK}:{port}" for port in find_free_ports(2)]
+    controller_url, extender_url = urls = [f"http://{LOOPBACK}:{port}" for port in find_free_ports(2)]
     for (name, account, verb), url in zip(CENTRAL_PROGRAMS, urls, strict=True):
         kubeconfig = await lab.control_plane.write_token_kubeconfig(NETAWARE_NAMESPACE, account, file_name=name)
         config = MANIFESTS / "base" / "controller" / "config.yaml"
@@ -93,8 +94,8 @@ async def _start_programs(lab: Lab) -> str:
     for url in urls:
         is_ready = partial(answers_ok, f"{url}/readyz", 5)
         await lab.programs.wait_until(is_ready, f"{url} to be ready", _START_TIMEOUT_S, every_s=0.5)
-    await lab.control_plane.start_scheduler(extender_url=urls[1])
-    return urls[0]
+    await lab.control_plane.start_scheduler(extender_url=extender_url)
+    return controller_url
 
 
 async def _start_agents(lab: Lab, sizes: Sizes, changes: ClusterChanges, stack: AsyncExitStack) -> list[ZoneAgents]:
@@ -104,7 +105,7 @@ async def _start_agents(lab: Lab, sizes: Sizes, changes: ClusterChanges, stack: 
     names = map(zone_name, range(sizes.zones))
     is_unreachable = changes.unreachable_zones.__contains__
     agents = [ZoneAgents(client, name, sizes.nodes_per_zone, is_unreachable) for name in names]
-    await stack.enter_async_context(running({zone_agents.zone: zone_agents.watch_plan() for zone_agents in agents}))
+    await stack.enter_async_context(supervised_tasks({agent.zone: agent.watch_plan() for agent in agents}))
     async with asyncio.timeout(_START_TIMEOUT_S):
         await asyncio.gather(*(zone_agents.write_first_results() for zone_agents in agents))
     return agents
@@ -112,8 +113,8 @@ async def _start_agents(lab: Lab, sizes: Sizes, changes: ClusterChanges, stack: 
 
 async def _record_usage(lab: Lab, duration_s: float) -> list[ControllerUsage]:
     """Read the controller's usage every `_USAGE_INTERVAL_S` for this time."""
-    started, usages = time.monotonic(), [_read_usage(lab)]
-    while (elapsed_s := time.monotonic() - started) < duration_s:
+    started_s, usages = time.monotonic(), [_read_usage(lab)]
+    while (elapsed_s := time.monotonic() - started_s) < duration_s:
         await asyncio.sleep(min(_USAGE_INTERVAL_S, duration_s - elapsed_s))
         lab.programs.check_running()
         usages.append(_read_usage(lab))

@@ -9,4 +9,6 @@ EXPECTED_ORDERS = {
     "AlternateKahn": "P1 P11 P10 P2 P9 P3 P8 P4 P7 P5 P6",
     "ReverseKahn": "P11 P2 P3 P4 P5 P6 P7 P8 P9 P10 P1",
     "TarjanSort": "P1 P10 P9 P8 P7 P5 P6 P4 P3 P2 P11",
+    "AlternateTarjan": "P1 P11 P10 P2 P9 P3 P8 P4 P7 P6 P5",
+    "ReverseTarjan": "P11 P2 P3 P4 P6 P5 P7 P8 P9 P10 P1",
 }

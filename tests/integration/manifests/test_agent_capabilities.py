@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,9 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.integration.agent.pods_on_node import NodePod, node_pod
+from tests.integration.agent.pods_on_node import NodePod, needs_root, node_pod
 from tests.integration.manifests.kubectl import MANIFESTS
 
+pytestmark = needs_root
 ROOT = MANIFESTS.parent
 IFB = "nawcapifb0"
 SCRIPT = Path(__file__).with_name("limiting_a_pod.py")
@@ -22,8 +22,6 @@ SCRIPT = Path(__file__).with_name("limiting_a_pod.py")
 
 @pytest.fixture
 def pod() -> Iterator[NodePod]:
-    if os.geteuid() != 0:
-        pytest.skip("network namespaces need root")
     with node_pod(240) as pod_on_node:  # a number that no other test uses
         yield pod_on_node
     subprocess.run(["ip", "link", "del", IFB], check=False, capture_output=True)

@@ -20,7 +20,7 @@ from kubekit.client import Client
 from kubekit.http import Server
 from kubekit.wire import SERVICE_ACCOUNTS, Object, Resource
 from netperf.policy import CostPolicy
-from tests.support.scheduling import running
+from tests.support.tasks import supervised_tasks
 
 PAGE_MANIFEST = Path(__file__).parents[3] / "manifests" / "base" / "controller" / "page.yaml"
 RBAC = {kind: Resource("rbac.authorization.k8s.io", "v1", f"{kind.lower()}s", kind) for kind in ("Role", "RoleBinding")}
@@ -34,7 +34,7 @@ async def page_url(client: Client, namespace: str, crds: list[str]) -> AsyncIter
     page = Page(PageConfig(), snapshots, PageAuthorizer(client, namespace))
     server = Server("127.0.0.1:0", registry=CollectorRegistry())
     page.add_routes(server.app)
-    async with running(cache.reflector_tasks()), server.running() as address:
+    async with supervised_tasks(cache.reflector_tasks()), server.running() as address:
         await asyncio.wait_for(cache.wait_for_sync(), 20)
         yield f"http://{address}"
 

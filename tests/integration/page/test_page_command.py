@@ -22,13 +22,14 @@ from lab.controlplane import ControlPlane
 from netperf.contract import PAGE_ACCOUNT
 
 KUBECTL = """#!/bin/sh
+# Tokens are real; of other calls only the port-forward succeeds.
 case "$*" in *" create token "*) exec REAL_KUBECTL "$@" ;; esac
 case "$*" in *"port-forward --address=127.0.0.1 deployment/netaware-controller :metrics") ;; *) exit 1 ;; esac
 test -n "$PAGE_PORT" || { echo 'warning: old'; echo 'Error from server (NotFound)' >&2; exit 1; }
 echo "Forwarding from 127.0.0.1:$PAGE_PORT -> 9851"
 exec sleep 600
 """
-"""A kubectl that creates tokens, and whose port-forward names the port PAGE_PORT, or fails without one."""
+"""A kubectl that creates tokens, and whose port-forward names the port PAGE_PORT, or fails if PAGE_PORT is not set."""
 MAX_COOKIE_LENGTH = 200
 """Tokens are longer."""
 

@@ -1,4 +1,4 @@
-"""A cluster in three zones for a group of three workloads, and the programs that place its pods."""
+"""A cluster for a group of three workloads in a chain, with our gating controller."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.bodies import make_symmetric_costs
 
 ZONES = ("z0", "z1", "z2")
 COSTS = make_symmetric_costs({("z0", "z1"): 5, ("z1", "z2"): 5, ("z0", "z2"): 50})
-CHAIN = ("web", "m", "db")
+CHAIN = ("web", "api", "db")
 """Workloads, each of which calls the next."""
 MAX_COST = 10
 REPLICAS = 2
@@ -32,22 +32,21 @@ class ChainCluster:
         self.harness = harness
         self.config = SchedulerConfig(placement=placement)
         self.zone_by_node = {f"n-{zone}-{i}": zone if has_zones else "" for zone in ZONES for i in range(3)}
-        self.leader_stack, self.objects_stack = AsyncExitStack(), AsyncExitStack()
+        self.gating_stack, self.objects_stack = AsyncExitStack(), AsyncExitStack()  # closed by the fixture
 
     async def create_nodes_and_group(self) -> None:
         for node, zone in self.zone_by_node.items():
             await self.harness.create_ready_node(node, zone=zone, region="r" if zone else "", capacity={"cpu": "4"})
         await self.harness.set_costs(COSTS)
-        calls: dict[str, dict[str, int]] = {caller: {callee: MAX_COST} for caller, callee in pairwise(CHAIN)}
-        calls[CHAIN[-1]] = {}
+        calls = {caller: {callee: MAX_COST} for caller, callee in pairwise(CHAIN)} | {CHAIN[-1]: {}}
         await self.harness.create_group(calls, members=POD_COUNT, algorithm="ReverseKahn")
 
-    async def restart_leader(self, config: SchedulerConfig | None = None) -> None:
-        await self.leader_stack.aclose()
-        await self.leader_stack.enter_async_context(self.harness.run_leader(config or self.config))
+    async def restart_gating_controller(self, config: SchedulerConfig | None = None) -> None:
+        await self.gating_stack.aclose()
+        await self.gating_stack.enter_async_context(self.harness.run_gating_controller(config or self.config))
 
     async def create_object(self, resource: Resource, name: str, body: Mapping[str, Any]) -> None:
-        """Create an object of the cluster, which is deleted after the test."""
+        """Create a cluster-scoped object, which is deleted after the test."""
         await self.harness.client.create(resource, {"metadata": {"name": name}, **body}, Object)
         self.objects_stack.push_async_callback(partial(self.harness.client.delete, resource, name))
 

@@ -1,4 +1,4 @@
-"""Creates pods, AppGroups and costs, and runs kube-scheduler, the extender and the leader, in scheduler tests."""
+"""Creates pods, AppGroups and costs, and runs kube-scheduler, the extender and the gating controller, in scheduler tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lab.nodes import is_usable
 from lab.polling import poll_until
 from tests.integration.conftest import CreateNode, StartScheduler
 from tests.support.bodies import make_appgroup_body, make_topology_body, make_weight_body
-from tests.support.scheduling import run_leader, serve_extender
+from tests.support.scheduling import run_gating_controller, serve_extender
 
 PROFILE = "network-aware-scheduler"
 DEFAULT_COST = 40
@@ -177,18 +177,18 @@ class SchedulerHarness(PodNamespace):
         """Run the extender during the block; yields its URL."""
         return serve_extender(self.client, config)
 
-    def run_leader(self, config: SchedulerConfig | None = None) -> AbstractAsyncContextManager[None]:
+    def run_gating_controller(self, config: SchedulerConfig | None = None) -> AbstractAsyncContextManager[None]:
         """Run the gating controller during the block."""
-        return run_leader(self.client, config)
+        return run_gating_controller(self.client, config)
 
     @asynccontextmanager
     async def run_scheduling(
         self, config: SchedulerConfig | None = None, *, with_extender: bool = True
     ) -> AsyncIterator[None]:
-        """Run the leader and the extender during the block, and kube-scheduler until the end of the test."""
+        """Run the gating controller and the extender during the block, and kube-scheduler until the end of the test."""
         async with AsyncExitStack() as stack:
             url = await stack.enter_async_context(self.run_extender(config)) if with_extender else None
-            await stack.enter_async_context(self.run_leader(config))
+            await stack.enter_async_context(self.run_gating_controller(config))
             await self.start_scheduler(extender_url=url)
             yield
 

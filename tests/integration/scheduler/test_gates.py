@@ -19,7 +19,7 @@ from kubekit.wire import PODS
 from lab.polling import poll_until
 from tests.integration.scheduler.harness import LONG_WAIT, SchedulerHarness
 from tests.support.online_boutique import EXPECTED_ORDERS
-from tests.support.scheduling import running
+from tests.support.tasks import supervised_tasks
 
 pytestmark = [pytest.mark.usefixtures("gate_policy"), pytest.mark.timeout(600)]
 
@@ -37,7 +37,7 @@ async def record_bindings(harness: SchedulerHarness) -> AsyncIterator[list[str]]
 
     store: Reflector[Pod] = Reflector(harness.client, PODS, Pod, namespace=harness.namespace)
     store.subscribe(record)
-    async with running({"pods": store.run()}):
+    async with supervised_tasks({"pods": store.run()}):
         await store.synced.wait()
         yield bound_names
 
@@ -94,5 +94,5 @@ async def test_overdue_gates_are_opened_without_a_controller(harness: SchedulerH
     await harness.create_group({"A": {}})
     for name in ("a-1", "a-2"):
         await harness.create_pod(name, group="a1", workload="A")
-    async with running(GateOpener(harness.client, max_wait_s=1.0).tasks()):
+    async with supervised_tasks(GateOpener(harness.client, max_wait_s=1.0).tasks()):
         await harness.wait_until_bound("a-1", "a-2")

@@ -36,9 +36,9 @@ async def cluster(request: pytest.FixtureRequest, harness: SchedulerHarness) -> 
     placement, situation = request.param
     cluster = ChainCluster(harness, placement, has_zones=situation is not change_pods_without_zones)
     await cluster.create_nodes_and_group()
-    async with cluster.objects_stack, harness.run_extender(cluster.config) as url, cluster.leader_stack:
+    async with cluster.objects_stack, harness.run_extender(cluster.config) as url, cluster.gating_stack:
         await harness.start_scheduler(extender_url=url)
-        await cluster.restart_leader()
+        await cluster.restart_gating_controller()
         if situation in WITH_PLACED_GROUP:
             await cluster.deploy(*CHAIN)
             await cluster.wait_until_placed()
@@ -78,7 +78,7 @@ async def change_pods_without_zones(cluster: ChainCluster) -> None:
 
 async def open_foreign_gates_late(cluster: ChainCluster) -> None:
     """Our gates wait for gates of others, also longer than their own maximum."""
-    await cluster.restart_leader(SchedulerConfig(placement=cluster.config.placement, gates=SHORT_WAIT))
+    await cluster.restart_gating_controller(SchedulerConfig(placement=cluster.config.placement, gates=SHORT_WAIT))
     await cluster.deploy(*CHAIN, schedulingGates=[{"name": FOREIGN_GATE}])
 
     async def are_created() -> bool:
@@ -122,18 +122,18 @@ async def request_devices(cluster: ChainCluster) -> None:
     template = {"metadata": {"name": "device"}, "spec": {"spec": {"devices": {"requests": [request]}}}}
     await cluster.harness.client.create(CLAIM_TEMPLATES, template, Object, namespace=cluster.harness.namespace)
     await cluster.deploy("web", "db")
-    await cluster.deploy("m", resourceClaims=[{"name": "one", "resourceClaimTemplateName": "device"}])
+    await cluster.deploy("api", resourceClaims=[{"name": "one", "resourceClaimTemplateName": "device"}])
     await cluster.wait_until_placed()
 
 
-async def restart_the_leader_between_bindings(cluster: ChainCluster) -> None:
+async def restart_gating_between_bindings(cluster: ChainCluster) -> None:
     await cluster.deploy(*CHAIN)
 
     async def is_any_bound() -> bool:
         return any(pod.spec.node_name for pod in await cluster.list_active_pods())
 
     await poll_until(is_any_bound)
-    await cluster.restart_leader()
+    await cluster.restart_gating_controller()
     await cluster.wait_until_placed()
 
 
@@ -158,10 +158,10 @@ WITHOUT_PODS: tuple[Situation, ...] = (
     open_foreign_gates_late,
     preempt_pods,
     request_devices,
-    restart_the_leader_between_bindings,
+    restart_gating_between_bindings,
     roll_out_workloads_that_span_zones,
 )
-MAY_PLACE_WITHOUT_PLAN: tuple[Situation, ...] = (request_devices, restart_the_leader_between_bindings)
+MAY_PLACE_WITHOUT_PLAN: tuple[Situation, ...] = (request_devices, restart_gating_between_bindings)
 
 
 @pytest.mark.parametrize(

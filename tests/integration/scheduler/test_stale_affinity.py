@@ -65,7 +65,7 @@ async def test_a_pod_with_stale_node_affinity_is_bound_in_time(
     async def find_bound() -> list[Pod]:
         return [pod for pod in await list_callers(harness) if pod.spec.node_name == "n-b"]
 
-    async with harness.run_leader(SchedulerConfig(placement="affinity")):
+    async with harness.run_gating_controller(SchedulerConfig(placement="affinity")):
         await harness.create_pod("b", group="a1", workload="B", nodeName="n-a", requests={"cpu": "1"})
         await create_caller(harness)
         await poll_until(is_released)

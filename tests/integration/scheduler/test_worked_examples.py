@@ -118,7 +118,7 @@ async def test_a_refused_pod_is_retried_after_costs_change(harness: SchedulerHar
     await harness.set_costs({}, REGION_COSTS)
     await harness.create_ready_node("near", zone="z1", region="us-west-1", capacity={"cpu": "2"})
     await harness.create_group({"P1": {"P2": 15}, "P2": {}})
-    async with harness.run_extender() as url, harness.run_leader():
+    async with harness.run_extender() as url, harness.run_gating_controller():
         await harness.start_scheduler(extender_url=url)
         await harness.create_pod("p2", group="a1", workload="P2", nodeName="near")
         await harness.cordon("near")

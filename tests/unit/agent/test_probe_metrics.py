@@ -28,7 +28,7 @@ def test_latency_comes_from_the_newest_run_and_failures_are_counted() -> None:
     metrics.add_outcome(make_outcome(PEERS[0], make_measurement(**PERCENTILES, transactions=20)))
     assert registry.get_sample_value(LATENCY, {**PAIR, "quantile": "0.99"}) is None, "too few for a p99"
     metrics.add_outcome(make_outcome(PEERS[0], make_measurement(**PERCENTILES)))
-    metrics.add_outcome(make_outcome(PEERS[0], make_measurement(9e5), pair_index=1))  # an additional node pair
+    metrics.add_outcome(make_outcome(PEERS[0], make_measurement(p50_us=9e5), pair_index=1))  # an additional node pair
     for _ in range(2):
         metrics.add_outcome(make_outcome(PEERS[0], result="timeout"))
     for quantile, value in (("0.5", 400e-6), ("0.9", 600e-6), ("0.99", 900e-6)):
@@ -66,7 +66,7 @@ def test_series_disappear_with_their_pair_also_after_late_outcomes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("throttled_us", "p99_s"), [(0.0, 900e-6), (500_000.0, None)], ids=["p99-of-netperf", "no-p99-of-a-throttled-run"]
+    ("throttled_us", "p99_s"), [(0.0, 900e-6), (500_000.0, None)], ids=["p99 of netperf", "no p99 of a throttled run"]
 )
 def test_datagrams_give_jitter_loss_and_the_percentiles_that_they_support(
     throttled_us: float, p99_s: float | None
@@ -84,7 +84,7 @@ def test_datagrams_give_jitter_loss_and_the_percentiles_that_they_support(
     assert registry.get_sample_value(LATENCY, {**PAIR, "quantile": "0.99"}) == p99_s
 
 
-def test_retransmissions_are_no_lost_datagrams() -> None:
+def test_retransmissions_are_not_counted_as_lost_datagrams() -> None:
     metrics, registry = make_metrics()
     for measurement, datagram_loss_ratio in (
         (make_measurement(**PERCENTILES, loss_ratio=0.1, retransmits=10), None),

@@ -12,6 +12,7 @@ import random
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from controller.cluster.crds import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL
 from tests.support.bodies import make_weight_body
 
 Json = dict[str, Any]
@@ -20,7 +21,6 @@ STYLES: tuple[Style, ...] = ("time", "parity", "spread")
 """``time`` and ``parity`` are objectives without spread; ``spread`` is soft or zone, with Services of each kind."""
 
 ZONE, REGION, HOSTNAME = "topology.kubernetes.io/zone", "topology.kubernetes.io/region", "kubernetes.io/hostname"
-GROUP = "appgroup.diktyo.x-k8s.io"
 GPU, BANDWIDTH = "nvidia.com/gpu", "network.aware.com/bandwidth"
 CREATED = "2026-11-20T10:00:00Z"
 TAINTS = (
@@ -228,7 +228,7 @@ class _ClusterGenerator:
     def _make_pod(self, name: str, workload: str, spec: Json, node: str = "", *, in_group: bool = True) -> Json:
         labels = {"app": workload, "pod-template-hash": "6d4"}
         if in_group:
-            labels |= {GROUP: "shop", f"{GROUP}.workload": workload}
+            labels |= {APPGROUP_LABEL: "shop", WORKLOAD_LABEL: workload}
         body = {"schedulerName": "network-aware-scheduler", "restartPolicy": "Always", "priority": 0, **spec}
         status: Json = {"phase": "Running" if node else "Pending"}
         if node:
@@ -316,7 +316,7 @@ class _ClusterGenerator:
                 weights.setdefault(self.workloads[caller], {})[self.workloads[callee]] = float(rng.randint(1, 9))
             annotations["netaware.io/weights"] = json.dumps(weights)
         spec = {"numMembers": 9, "topologySortingAlgorithm": "KahnSort", "workloads": workloads}
-        version, metadata = f"{GROUP}/v1alpha1", {"annotations": annotations}
+        version, metadata = APPGROUPS.api_version, {"annotations": annotations}
         return _make_object("AppGroup", "shop", spec, namespace="default", version=version, metadata=metadata)
 
     def _draw_services(self, workload: str) -> list[Json]:

@@ -18,7 +18,7 @@ from controller.cli.parser import parse
 from controller.cli.plan_inputs import build_state
 from controller.cli.session import Session
 from controller.cluster.cluster_cache import ClusterCache
-from controller.cluster.crds import AppGroup, NetworkTopology
+from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, NetworkTopology
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import Pod
 from controller.cluster.services import Service
@@ -41,7 +41,6 @@ from netperf.policy import CostPolicy
 from tests.support.bodies import REGION, ZONE, make_appgroup_spec, make_weight_body
 from tests.unit.controller.scheduler_objects import make_state
 
-GROUP, WORKLOAD = "appgroup.diktyo.x-k8s.io", "appgroup.diktyo.x-k8s.io.workload"
 HOME = "netaware-system"
 DEFAULT = SchedulerConfig()
 
@@ -257,7 +256,8 @@ def make_node_body(name: str, zone: str) -> dict[str, Any]:
 
 
 def make_pod_body(workload: str, node_name: str, *, namespace: str = "x", phase: str = "Running") -> dict[str, Any]:
-    meta = {"name": f"{workload}-{node_name}", "namespace": namespace, "labels": {GROUP: "g", WORKLOAD: workload}}
+    labels = {APPGROUP_LABEL: "g", WORKLOAD_LABEL: workload}
+    meta = {"name": f"{workload}-{node_name}", "namespace": namespace, "labels": labels}
     return {"kind": "Pod", "metadata": meta, "spec": {"nodeName": node_name}, "status": {"phase": phase}}
 
 

@@ -10,12 +10,13 @@ import aiohttp
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.extender.handler import Extender
 from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.state import State
 from kubekit.http import Server
-from tests.unit.controller.scheduler_objects import GROUP, WORKLOAD, make_group_state, make_node, make_topology
+from tests.unit.controller.scheduler_objects import make_group_state, make_node, make_topology
 
 ALL_NODES = ["n1", "n2", "n3", "n4"]
 
@@ -29,7 +30,7 @@ def make_example_state(config: SchedulerConfig) -> State:
 
 def make_pod_body(scheduler: str = "network-aware-scheduler", **metadata: Any) -> dict[str, Any]:
     """A pod of P1, as kube-scheduler sends it."""
-    labels = {GROUP: "a1", WORKLOAD: "P1"}
+    labels = {APPGROUP_LABEL: "a1", WORKLOAD_LABEL: "P1"}
     metadata = {"name": "p1", "namespace": "default", "uid": "u1", "labels": labels, **metadata}
     return {"metadata": metadata, "spec": {"schedulerName": scheduler, "containers": [{"name": "c"}]}}
 

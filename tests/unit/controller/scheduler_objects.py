@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from controller.cluster.crds import AppGroup, AppGroupStatus, NetworkTopology
+from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, AppGroupStatus, NetworkTopology
 from controller.cluster.pods import GATE, Pod
 from controller.cluster.services import Service
 from controller.scheduler.config import SchedulerConfig
@@ -15,7 +15,6 @@ from controller.scheduler.state import State
 from kubekit.wire import Node, Object
 from tests.support.bodies import REGION, ZONE, make_appgroup_spec, make_weight_body
 
-GROUP, WORKLOAD = "appgroup.diktyo.x-k8s.io", "appgroup.diktyo.x-k8s.io.workload"
 Costs = Mapping[tuple[str, str], int]
 
 
@@ -28,14 +27,14 @@ def make_node(name: str, region: str, zone: str, **allocatable: str) -> Node:
     return msgspec.convert({"metadata": metadata, "status": {"allocatable": allocatable}}, Node)
 
 
-def make_weighted_topology(*weights: Mapping[str, Any]) -> NetworkTopology:
+def make_topology_with_weights(*weights: Mapping[str, Any]) -> NetworkTopology:
     body = {"metadata": {"name": "nt-default", "namespace": "default"}, "spec": {"weights": weights}}
     return msgspec.convert(body, NetworkTopology)
 
 
 def make_topology(zone_costs: Costs, region_costs: Costs | None = None) -> NetworkTopology:
     """A NetworkTopology with one weight, of these costs by origin and destination."""
-    return make_weighted_topology(make_weight_body(zone_costs, region_costs))
+    return make_topology_with_weights(make_weight_body(zone_costs, region_costs))
 
 
 def make_app_group(
@@ -58,7 +57,7 @@ def make_app_group(
 def make_pod(workload: str, node_name: str = "", *, name: str = "p1", group: str = "a1", **spec: Any) -> Pod:
     """A pod, running if it has a node. ``metadata`` and ``status`` add fields to those of the pod, other keywords to its spec."""
     metadata = {"name": name, "namespace": "default", "uid": f"u-{name}", **spec.pop("metadata", {})}
-    metadata.setdefault("labels", {GROUP: group, WORKLOAD: workload} if group else {})
+    metadata.setdefault("labels", {APPGROUP_LABEL: group, WORKLOAD_LABEL: workload} if group else {})
     status = {"phase": "Running" if node_name else "Pending", **spec.pop("status", {})}
     spec = {"nodeName": node_name, "schedulerName": "network-aware-scheduler", **spec}
     return msgspec.convert({"metadata": metadata, "spec": spec, "status": status}, Pod)
@@ -75,7 +74,7 @@ def make_group_pod(
     created: str = "2026-01-01T00:00:00Z",
     is_terminating: bool = False,
 ) -> Pod:
-    """A pod of namespace shop with a creation time."""
+    """A pod with a creation time, by default of group g in namespace shop."""
     times = {"creationTimestamp": created}
     if is_terminating:
         times["deletionTimestamp"] = "2026-01-02T00:00:00Z"

@@ -16,8 +16,7 @@ from controller.cluster.dependency_graph import DependencyEdge, DependencyGraph,
 from tests.support.online_boutique import BOUTIQUE, BOUTIQUE_CALLS, EXPECTED_ORDERS
 
 BOUTIQUE_CALLEES = [[BOUTIQUE.index(callee) for callee in BOUTIQUE_CALLS.get(name, "").split()] for name in BOUTIQUE]
-Workload = tuple[str, list[dict[str, Any]]]
-"""Its reference, and its calls."""
+Workload = tuple[str, list[dict[str, Any]]]  # its reference, and its calls
 
 
 def make_reference(text: str, kind: str = "") -> dict[str, str]:
@@ -40,6 +39,10 @@ INVALID = [make_call("b", maxNetworkCost=20_000, minBandwidth="much"), make_call
 BY_SELECTOR = [make_call("b/another-name", maxNetworkCost=5, minBandwidth="1M")]
 
 
+WEB: Workload = ("a/web", [make_call("/db")])
+FIRST_CALLS_SECOND = DependencyEdge(0, 1)
+
+
 class DependencyCase(NamedTuple):
     workloads: list[Workload]
     edges: list[DependencyEdge] = []
@@ -48,20 +51,16 @@ class DependencyCase(NamedTuple):
 
 DEPENDENCY_CASES = {
     "by selector": DependencyCase([("a/x", BY_SELECTOR), ("b/y", [])], [DependencyEdge(0, 1, 1_000_000, 5)]),
-    "by name": DependencyCase([("a/web", [make_call("/db")]), ("b/db", [])], [DependencyEdge(0, 1)]),
+    "by name": DependencyCase([WEB, ("b/db", [])], [FIRST_CALLS_SECOND]),
     "by name and kind": DependencyCase(
         [("a/web", [make_call("/db/StatefulSet")]), ("b/db", []), ("c/db/StatefulSet", [])], [DependencyEdge(0, 2)]
     ),
-    "ambiguous": DependencyCase(
-        [("a/web", [make_call("/db")]), ("b/db", []), ("c/db", [])], fault_reasons=["AmbiguousDependency"]
-    ),
+    "ambiguous": DependencyCase([WEB, ("b/db", []), ("c/db", [])], fault_reasons=["AmbiguousDependency"]),
     "unknown": DependencyCase(
-        [("a", [make_call("nowhere"), make_call("b")]), ("b", [])], [DependencyEdge(0, 1)], ["UnknownDependency"]
+        [("a", [make_call("nowhere"), make_call("b")]), ("b", [])], [FIRST_CALLS_SECOND], ["UnknownDependency"]
     ),
     "itself": DependencyCase([("a/x", [make_call("/x")])], fault_reasons=["SelfDependency"]),
-    "strictest limits of a repeated one": DependencyCase(
-        [("a", STRICTEST), ("b", [])], [DependencyEdge(0, 1, 1000, 4)]
-    ),
+    "strictest limits if repeated": DependencyCase([("a", STRICTEST), ("b", [])], [DependencyEdge(0, 1, 1000, 4)]),
     "nearest valid limits": DependencyCase(
         [("a", INVALID), ("b", []), ("c", [])],
         [DependencyEdge(0, 1, 0, 10_000), DependencyEdge(0, 2)],
@@ -94,14 +93,6 @@ def test_online_boutique_has_the_order_of_the_contract_and_unknown_algorithms_ar
     order = sort_workloads(BOUTIQUE_CALLEES, algorithm)
     expected_order = EXPECTED_ORDERS.get(algorithm, EXPECTED_ORDERS["KahnSort"])
     assert " ".join(BOUTIQUE[i] for i in order.sequence) == expected_order
-
-
-def test_reverse_and_alternate_rearrange_the_plain_order() -> None:
-    plain = sort_workloads(BOUTIQUE_CALLEES, "TarjanSort").sequence
-    assert sort_workloads(BOUTIQUE_CALLEES, "ReverseTarjan").sequence == plain[::-1]
-    alternate = sort_workloads(BOUTIQUE_CALLEES, "AlternateTarjan").sequence
-    assert alternate[::2] == plain[: len(alternate[::2])]
-    assert alternate[1::2] == plain[::-1][: len(alternate[1::2])]
 
 
 @given(st.integers(0, 25), st.lists(st.tuples(st.integers(0, 24), st.integers(0, 24)), max_size=80))

@@ -58,11 +58,10 @@ CONTROLLER_PODS = "/api/v1/namespaces/netaware-system/pods"
 UNAVAILABLE = {"kind": "Status", "code": 503, "reason": "ServiceUnavailable", "message": "no connection to the pod"}
 
 
-@pytest.mark.parametrize("config", [None, CONFIG_HEAD + "unheard: of\n"])
+@pytest.mark.parametrize("config", [None, CONFIG_HEAD + "unheard: of\n"], ids=["missing", "unknown field"])
 async def test_an_unreadable_configuration_is_noted_and_defaults_are_used(config: str | None) -> None:
     session = make_session(config, *NODES)
-    snapshot = await session.read_snapshot()
-    assert snapshot.scheduler == SchedulerConfig()
+    assert (await session.read_snapshot()).scheduler == SchedulerConfig()
     assert "defaults are used" in session.read_errors["configuration"]
 
 

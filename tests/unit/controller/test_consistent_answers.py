@@ -15,7 +15,7 @@ from controller.cli.diagnose import diagnose_listed_pod
 from controller.cli.offline import plan_offline
 from controller.cli.plan_inputs import build_inputs
 from controller.cluster.costs import Location
-from controller.cluster.crds import AppGroup, NetworkTopology
+from controller.cluster.crds import WORKLOAD_LABEL, AppGroup, NetworkTopology
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GATE, Pod
 from controller.cluster.services import Service
@@ -34,7 +34,6 @@ from tests.unit.controller.components import (
     DEFAULT,
     NODES,
     PODS,
-    WORKLOAD,
     Components,
     StatusRecorder,
     fill_store,
@@ -142,7 +141,7 @@ async def test_scheduler_status_and_views_use_the_same_cost(topologies: tuple[di
 async def test_a_dependency_is_judged_by_the_replica_that_answers_and_in_parity_by_all(
     parity: Parity, *, has_bare_replica: bool, is_met: bool
 ) -> None:
-    spec = {"selector": {WORKLOAD: "b"}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferSameZone"}
+    spec = {"selector": {WORKLOAD_LABEL: "b"}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferSameZone"}
     service = {"kind": "Service", "metadata": {"name": "b", "namespace": "default"}, "spec": spec}
     pods = make_default_pods(("a", "n1"), ("b", "n1"), ("b", "n2"))
     pods += make_default_pods(("b", "bare")) if has_bare_replica else []

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from controller.cluster.costs import CostTable, Location
-from controller.cluster.crds import WeightInfo
+from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL, WeightInfo
 from controller.cluster.pods import Pod
 from controller.cluster.resource_requests import parse_amounts
 from controller.cluster.services import Routing
@@ -30,13 +30,11 @@ from controller.scheduler.rules import (
 from tests.support.bodies import make_weight_body
 from tests.unit.controller.extender_service import make_pod_body
 from tests.unit.controller.scheduler_objects import (
-    GROUP,
-    WORKLOAD,
     make_app_group,
     make_node,
     make_pod,
     make_state,
-    make_weighted_topology,
+    make_topology_with_weights,
 )
 
 OURS, UPSTREAM = SchedulerConfig(), SchedulerConfig(parity="upstream")
@@ -81,21 +79,24 @@ class PlacedPeers(NamedTuple):
 def make_seed_extender(config: SchedulerConfig, *pods: Pod) -> Extender:
     """Seed 001: P1 depends on P2 with maxNetworkCost 15, on eight nodes in four zones of two regions."""
     group = make_app_group({"P1": {"P2": 15}, "P2": {}})
-    return make_extender(config, *SEED_NODES, group, make_weighted_topology(SEED_COSTS), *pods)
+    return make_extender(config, *SEED_NODES, group, make_topology_with_weights(SEED_COSTS), *pods)
 
 
 def make_extender(config: SchedulerConfig, *objects: Any) -> Extender:
     return Extender(make_state(config, *objects), config, ExtenderMetrics(CollectorRegistry()), lambda: "")
 
 
+def encode_request(workload: str, nodes: list[str]) -> bytes:
+    pod = make_pod_body(labels={APPGROUP_LABEL: "a1", WORKLOAD_LABEL: workload})
+    return msgspec.json.encode({"pod": pod, "nodes": None, "nodenames": nodes})
+
+
 def call_filter(extender: Extender, workload: str, nodes: list[str]) -> Any:
-    body = {"pod": make_pod_body(labels={GROUP: "a1", WORKLOAD: workload}), "nodes": None, "nodenames": nodes}
-    return msgspec.json.decode(extender.answer_filter(msgspec.json.encode(body)))
+    return msgspec.json.decode(extender.answer_filter(encode_request(workload, nodes)))
 
 
 def read_scores(extender: Extender, workload: str, nodes: list[str]) -> dict[str, int]:
-    body = {"pod": make_pod_body(labels={GROUP: "a1", WORKLOAD: workload}), "nodes": None, "nodenames": nodes}
-    answer = msgspec.json.decode(extender.answer_prioritize(msgspec.json.encode(body)))
+    answer = msgspec.json.decode(extender.answer_prioritize(encode_request(workload, nodes)))
     return {entry["host"]: entry["score"] for entry in answer}
 
 
@@ -166,7 +167,7 @@ def assert_extender_follows_the_table(rng: random.Random, seed: int) -> None:
         *(make_node(name, *location) for name, location in location_of.items()),
         *(make_pod(selector, node, name=f"p{i}") for i, (selector, node) in enumerate(pods)),
         make_app_group({"A": max_costs, "B": {}, "C": {}, "D": {}}),
-        make_weighted_topology(make_weight_body(*table)),
+        make_topology_with_weights(make_weight_body(*table)),
     )
     dependencies = [
         PeerWorkload(selector, max_cost, Counter(node for other, node in pods if other == selector))

@@ -6,7 +6,7 @@ utilization_util_test.go), Apache License 2.0. If the numbers differ, the case s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import pytest
@@ -73,10 +73,6 @@ def make_critical_pod(name: str, **fields: Any) -> PodInfo:
     return make_evictable_pod(name, **{"owner": "", "namespace": "kube-system", "priority": 2_000_000_000, **fields})
 
 
-def make_high_priority_pods(names: Iterable[str], **fields: Any) -> list[PodInfo]:
-    return [make_evictable_pod(name, priority=10_000, **fields) for name in names]
-
-
 N1 = make_host("n1", memory="3000", pods="9")
 NODES = [N1, make_host("n2", memory="3000", pods="10"), make_host("n3", memory="3000", pods="10", unschedulable=True)]
 N1_AND_EAST = [N1, make_host("n2", memory="3000", pods="10", labels={"datacenter": "east"})]
@@ -125,7 +121,7 @@ CASES = [
     Case(
         "with priorities",
         [
-            *make_high_priority_pods(("p1", "p2", "p3", "p4")),
+            *(make_evictable_pod(name, priority=10_000) for name in ("p1", "p2", "p3", "p4")),
             make_evictable_pod("p5"),
             make_daemonset_pod("p6", priority=10_000),
             *NOT_EVICTABLE[1:],

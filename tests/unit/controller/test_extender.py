@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from prometheus_client import generate_latest
 
+from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import AllocatableArgs, SchedulerConfig
 from controller.scheduler.extender import encoding, handler
 from tests.unit.controller.extender_service import (
@@ -20,8 +21,6 @@ from tests.unit.controller.extender_service import (
     serve_extender,
 )
 from tests.unit.controller.scheduler_objects import (
-    GROUP,
-    WORKLOAD,
     make_node,
     make_pod,
     make_topology,
@@ -34,12 +33,14 @@ FOREIGN_PODS: dict[str, dict[str, Any]] = {
     "no labels": {"metadata": {"name": "bare", "namespace": "default"}, "spec": {}},
     "null labels": {"metadata": {"name": "bare", "namespace": "default", "labels": None}, "spec": {}},
     "nothing": {},
-    "no group": make_pod_body(labels={GROUP: "unknown", WORKLOAD: "P1"}),
-    "no workload": make_pod_body(labels={GROUP: "a1"}),
-    "another workload": make_pod_body(labels={GROUP: "a1", WORKLOAD: "no-such-workload"}),
-    "another namespace": make_pod_body(namespace="elsewhere", labels={GROUP: "a2", WORKLOAD: "P1"}),
+    "no group": make_pod_body(labels={APPGROUP_LABEL: "unknown", WORKLOAD_LABEL: "P1"}),
+    "no workload": make_pod_body(labels={APPGROUP_LABEL: "a1"}),
+    "another workload": make_pod_body(labels={APPGROUP_LABEL: "a1", WORKLOAD_LABEL: "no-such-workload"}),
+    "another namespace": make_pod_body(namespace="elsewhere", labels={APPGROUP_LABEL: "a2", WORKLOAD_LABEL: "P1"}),
     "another scheduler": make_pod_body(scheduler="default-scheduler"),
-    "placed by affinity": make_pod_body(labels={GROUP: "a1", WORKLOAD: "P1", "netaware.io/placement": "affinity"}),
+    "placed by affinity": make_pod_body(
+        labels={APPGROUP_LABEL: "a1", WORKLOAD_LABEL: "P1", "netaware.io/placement": "affinity"}
+    ),
 }
 
 

@@ -72,11 +72,6 @@ def make_pod_with_required_zone(zone: str, *, is_ours: bool) -> Pod:
     return groups.with_metadata(groups.make_waiting_pod("w0-0", "w0", affinity=affinity), annotations=annotations)
 
 
-def make_previous_targets(target: Target) -> dict[str, Target]:
-    """A previous plan with all pods of CHAIN on one node."""
-    return {f"default/w{i}-0": target for i in range(3)}
-
-
 def plan_avoiding(avoided: str, callee: Pod) -> Plan:
     """The plan of a caller, whose previous target is a, and a callee, on nodes a and b, of which some are avoided."""
     return groups.plan_case(

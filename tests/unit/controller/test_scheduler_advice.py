@@ -19,7 +19,7 @@ from tests.unit.controller.groups import (
     make_weight,
     make_zone_node,
 )
-from tests.unit.controller.scheduler_objects import make_state, make_weighted_topology
+from tests.unit.controller.scheduler_objects import make_state, make_topology_with_weights
 
 CASE = GroupCase(
     replicas=(3, 3, 1), edges=((0, 1, 100), (1, 2, 100)), cost=((0, 5, 5), (5, 0, 5), (5, 5, 0)), slots=(9, 9, 9)
@@ -42,7 +42,7 @@ def make_placed_group(
         for workload, names in enumerate(nodes_by_workload)
         for replica, name in enumerate(names)
     ]
-    costs = make_weighted_topology(msgspec.to_builtins(make_weight(CASE)))
+    costs = make_topology_with_weights(msgspec.to_builtins(make_weight(CASE)))
     group = make_group(CASE, **annotations)
     return copy_placed_group(make_state(SchedulerConfig(), group, costs, *nodes, *services, *pods), "default/g")
 

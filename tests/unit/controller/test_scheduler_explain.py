@@ -5,11 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from controller.cluster.crds import WORKLOAD_LABEL
 from controller.cluster.pods import Pod, Target
 from controller.cluster.services import Service
 from controller.scheduler.explain import Candidate, Explanation, explain
 from controller.scheduler.state import NOTHING_PLACED, State
-from tests.unit.controller.scheduler_objects import WORKLOAD, make_group_state, make_node, make_pod, make_topology
+from tests.unit.controller.scheduler_objects import make_group_state, make_node, make_pod, make_topology
 
 P2_ON_N1 = (("P2", "n1"),)
 CALLS = {"P0": {"P1": 5}, "P1": {"P2": 15}, "P2": {}}
@@ -55,7 +56,7 @@ def test_candidates_have_the_cost_of_each_dependency_and_pass_or_not() -> None:
 @pytest.mark.parametrize("distribution", ["", "PreferSameZone", "PreferSameNode"])
 def test_costs_by_peer_add_up_to_the_cost_of_their_candidate(distribution: str) -> None:
     state = make_example_state(("P2", "n1"), ("P2", "n4"), ("P0", "n3"), ("P0", "n2"))
-    spec = {"selector": {WORKLOAD: "P2"}, "trafficDistribution": distribution}
+    spec = {"selector": {WORKLOAD_LABEL: "P2"}, "trafficDistribution": distribution}
     service = msgspec.convert({"metadata": {"name": "p2", "namespace": "default"}, "spec": spec}, Service)
     state.on_service_change("default/p2", None, service)
     explanation = explain(state, make_pod("P1"))

@@ -11,9 +11,8 @@ import pytest
 import yaml
 
 from controller.cli import main
+from controller.cluster.crds import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL
 from tests.unit.controller import groups
-
-GROUP = "appgroup.diktyo.x-k8s.io"
 
 
 def make_manifest(version: str, kind: str, decoded: Any, **metadata: Any) -> dict[str, Any]:
@@ -36,7 +35,7 @@ def make_pod(name: str, workload: str = "", *, cpu: str = "1", metadata: Any = N
 def make_group(*edges: tuple[int, int, int], workloads: int = 2, name: str = "g", **annotations: str) -> dict[str, Any]:
     """An AppGroup with edges of caller, callee and maxNetworkCost."""
     case = groups.GroupCase(replicas=(1,) * workloads, edges=edges, cost=(), slots=())
-    return make_manifest(f"{GROUP}/v1alpha1", "AppGroup", groups.make_group(case, name=name, **annotations))
+    return make_manifest(APPGROUPS.api_version, "AppGroup", groups.make_group(case, name=name, **annotations))
 
 
 def make_topology(*cost_rows: tuple[int, ...]) -> dict[str, Any]:
@@ -89,7 +88,7 @@ def test_yaml_and_lists_of_one_kind_are_read(simulate: Any) -> None:
 def test_unplaced_pods_have_reasons_and_pods_without_a_group_are_left_out(
     simulate: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pod_of_absent_group = make_pod("lost", "w0", metadata={"labels": {GROUP: "absent", f"{GROUP}.workload": "w0"}})
+    pod_of_absent_group = make_pod("lost", "w0", metadata={"labels": {APPGROUP_LABEL: "absent", WORKLOAD_LABEL: "w0"}})
     answer = simulate(
         make_node("n", taints=[{"key": "k", "effect": "NoSchedule"}]),
         make_node("m", cpu="2"),
@@ -116,7 +115,7 @@ def test_a_plan_counts_the_placements_of_earlier_plans(simulate: Any) -> None:
     group, other = make_group(workloads=1), make_group(name="h", workloads=1, objective="parity")
     pods = (
         make_pod("p", "w0", cpu="3"),
-        make_pod("q", "w0", cpu="3", metadata={"labels": {GROUP: "h", f"{GROUP}.workload": "w0"}}),
+        make_pod("q", "w0", cpu="3", metadata={"labels": {APPGROUP_LABEL: "h", WORKLOAD_LABEL: "w0"}}),
     )
     assert set(simulate(*hosts, group, other, *pods)["placements"].values()) == {"n0", "n1"}
 
@@ -127,7 +126,7 @@ def test_malformed_objects_are_left_out_with_a_note(simulate: Any) -> None:
     nameless_pod: dict[str, Any] = {"kind": "Pod", "metadata": {}, "spec": {}}
     broken_pod = {"kind": "Pod", "metadata": {"name": "broken", "namespace": "default"}, "spec": {"containers": "none"}}
     bare_node: dict[str, Any] = {"kind": "Node", "metadata": {"name": "bare"}}
-    no_requests = make_pod("No.Requests", metadata={"labels": {GROUP: "My.Group", f"{GROUP}.workload": "Svc.One"}})
+    no_requests = make_pod("No.Requests", metadata={"labels": {APPGROUP_LABEL: "My.Group", WORKLOAD_LABEL: "Svc.One"}})
     no_requests["spec"] = {"containers": [{"name": "c", "resources": None}], "nodeName": None}
     group = make_group(name="My.Group", workloads=0)
     group["spec"] = {"workloads": [{"workload": {"name": "x", "selector": "Svc.One"}, "dependencies": None}]}

@@ -24,7 +24,7 @@ from netperf.costs import ZoneCost, ZoneCosts
 from netperf.sample import NodeLocation
 from tests.support.bodies import REGION, ZONE
 from tests.unit.controller import components
-from tests.unit.controller.scheduler_objects import make_app_group, make_group_pod, make_weighted_topology
+from tests.unit.controller.scheduler_objects import make_app_group, make_group_pod, make_topology_with_weights
 
 ZONE_BY_NODE = {"n1": "z1", "n2": "z1", "n3": "z2", "n4": "z3", "bare": ""}
 LOCATIONS = {node: NodeLocation(node, zone) for node, zone in ZONE_BY_NODE.items()}
@@ -125,7 +125,7 @@ def test_capacities_are_the_users_quantities_as_written_never_those_of_netperf_c
 ) -> None:
     for level, capacity in ((ZONE, zone_capacity), (REGION, region_capacity)):
         expected = {} if capacity is None else {("z1", "z2"): capacity}
-        assert read_user_capacities(make_weighted_topology(*weights), level) == expected
+        assert read_user_capacities(make_topology_with_weights(*weights), level) == expected
 
 
 def test_the_patch_of_a_hundred_zones_with_bandwidth_is_smaller_than_a_megabyte() -> None:

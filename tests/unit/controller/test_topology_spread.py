@@ -79,6 +79,7 @@ def is_node_counted(case: SpreadCase, node: Json, constraint: Json) -> bool:
 def is_pod_counted(case: SpreadCase, pod: Json, constraint: Json) -> bool:
     match_labels, metadata = constraint["labelSelector"]["matchLabels"], pod["metadata"]
     is_in_namespace = metadata["namespace"] == case.new_pod["metadata"]["namespace"]
+    # countPodsMatchSelector counts no pods for an empty selector, but the new pod matches an empty selector itself.
     is_selected = bool(match_labels) and match_labels.items() <= metadata["labels"].items()
     return is_in_namespace and is_selected and "deletionTimestamp" not in metadata
 
@@ -89,7 +90,7 @@ def is_allowed_by_constraint(case: SpreadCase, node: Json, constraint: Json) -> 
     count_by_domain: dict[str, int] = {}
     for i, other in enumerate(case.nodes):
         if is_node_counted(case, other, constraint):
-            pod_count = sum(k == i and is_pod_counted(case, pod, constraint) for k, pod in case.bound_pods)
+            pod_count = sum(index == i and is_pod_counted(case, pod, constraint) for index, pod in case.bound_pods)
             domain = other["metadata"]["labels"][key]
             count_by_domain[domain] = count_by_domain.get(domain, 0) + pod_count
     has_min_domains = len(count_by_domain) >= constraint.get("minDomains", 1)
@@ -122,6 +123,7 @@ def test_topology_spread_allows_the_nodes_that_kube_scheduler_allows() -> None:
         for i, is_eligible in enumerate(eligible):
             only_host = (np.arange(len(hosts)) == i) & is_eligible
             problem = make_problem([0] * len(hosts), [1], domain_rules=rules, allowed=only_host[None])
-            assert (solve(problem).tolist() == [i]) == expected[i], case
+            is_placed = solve(problem).tolist() == [i]
+            assert is_placed == expected[i], case
         refusal_count += sum(eligible) - sum(expected)
     assert refusal_count > 50, "the random clusters have many nodes that only the constraints exclude"

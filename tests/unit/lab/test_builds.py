@@ -1,8 +1,9 @@
-"""Programs and packages that a lab needs are built or fetched once, and again only if they changed or do not run."""
+"""What a lab needs (programs, packages, images) is built or fetched once, and again only if it changed or does not run."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from lab.build import find_or_build_binaries
 from lab.debian import find_or_unpack_packages
 from lab.errors import BuildError, UnsupportedError
 from lab.image_build import ImageRecipe, fingerprint_recipe
+from lab.realnode.images import ImageStore
 
+DIGEST = "0" * 64
 # Stand-ins for Debian's tools: a download creates a package, whose only content is its root folder.
 APT_GET = """#!/bin/sh
 case "$*" in *download*) echo "$@" >> "$DOWNLOADS"; sleep 0.1; touch tool.deb;; esac
@@ -41,7 +44,7 @@ def test_packages_with_broken_programs_are_fetched_again(tmp_path: Path, monkeyp
     (folder / ".complete").write_text("nft")
     monkeypatch.setenv("PATH", "")
     assert find_or_unpack_packages("tools", ["nft"]).root == folder
-    with pytest.raises(UnsupportedError, match="apt-get"):
+    with pytest.raises(UnsupportedError, match="apt-get"):  # It tries to fetch, and the empty PATH has no apt-get.
         find_or_unpack_packages("tools", ["nft"], programs=["usr/sbin/nft"])
 
 
@@ -63,6 +66,7 @@ def test_the_fingerprint_changes_only_with_files_that_the_dockerfile_copies(tmp_
     (tmp_path / "package" / "__pycache__").mkdir(parents=True)
     (tmp_path / "module").write_text("1")
     (tmp_path / "package" / "code.py").write_text("2")
+
     recipe = ImageRecipe("image", "Dockerfile", tmp_path)
     assert recipe.sources == ("module", "package")
     fingerprint = fingerprint_recipe(recipe)
@@ -71,3 +75,15 @@ def test_the_fingerprint_changes_only_with_files_that_the_dockerfile_copies(tmp_
     assert fingerprint_recipe(recipe) == fingerprint
     (tmp_path / "package" / "code.py").write_text("changed")
     assert fingerprint_recipe(recipe) != fingerprint
+
+
+def test_an_image_is_added_again_after_its_former_build_was_removed(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path / "store")
+    for build in ("former", "latest"):
+        blob = tmp_path / build / "blobs" / "sha256" / DIGEST
+        blob.parent.mkdir(parents=True)
+        blob.write_text(build)
+        (tmp_path / build / "index.json").write_text(f'{{"manifests": [{{"digest": "sha256:{DIGEST}"}}]}}')
+        store.add_oci_layout("image", tmp_path / build)
+        assert store.blob_path(f"sha256:{DIGEST}").read_text() == build
+        shutil.rmtree(tmp_path / build)

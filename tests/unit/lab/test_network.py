@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.network import plan_network, pod_range_of_slot
-from lab.topology import MAX_NODES, REAL, LabNode
+from lab.topology import MAX_NODES, REAL_KUBELET, LabNode
 from lab.wan.delays import MAX_PACKETS, DelayQueue, LinkDirection
 
 A, B = 0, 1
@@ -22,7 +22,7 @@ def make_queue(link: LinkDirection, seed: int = 1) -> DelayQueue:
 
 
 def test_the_pod_ranges_of_nodes_are_different_and_inside_that_of_their_slot() -> None:
-    node = LabNode("a1", "r1", "z1", cpu="4", memory="16Gi", pods="110", nic_bps=10**9, kubelet=REAL)
+    node = LabNode("a1", "r1", "z1", cpu="4", memory="16Gi", pods="110", nic_bps=10**9, kubelet=REAL_KUBELET)
     range_by_slot = {slot: IPv4Network(pod_range_of_slot(slot)) for slot in (0, 1, 249)}
     node_ranges = set()
     for slot, slot_range in range_by_slot.items():

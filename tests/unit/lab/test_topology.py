@@ -10,7 +10,7 @@ import pytest
 
 from kubekit.errors import ConfigError
 from lab.commands.arguments import read_topology
-from lab.topology import Link, load_topology, parse_topology
+from lab.topology import KUBELET_KINDS, Link, load_topology, parse_topology
 
 TWO_ZONES = """\
 name: two
@@ -63,8 +63,9 @@ def test_the_option_nodes_makes_all_nodes_real_and_needs_a_topology() -> None:
     assert topology is not None
     assert len(topology.real_nodes) == len(topology.nodes)
     assert read_topology("none") is None
-    with pytest.raises(ConfigError, match="--nodes"):
-        read_topology("none", "real")
+    for kubelets in KUBELET_KINDS:
+        with pytest.raises(ConfigError, match="--nodes"):
+            read_topology("none", kubelets)
 
 
 @pytest.mark.parametrize(

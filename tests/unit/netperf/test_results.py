@@ -40,7 +40,7 @@ LATENCIES_US = st.floats(min_value=0.01, max_value=6e8).map(lambda us: round(us,
 
 
 @st.composite
-def draw_sample(draw: st.DrawFn) -> Sample:
+def samples(draw: st.DrawFn) -> Sample:
     p50_us, p90_us, p99_us = sorted(draw(st.lists(LATENCIES_US, min_size=3, max_size=3)))
     return make_node_sample(
         draw(st.sampled_from(["a1", "a2"])),
@@ -70,7 +70,7 @@ def decode_sequences(sample_sequence: int, failure_sequence: int, now_s: float) 
     return [sample.sequence for sample in samples], [failure.sequence for failure in failures]
 
 
-@given(draw_sample())
+@given(samples())
 def test_encoded_samples_are_decoded_unchanged(original: Sample) -> None:
     results = decode_results(encode_sample(original), LOCATIONS)
     assert list(results.samples.values()) == [original]
@@ -151,9 +151,10 @@ def test_an_unusable_sample_is_refused(sample: Sample, locations: dict[str, Node
     assert results.refusal_counts == {reason: 1}
 
 
-def test_a_mebibyte_of_invalid_keys_is_counted_and_a_valid_key_is_decoded() -> None:
-    noise = {f"noise-{i}": "x" * 1000 for i in range(900)} | {f"netaware.v1.a{i}_c1_TCP_RR": "{" for i in range(500)}
-    results = decode_results({**noise, **encode_sample(SAMPLE)}, LOCATIONS)
+def test_a_valid_key_is_decoded_among_a_mebibyte_of_foreign_and_invalid_keys() -> None:
+    foreign = {f"foreign-{i}": "x" * 1000 for i in range(900)}
+    invalid = {f"netaware.v1.a{i}_c1_TCP_RR": "{" for i in range(500)}
+    results = decode_results({**foreign, **invalid, **encode_sample(SAMPLE)}, LOCATIONS)
     assert len(results.samples) == 1
     assert results.refusal_counts == {"bad-json": 500}
     assert len(results.refusals) == MAX_LISTED_REFUSALS
@@ -161,7 +162,6 @@ def test_a_mebibyte_of_invalid_keys_is_counted_and_a_valid_key_is_decoded() -> N
 
 @pytest.mark.parametrize(("failure_sequence", "is_newest"), [(2, False), (3, True), (4, True)])
 def test_a_newer_success_of_any_test_replaces_a_failure(failure_sequence: int, is_newest: bool) -> None:
-    """The next run of an extra test that failed is ten rounds later."""
     data = encode_failed_stream(failure_sequence) | encode_sample(make_node_sample("a1", "c1", 1700, sequence=3))
     results = decode_results(data, LOCATIONS)
     assert len(results.samples) == 1

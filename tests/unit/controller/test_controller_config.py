@@ -1,4 +1,4 @@
-"""The configuration file is strict: an error names the field and ends the program with exit code 2 before anything starts."""
+"""Errors of configuration file and flags name the field, and end the program with exit code 2 before anything starts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from controller.config import ControllerConfiguration, load_config
 from kubekit.errors import ConfigError
 
 HEAD = "apiVersion: netaware.io/v1alpha1\nkind: ControllerConfiguration\n"
+# Its text is also YAML.
 BANDWIDTH_POLICY = {f"{name}Thresholds": {"network.aware.com/bandwidth": 30} for name in ("low", "high")}
 
 
@@ -82,9 +83,14 @@ def test_check_config_says_valid_or_exits_2_with_the_field(tmp_path: Path) -> No
     path = write_config(tmp_path, HEAD)
     assert load_config(path) == load_config(None) == ControllerConfiguration(), "defaults, also without a file"
     valid = run_controller("check-config", path)
-    assert (valid.returncode, valid.stdout, valid.stderr) == (0, f"{path}: valid\n", "")
-    write_config(tmp_path, HEAD + "topology: {probing: {intervalS: 0}}")
-    assert_refused(run_controller("check-config", path), "topology.probing.intervalS: 0.0 is out of range (1 to 86400)")
+    assert valid.returncode == 0
+    assert valid.stdout == f"{path}: valid\n"
+    assert valid.stderr == ""
+
+    invalid_path = write_config(tmp_path, HEAD + "topology: {probing: {intervalS: 0}}")
+    assert_refused(
+        run_controller("check-config", invalid_path), "topology.probing.intervalS: 0.0 is out of range (1 to 86400)"
+    )
     assert_refused(run_controller("check-config", str(tmp_path / "none.yaml")), "No such file")
 
 
