@@ -302,7 +302,7 @@ async def run_demo(
     ``images`` are those of `find_or_build_images`, if the topology's nodes are real. Raises LabError, alone or in an ExceptionGroup, if a
     program does not start or pods are not placed.
     """
-    started = time.monotonic()
+    started_s = time.monotonic()
     async with Lab.start(topology, name=name, components=ALL_COMPONENTS if images else COMPONENTS) as lab:
         print_progress(
             f"control plane {lab.control_plane.binaries.version} and {len(lab.networks)} nodes up"
@@ -318,7 +318,7 @@ async def run_demo(
         async with Client(lab.client_config) as client:
             result = await Demo(lab, installation, client, topology, placement, print_progress, seed).run()
         image_by_program = {image.partition(":")[0].removeprefix("netaware-"): image for image in images or ()}
-        elapsed_s = round(time.monotonic() - started, 1)
+        elapsed_s = round(time.monotonic() - started_s, 1)
         return msgspec.structs.replace(result, elapsed_s=elapsed_s, images=image_by_program or None)
 
 

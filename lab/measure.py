@@ -48,7 +48,7 @@ async def probe_and_print(address: str, prober: str, passphrase: bytes) -> None:
     """Measure once and print the measurement as JSON. Retries for `RETRY_S`, because a link may lose packets."""
     netperf = NetperfProber(find_binary("netperf") or "netperf", passphrase)
     settings = ProbeSettings(duration_s=NETPERF_DURATION_S, control_port=PORT, data_port=PORT + 1)
-    deadline = time.monotonic() + RETRY_S
+    deadline_s = time.monotonic() + RETRY_S
     while True:
         try:
             if prober == "datagrams":
@@ -56,7 +56,7 @@ async def probe_and_print(address: str, prober: str, passphrase: bytes) -> None:
             else:
                 measurement = await netperf.probe(address, settings)
         except ProbeFailedError as error:
-            if error.reason == "no-netperf" or time.monotonic() > deadline:
+            if error.reason == "no-netperf" or time.monotonic() > deadline_s:
                 raise
             await asyncio.sleep(0.2)
         else:

@@ -274,14 +274,14 @@ def find_device_index(netlink: IPRoute, name: str) -> int:
 @contextlib.contextmanager
 def _lock_slots() -> Iterator[None]:
     """Let one lab at a time change slots. The lock is an abstract socket, which the kernel frees when its owner ends."""
-    deadline = time.monotonic() + _LOCK_TIMEOUT_S
+    deadline_s = time.monotonic() + _LOCK_TIMEOUT_S
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
         while True:
             try:
                 lock.bind(_LOCK_NAME)
                 break
             except OSError:
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline_s:
                     raise LabError(f"another lab has been changing network slots for {_LOCK_TIMEOUT_S:.0f} s") from None
                 time.sleep(_POLL_S)
         yield

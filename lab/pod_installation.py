@@ -50,10 +50,10 @@ async def install_as_pods(lab: Lab, images: Mapping[str, Path], *, overlay: Path
 
 async def await_rollout(lab: Lab, namespace: str = NETAWARE_NAMESPACE) -> None:
     """Wait until all DaemonSets and Deployments of a namespace are rolled out. Raises BootError with a description of the pods."""
-    deadline = time.monotonic() + _ROLLOUT_TIMEOUT_S
+    deadline_s = time.monotonic() + _ROLLOUT_TIMEOUT_S
     listed = await lab.control_plane.run_kubectl("-n", namespace, "get", "daemonsets,deployments", "-o", "name")
     for name in listed.split():
-        remaining_s = max(1.0, deadline - time.monotonic())
+        remaining_s = max(1.0, deadline_s - time.monotonic())
         try:
             await lab.control_plane.run_kubectl(
                 "-n", namespace, "rollout", "status", name, f"--timeout={remaining_s:.0f}s", timeout_s=remaining_s + 10

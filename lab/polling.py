@@ -37,7 +37,7 @@ async def poll_until(
     Raises:
         WaitTimeoutError: or ``error``: no result was true in time.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + timeout_s
     while True:
         result = check()
         if inspect.isawaitable(result):
@@ -45,7 +45,7 @@ async def poll_until(
         if result:
             return result
         on_retry()
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline_s:
             text = description if isinstance(description, str) else description()
             raise error(f"timed out after {timeout_s:g} s waiting for {text}")
         await asyncio.sleep(every_s)

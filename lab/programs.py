@@ -97,10 +97,10 @@ class Program:
 
     async def wait(self, timeout_s: float = math.inf) -> int | None:
         """Wait up to ``timeout_s`` for its end; return as `poll`."""
-        deadline = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         while True:
             code = self.poll()
-            if code is not None or time.monotonic() >= deadline:
+            if code is not None or time.monotonic() >= deadline_s:
                 return code
             # Polling works from any event loop: the tests that use a fixture's program have different loops.
             await asyncio.sleep(_POLL_S)
@@ -259,14 +259,14 @@ def find_processes(state_dir: Path) -> list[psutil.Process]:
 def kill_processes(state_dir: Path) -> int:
     """Send SIGKILL to all processes of a lab, wait for up to 5 s until they ended, and return their number."""
     killed: set[psutil.Process] = set()
-    deadline = time.monotonic() + _KILL_TIMEOUT_S
+    deadline_s = time.monotonic() + _KILL_TIMEOUT_S
     # A process has no environment for a moment during execve; the next iteration finds it.
     while (processes := find_processes(state_dir)) or any(map(_is_running, killed)):
         for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         killed |= set(processes)
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline_s:
             break
         time.sleep(_POLL_S)
     return len(killed)

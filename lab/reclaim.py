@@ -28,7 +28,7 @@ _LOCK_TIMEOUT_S, _POLL_S = 0.3, 0.02
 def lock_lab(paths: LabPaths) -> Iterator[None]:
     """Hold the lab's lock for the block. Raises LabError if a lab of this name runs."""
     paths.lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    deadline = time.monotonic() + _LOCK_TIMEOUT_S
+    deadline_s = time.monotonic() + _LOCK_TIMEOUT_S
     while True:
         with paths.lock.open("a+") as file:
             if _try_lock(file.fileno(), fcntl.LOCK_EX) and _is_same_file(file.fileno(), paths.lock):
@@ -40,7 +40,7 @@ def lock_lab(paths: LabPaths) -> Iterator[None]:
                 finally:
                     paths.lock.unlink(missing_ok=True)
                 return
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline_s:
             raise LabError(f"a lab named {paths.name} is running; `python -m lab down --name {paths.name}` ends it")
         # `find_running_pid` in another process holds a shared lock for a moment.
         time.sleep(_POLL_S)

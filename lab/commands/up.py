@@ -157,12 +157,12 @@ def _start_in_background(launch: LaunchCommand, paths: LabPaths) -> dict[str, An
 
 
 def _wait_until_up(process: subprocess.Popen[bytes], paths: LabPaths) -> None:
-    deadline = time.monotonic() + _START_TIMEOUT_S
+    deadline_s = time.monotonic() + _START_TIMEOUT_S
     while not _is_up(process, paths):
         if process.poll() is not None:
             log = paths.supervisor_log.read_text(errors="replace").strip()
             raise BootError(f"lab {paths.name} did not come up:\n{log[-_SHOWN_LOG_CHARS:]}")
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline_s:
             reason = f"is not up after {_START_TIMEOUT_S:.0f} s; its log is {paths.supervisor_log}"
             raise BootError(f"lab {paths.name} {reason}")
         time.sleep(_POLL_S)

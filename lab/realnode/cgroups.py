@@ -61,11 +61,11 @@ def build_join_command(name: str, child: str = "") -> list[str]:
 
 def remove(pattern: str) -> None:
     """Remove cgroups by a shell pattern, with all their children. Raises OSError if one still has processes after 10 s."""
-    deadline = time.monotonic() + _REMOVE_TIMEOUT_S
+    deadline_s = time.monotonic() + _REMOVE_TIMEOUT_S
     for hierarchy in list_hierarchies() if ROOT.is_dir() else ():
         for top in hierarchy.glob(pattern):
             for folder in _list_bottom_up(top):
-                _remove_folder(folder, deadline)
+                _remove_folder(folder, deadline_s)
 
 
 def _list_bottom_up(top: Path) -> Iterator[Path]:
@@ -75,7 +75,7 @@ def _list_bottom_up(top: Path) -> Iterator[Path]:
     yield top
 
 
-def _remove_folder(folder: Path, deadline: float) -> None:
+def _remove_folder(folder: Path, deadline_s: float) -> None:
     """Remove a cgroup. Retries, because the kernel removes ended processes from a cgroup with a delay."""
     while True:
         try:
@@ -83,6 +83,6 @@ def _remove_folder(folder: Path, deadline: float) -> None:
                 folder.rmdir()
             return
         except OSError:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline_s:
                 raise
             time.sleep(_POLL_S)

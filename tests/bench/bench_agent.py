@@ -64,9 +64,9 @@ async def _measure_idle() -> Figures:
         agent, pods = await _start_enforcing_agent(stack)
         check_s = await _measure_full_check_s(agent, pods[0])
         await asyncio.sleep(5.0)
-        start_cpu_s, started = _read_cpu_s(agent), time.monotonic()
+        start_cpu_s, start_s = _read_cpu_s(agent), time.monotonic()
         await asyncio.sleep(IDLE_S)
-        idle_cores = (_read_cpu_s(agent) - start_cpu_s) / (time.monotonic() - started) + check_s / FULL_CHECK_INTERVAL_S
+        idle_cores = (_read_cpu_s(agent) - start_cpu_s) / (time.monotonic() - start_s) + check_s / FULL_CHECK_INTERVAL_S
         memory_mb = psutil.Process(agent.process.pid).memory_info().rss / 2**20
     scope = f"{PODS_ON_NODE} annotated pods, both directions enforced"
     details = f"{scope}; a full check takes {1000 * check_s:.0f} ms, every {FULL_CHECK_INTERVAL_S:.0f} s"

@@ -83,9 +83,9 @@ class _Cluster:
         for i in range(count):
             now_s = NOW_S + 60 * i
             batch = self._build_batch(now_s)
-            started = time.perf_counter()
+            started_s = time.perf_counter()
             decision = self._decide(self._world.snapshot(), batch, now_s)
-            durations_s.append(time.perf_counter() - started)
+            durations_s.append(time.perf_counter() - started_s)
             moves = len(decision.plan.moves)
             overutilized_nodes = sum(state.kind == "overutilized" for state in decision.plan.nodes)
         return _RoundFigures(min(durations_s), moves, overutilized_nodes)

@@ -64,11 +64,11 @@ async def _measure() -> Figures:
 
     timer = LoopTurnTimer()
     tasks = [asyncio.create_task(timer.run()), asyncio.create_task(cluster.plans.run())]
-    started = time.monotonic()
+    started_s = time.monotonic()
     for group in (OVERSIZED_GROUP, GROUP):
         cluster.request_plan(group)
     await poll_until(lambda: len(cluster.enqueued) == 2, every_s=0.005)
-    duration_s = time.monotonic() - started
+    duration_s = time.monotonic() - started_s
     pods = cluster.list_pods(GROUP)
     await asyncio.sleep(0)  # The timer's turn ends here, so that the next one measures only this call.
     plan_state = cluster.plans.get_or_request(GROUP, pods)

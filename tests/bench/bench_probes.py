@@ -59,7 +59,7 @@ def _make_nodes(zones: int, nodes_per_zone: int) -> list[ProbeNode]:
 def _measure_median_ms(work: Callable[[], object]) -> float:
     durations_ms = []
     for _ in range(3):
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         work()
-        durations_ms.append(1000 * (time.perf_counter() - started))
+        durations_ms.append(1000 * (time.perf_counter() - started_s))
     return statistics.median(durations_ms)

@@ -158,12 +158,12 @@ def measure_codec_s(requests: list[bytes], result: bytes, priorities: bytes) -> 
         msgspec.json.decode(priorities, type=list[HostPriority]),
     )
     decode, encode = msgspec.json.Decoder(ExtenderArgs).decode, msgspec.json.Encoder().encode
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     for request in requests:
         decode(request)
     for response in responses:
         encode(response)
-    return time.perf_counter() - started
+    return time.perf_counter() - started_s
 
 
 def measure_round_s(
@@ -171,14 +171,14 @@ def measure_round_s(
 ) -> tuple[float, float, int]:
     """Seconds of both requests, seconds of the codec alone, and the number of nodes that pass the filter."""
     filter_request = encode_request(pod, node_names)
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     result = connection.post("/filter", filter_request)
-    filter_s = time.perf_counter() - started
+    filter_s = time.perf_counter() - started_s
     passed_names = msgspec.json.decode(result, type=FilterResult).nodenames
     prioritize_request = encode_request(pod, passed_names)
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     priorities = connection.post("/prioritize", prioritize_request)
-    duration_s = filter_s + time.perf_counter() - started
+    duration_s = filter_s + time.perf_counter() - started_s
     return duration_s, measure_codec_s([filter_request, prioritize_request], result, priorities), len(passed_names)
 
 

@@ -196,10 +196,10 @@ class Day:
         return name
 
     async def _wait_until_bound(self, names: list[str]) -> None:
-        deadline = time.monotonic() + 60
+        deadline_s = time.monotonic() + 60
         for name in names:
             while not self._read_node(name):
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline_s:
                     return  # the pod stays pending
                 await asyncio.sleep(0.005)
 

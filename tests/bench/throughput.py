@@ -137,14 +137,14 @@ async def run_mode(
         config = build_scheduler_config(extender_url=url, percentage_of_nodes_to_score=percentage)
         config["clientConnection"] = {"qps": 2000, "burst": 4000}
         scheduler = await plane.start_scheduler(config, name=f"scheduler-{time.time_ns()}")
-        started = time.monotonic()
+        started_s = time.monotonic()
         try:
             if mode == "gated":
                 await stack.enter_async_context(run_program(plane, "manager", "affinity", "--no-leader-elect"))
             await poll_until(
                 lambda: sum(bool(pod.spec.node_name) for pod in pods) == pod_count, timeout_s=TIMEOUT_S, every_s=0.1
             )
-            return pod_count / (time.monotonic() - started), {pod.metadata.name: pod for pod in pods}
+            return pod_count / (time.monotonic() - started_s), {pod.metadata.name: pod for pod in pods}
         finally:
             await plane.programs.stop(scheduler)
             await delete_pods_and_groups(client, NAMESPACE)

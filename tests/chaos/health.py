@@ -68,17 +68,17 @@ class HealthMonitor:
     async def run(self) -> None:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S)) as session:
             while True:
-                started = time.monotonic()
+                started_s = time.monotonic()
                 if self._count_pending_reverts():
-                    self._last_fault_at_s = started if self._last_fault_at_s is not None else None
+                    self._last_fault_at_s = started_s if self._last_fault_at_s is not None else None
                 self.problems = await self._find_problems(session)
                 # Gates are opened without agents and the extender.
                 if any(not problem.startswith(("agent-", "extender")) for problem in self.problems):
-                    self.outages.append((time.time() - _POLL_S - (time.monotonic() - started), time.time()))
+                    self.outages.append((time.time() - _POLL_S - (time.monotonic() - started_s), time.time()))
                 if self.problems:
                     self._healthy_since_s = None
-                elif self._last_fault_at_s is None or self._last_fault_at_s <= started:
-                    self._on_healthy(started)
+                elif self._last_fault_at_s is None or self._last_fault_at_s <= started_s:
+                    self._on_healthy(started_s)
                 await asyncio.sleep(_POLL_S)
 
     def _on_healthy(self, now_s: float) -> None:

@@ -89,8 +89,8 @@ class ChaosRun:
 
     async def wait_until_healthy(self, timeout_s: float) -> bool:
         """Wait until the lab has been healthy for `STABLE_S` and all zone pairs have costs; False after the timeout."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
             if self.health.healthy_s >= STABLE_S and await self.count_priced_pairs() == self.pair_count:
                 return True
             await asyncio.sleep(0.5)
@@ -105,11 +105,11 @@ class ChaosRun:
 
     async def inject_all(self, faults: list[Fault]) -> None:
         """Inject each fault at its time, whether or not the lab has recovered from the last."""
-        started = time.monotonic()
+        started_s = time.monotonic()
         # In parallel: a fault may wait for an API server that another fault stopped.
         async with asyncio.TaskGroup() as injecting:
             for fault in faults:
-                await asyncio.sleep(max(0.0, started + fault.at_s - time.monotonic()))
+                await asyncio.sleep(max(0.0, started_s + fault.at_s - time.monotonic()))
                 self.health.on_fault(fault)
                 injecting.create_task(self.injector.inject(fault))
 

@@ -57,12 +57,12 @@ def wait_for_capacity(programs: NodeBinaries) -> None:
     """Wait until the machine has capacity for `MAX_REAL_NODES`; fail after `CAPACITY_TIMEOUT_S`."""
     nft = programs.debian.find_program("nft")
     assert nft is not None, "the programs of real nodes include nft"
-    deadline = time.monotonic() + CAPACITY_TIMEOUT_S
+    deadline_s = time.monotonic() + CAPACITY_TIMEOUT_S
     while True:
         try:
             check_machine(programs.debian.environment, nft, node_count=MAX_REAL_NODES)
         except InsufficientCapacityError as error:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline_s:
                 pytest.fail(str(error))
             time.sleep(3)
         except UnsupportedError as error:

@@ -86,14 +86,14 @@ def list_leftovers(lab: dict[str, Any]) -> list[str]:
     A lab of another test may take the free slot at once, and then has the same names. The bridge's alias says whose
     names they are.
     """
-    deadline = time.monotonic() + SLOT_TIMEOUT_S
+    deadline_s = time.monotonic() + SLOT_TIMEOUT_S
     slot = lab["nodes"][0]["netns"].split("-")[1]
     while True:
         owner = _find_owner(slot)
         names = _list_names(slot)
         if _find_owner(slot) == owner:
             break
-        assert time.monotonic() < deadline, f"slot {slot} keeps changing its owner"
+        assert time.monotonic() < deadline_s, f"slot {slot} keeps changing its owner"
     leftovers = names if owner in {None, lab["state_dir"][-255:]} else []
     leftovers += [f"process {process.pid}" for process in find_processes(Path(lab["state_dir"]))]
     leftovers += [line for line in Path("/proc/self/mounts").read_text().splitlines() if lab["state_dir"] in line]

@@ -132,7 +132,7 @@ def wait_until(
     check: Callable[[], bool], description: str, describe_state: Callable[[], str] = lambda: "", every_s: float = 0.5
 ) -> None:
     """Poll until ``check`` is true; fail with both descriptions after `TIMEOUT_S`."""
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline_s = time.monotonic() + TIMEOUT_S
     while not check():
-        assert time.monotonic() < deadline, f"timed out waiting for {description}: {describe_state()}"
+        assert time.monotonic() < deadline_s, f"timed out waiting for {description}: {describe_state()}"
         time.sleep(every_s)

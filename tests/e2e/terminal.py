@@ -56,9 +56,9 @@ class Terminal:
         self, check: Callable[[list[dict[str, Any]]], bool], timeout_s: float
     ) -> list[dict[str, Any]]:
         """Wait until ``check`` accepts the findings, and return them."""
-        started = time.monotonic()
+        started_s = time.monotonic()
         while not check(findings := self.read_findings()):
-            assert time.monotonic() - started < timeout_s, f"after {timeout_s:.0f} s still {summarize(findings)}"
+            assert time.monotonic() - started_s < timeout_s, f"after {timeout_s:.0f} s still {summarize(findings)}"
             time.sleep(1)
         return findings
 

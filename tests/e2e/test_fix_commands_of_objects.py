@@ -220,9 +220,9 @@ class FixRunner:
     async def wait_until(self, check: Callable[[], bool], message: Callable[[], str]) -> None:
         """Wait until ``check`` is true with findings that are read after this call."""
         # The read that runs at this moment may be older.
-        deadline, unusable_reads = time.monotonic() + DEADLINE_S, self._reads + 1
+        deadline_s, unusable_reads = time.monotonic() + DEADLINE_S, self._reads + 1
         while not (self._reads > unusable_reads and check()):
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline_s:
                 pytest.fail(message())
             await asyncio.sleep(0.2)
 

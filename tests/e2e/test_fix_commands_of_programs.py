@@ -103,7 +103,7 @@ def cause_and_resolve(terminal: Terminal, cluster: Cluster, cause: Callable[[Clu
     cause(cluster)
     findings = terminal.wait_for_findings(lambda findings: bool(findings) and findings[0]["code"] in codes, DEADLINE_S)
     assert terminal.read_findings("status")[0]["code"] in codes, "status names another cause"
-    started, failed_commands = time.monotonic(), []
+    started_s, failed_commands = time.monotonic(), []
     while True:
         failed_commands += terminal.paste_fix_commands(findings[0]["fix"], PLACEHOLDER_VALUES)
         # The finding disappears some time after the repair; the commands are pasted again after `REPEAT_S`.
@@ -111,7 +111,7 @@ def cause_and_resolve(terminal: Terminal, cluster: Cluster, cause: Callable[[Clu
             terminal.wait_for_findings(lambda findings: all(f["code"] not in codes for f in findings), REPEAT_S)
             break
         except AssertionError:
-            assert time.monotonic() - started < DEADLINE_S, f"not resolved: {summarize(findings)} {failed_commands}"
+            assert time.monotonic() - started_s < DEADLINE_S, f"not resolved: {summarize(findings)} {failed_commands}"
             findings = terminal.read_findings() or findings
     # A second paste must do no harm; the caller waits until there are no findings.
     terminal.paste_fix_commands([line for line in findings[0]["fix"] if " rollout undo " in line], PLACEHOLDER_VALUES)

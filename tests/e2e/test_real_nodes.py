@@ -60,10 +60,10 @@ def measure_dns_round_trip_s(netns: str, server: str) -> float:
     with namespaces.enter(netns), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.settimeout(5)
         for _ in range(10):
-            started = time.monotonic()
+            started_s = time.monotonic()
             client.sendto(DNS_QUERY, (server, 53))
             response = client.recv(512)
-            durations_s.append(time.monotonic() - started)
+            durations_s.append(time.monotonic() - started_s)
             assert response.endswith(socket.inet_aton("10.96.0.1")), response
     return min(durations_s)
 

@@ -27,13 +27,13 @@ async def run_controller(plane: ControlPlane, verb: str, *flags: str) -> AsyncIt
     """Run ``python -m controller <verb>`` until it is ready; yields its process and URL."""
     (port,) = find_free_ports(1)
     argv = [sys.executable, "-m", "controller", verb, f"--credentials={credentials_dir(plane.kubeconfig)}", *flags]
-    started = plane.programs.start(f"{verb}-{uuid.uuid4().hex[:6]}", [*argv, f"--listen=127.0.0.1:{port}"])
+    program = plane.programs.start(f"{verb}-{uuid.uuid4().hex[:6]}", [*argv, f"--listen=127.0.0.1:{port}"])
     url = f"http://127.0.0.1:{port}"
     try:
         await poll_until(partial(answers_ok, f"{url}/readyz"), f"{verb} to be ready", 150, every_s=0.1)
-        yield started, url
+        yield program, url
     finally:
-        await plane.programs.stop(started)
+        await plane.programs.stop(program)
 
 
 def generate_webhook_manifests() -> list[dict[str, Any]]:

@@ -53,10 +53,10 @@ def rr(address: str, port: int, seconds: float) -> None:
         end = time.monotonic() + seconds
         round_trips_s: list[float] = []
         while time.monotonic() < end:
-            started = time.monotonic()
+            started_s = time.monotonic()
             connection.sendall(b"p")
             connection.recv(1)
-            round_trips_s.append(time.monotonic() - started)
+            round_trips_s.append(time.monotonic() - started_s)
         print(json.dumps(round_trips_s))
 
 

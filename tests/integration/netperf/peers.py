@@ -126,12 +126,12 @@ async def lossy_relay(port: int, drops: Callable[[int], bool]) -> AsyncIterator[
 
 def _remove_group(group: Path) -> None:
     """Remove a cgroup after its last process, which ends slowly because of the quota."""
-    deadline = time.monotonic() + 30
+    deadline_s = time.monotonic() + 30
     while True:
         try:
             return group.rmdir()
         except OSError as error:
-            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+            if error.errno != errno.EBUSY or time.monotonic() > deadline_s:
                 raise
             time.sleep(0.05)
 

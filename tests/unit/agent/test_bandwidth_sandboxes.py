@@ -44,12 +44,12 @@ DEVICE_TABLE = b"""Inter-|   Receive                                            
 """
 
 
-def write_process(proc: Path, pid: int, cgroup: str, started: int, name: str = "app") -> None:
-    """Write a process's files in procfs; ``started`` is its start time in ticks."""
+def write_process(proc: Path, pid: int, cgroup: str, start_ticks: int, name: str = "app") -> None:
+    """Write a process's files in procfs; ``start_ticks`` is its start time since boot."""
     directory = proc / str(pid)
     (directory / "net").mkdir(parents=True)
     (directory / "cgroup").write_text(cgroup)
-    stat = f"{pid} ({name}) S " + " ".join(["0"] * 18) + f" {started} 0 0\n"
+    stat = f"{pid} ({name}) S " + " ".join(["0"] * 18) + f" {start_ticks} 0 0\n"
     (directory / "stat").write_text(stat, errors="surrogateescape")
 
 
