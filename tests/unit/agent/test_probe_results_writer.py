@@ -77,7 +77,8 @@ async def test_equivalent_values_are_written_rarely_but_before_they_are_stale(ro
             await asyncio.sleep(round_s / 2 + rng.uniform(-2, 2))  # runs are jittered within their slots
 
     assert store.data.keys() == {make_key(destination) for destination in DESTINATIONS}
-    gaps_s = [gap_s for key in store.data for gap_s in list_gaps_s(store.writes_s_by_key[key])]
+    end_s = asyncio.get_running_loop().time()
+    gaps_s = [gap_s for key in store.data for gap_s in list_gaps_s([*store.writes_s_by_key[key], end_s])]
     assert max(gaps_s) < max(STALE_AFTER_S, 3 * round_s) - 10
     # Waiting values are written along with those that are due, so that a write has all pairs.
     refreshes = duration_s / MIN_REFRESH_S if round_s < MIN_REFRESH_S else 3 * duration_s / round_s

@@ -48,7 +48,7 @@ async def test_a_refused_key_is_named_and_does_not_delay_others() -> None:
         for sequence in range(1, 6):
             samples = [make_sample(node, sequence, p50_us=2000.0 + 1000 * sequence) for node in DESTINATIONS]
             await agent.add_samples(*samples, wait_s=60)
-        assert store.read_sequences() == {"n1": 5, "n3": 5}
+            assert store.read_sequences() == {"n1": sequence, "n3": sequence}
         assert refused_key in agent.writer.refusal_summary
         assert agent.writer.readiness_error == "", "other keys are written, so the node stays in the plan"
         # After each of 5 rounds and at its retry: one request for the other keys, one for the refused key.
