@@ -105,24 +105,6 @@ def encode_failure(failure: Failure, test: Test) -> dict[str, str | None]:
     return {str(key): msgspec.json.encode(value).decode()}
 
 
-def find_last_sequence(data: Mapping[str, str], node: str, now_s: float) -> int:
-    """The highest plausible sequence of a node's entries in a results ConfigMap; 0 if the node has none. Never raises."""
-    last_sequence = 0
-    for key, value in data.items():
-        result_key = parse_key(key)
-        if result_key is None or result_key.origin != node:
-            continue
-        result = _decode_value(key, result_key, value)
-        if not isinstance(result, Refusal) and result.sequence <= _max_plausible_sequence(now_s):
-            last_sequence = max(last_sequence, result.sequence)
-    return last_sequence
-
-
-def _max_plausible_sequence(now_s: float) -> float:
-    """The highest plausible sequence. Sequences start from the writer's clock, in seconds; the reader's clock may not be set."""
-    return max(now_s, _MIN_CLOCK_S) + 10 * YEAR_S
-
-
 def encode_samples(
     samples: Iterable[Sample], upstream_percentiles: Collection[Percentile] = ()
 ) -> dict[str, str | None]:
@@ -147,6 +129,25 @@ def encode_samples(
                 value_us = sample.percentile_us(percentile)
                 data[key_for_upstream] = None if value_us is None else str(max(1, math.floor(value_us / 1000 + 0.5)))
     return data
+
+
+def _round_sample(sample: Sample) -> Sample:
+    """The sample with two decimals (ratios with six, its time with three), to save space in etcd. The measuring clocks are less precise."""
+    return msgspec.structs.replace(
+        sample,
+        measurement=_round_measurement(sample.measurement),
+        datagrams=None if sample.datagrams is None else _round_measurement(sample.datagrams),
+        taken_at=round(sample.taken_at, 3),
+    )
+
+
+def _round_measurement(measurement: Measurement) -> Measurement:
+    changes = {
+        name: round(value, 6 if name.endswith("_ratio") else 2)
+        for name in measurement.__struct_fields__
+        if isinstance(value := getattr(measurement, name), float)
+    }
+    return msgspec.structs.replace(measurement, **changes)
 
 
 def list_planned_keys(plans: Iterable[ZonePlan]) -> set[str]:
@@ -192,23 +193,22 @@ def _is_pair_planned(pair: NodePair, planned_keys: Container[str]) -> bool:
     return any(str(ResultKey(*pair, test)) in planned_keys for test in TESTS)
 
 
-def _round_sample(sample: Sample) -> Sample:
-    """The sample with two decimals (ratios with six, its time with three), to save space in etcd. The measuring clocks are less precise."""
-    return msgspec.structs.replace(
-        sample,
-        measurement=_round_measurement(sample.measurement),
-        datagrams=None if sample.datagrams is None else _round_measurement(sample.datagrams),
-        taken_at=round(sample.taken_at, 3),
-    )
+def find_last_sequence(data: Mapping[str, str], node: str, now_s: float) -> int:
+    """The highest plausible sequence of a node's entries in a results ConfigMap; 0 if the node has none. Never raises."""
+    last_sequence = 0
+    for key, value in data.items():
+        result_key = parse_key(key)
+        if result_key is None or result_key.origin != node:
+            continue
+        result = _decode_value(key, result_key, value)
+        if not isinstance(result, Refusal) and result.sequence <= _max_plausible_sequence(now_s):
+            last_sequence = max(last_sequence, result.sequence)
+    return last_sequence
 
 
-def _round_measurement(measurement: Measurement) -> Measurement:
-    changes = {
-        name: round(value, 6 if name.endswith("_ratio") else 2)
-        for name in measurement.__struct_fields__
-        if isinstance(value := getattr(measurement, name), float)
-    }
-    return msgspec.structs.replace(measurement, **changes)
+def _max_plausible_sequence(now_s: float) -> float:
+    """The highest plausible sequence. Sequences start from the writer's clock, in seconds; the reader's clock may not be set."""
+    return max(now_s, _MIN_CLOCK_S) + 10 * YEAR_S
 
 
 def decode_results(

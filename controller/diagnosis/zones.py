@@ -98,11 +98,10 @@ def _build_pairs(
     samples = _choose_shown_samples(decision.results.samples.values(), decision.state)
     pairs = []
     for pair in permutations([zone.name for zone in zones], 2):
+        basis: PairBasis = "given"
         if weight is None or pair not in written_costs:
-            basis: PairBasis = "absent"
-        elif weight.name != NETPERF_COSTS:
-            basis = "given"
-        else:
+            basis = "absent"
+        elif weight.name == NETPERF_COSTS:
             basis = _choose_basis(decision.costs.by_zone_pair.get(pair), is_too_old=pair in old_pairs)
         sample = samples.get(pair) or samples.get((pair[1], pair[0]))
         pairs.append(_build_pair(pair, written_costs.get(pair), basis, sample, snapshot.now_s))
