@@ -84,8 +84,7 @@ async def test_the_api_servers_answer_decides_the_result_and_the_event_of_an_evi
     assert client.evict.await_args_list == calls
     reason = "EvictionFailed" if result.stops_evictions else "EvictionRefused"
     note = f'Dry run of the eviction from node "n" for the reason "r" {outcome}: {result.message}'
-    events = [recorded.args[2:] for recorded in recorder.record.call_args_list]
-    assert events == ([(reason, note)] if outcome else [])
+    assert [event.args[2:] for event in recorder.record.call_args_list] == ([(reason, note)] if outcome else [])
 
 
 @pytest.mark.parametrize(("unschedulable", "ready"), [(True, True), (False, False)])

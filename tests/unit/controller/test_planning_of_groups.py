@@ -23,14 +23,14 @@ OTHER_GATE = {"name": "kueue.x-k8s.io/admission"}
 ALL_NODES = {"n00", "n01", "n02"}
 
 
-def bind_volume(cluster: PlanningCluster, _: str) -> None:
-    """Bind the claim of d/a to a volume of zone z2, where n02 is."""
-    expression = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["z2"]}
+def bind_volume(cluster: PlanningCluster, _: str, claim: str = "data", zones: tuple[str, ...] = ("z2",)) -> None:
+    """Bind a claim, by default of d/a, to a volume of these zones; n02 is in z2."""
+    expression = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": zones}
     reach = {"nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}}
     volume = msgspec.convert({"metadata": {"name": "pv"}, "spec": reach}, PersistentVolume)
     cluster.volumes.on_volume_change("pv", None, volume)
-    body = {"metadata": {"name": "data", "namespace": "d"}, "spec": {"volumeName": "pv"}}
-    cluster.volumes.on_claim_change("d/data", None, msgspec.convert(body, PersistentVolumeClaim))
+    body = {"metadata": {"name": claim, "namespace": "d"}, "spec": {"volumeName": "pv"}}
+    cluster.volumes.on_claim_change(f"d/{claim}", None, msgspec.convert(body, PersistentVolumeClaim))
 
 
 def avoid_node(cluster: PlanningCluster, node: str) -> None:
@@ -95,9 +95,11 @@ async def test_a_group_is_planned_again_when_inputs_of_its_plan_change(
     cluster = make_cluster_with_one_pod()
     cluster.add_pod("d/g1", "b", "P1", 1)
     cluster.update_pod("d/a", spec={"volumes": [CLAIM], "affinity": AWAY_FROM_OTHERS})
-    cluster.update_pod("d/b", spec={"schedulingGates": [{"name": GATE}, OTHER_GATE], "affinity": AWAY_FROM_OTHERS})
+    spec = {"affinity": AWAY_FROM_OTHERS, "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "b"}}]}
+    cluster.update_pod("d/b", spec={"schedulingGates": [{"name": GATE}, OTHER_GATE], **spec})
     old_nodes = await cluster.plan_nodes("d/g1")
-    assert not cluster.request_plan("d/g1").is_pending
+    bind_volume(cluster, "", claim="b", zones=("z0", "z1", "z2"))
+    assert not cluster.request_plan("d/g1").is_pending, "plans leave d/b out"
     assert old_nodes.keys() == {"d/a"}
 
     change(cluster, old_nodes["d/a"])

@@ -196,8 +196,7 @@ def test_keys_of_an_unplanned_test_are_removed() -> None:
     without_streams = list_planned_keys(make_plan([1, 1]).plan_by_zone.values())
     streams = {key for key in with_streams if "TCP_STREAM" in key}
     assert len(streams) == 2
-    planned_pairs = [key for key in map(parse_key, streams) if key is not None]
-    upstream_keys = [str(upstream_key(key.origin, key.destination, "p90")) for key in planned_pairs]
+    upstream_keys = [str(upstream_key(key.origin, key.destination, "p90")) for key in map(parse_key, streams) if key]
     assert find_keys_to_remove(dict.fromkeys([*streams, *upstream_keys], "{}"), without_streams) == streams
 
 
