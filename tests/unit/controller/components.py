@@ -48,8 +48,7 @@ DEFAULT = SchedulerConfig()
 class StatusRecorder:
     """A client that keeps the status that is applied."""
 
-    def __init__(self) -> None:
-        self.status: dict[str, Any] = {}
+    status: dict[str, Any]
 
     async def apply(self, _resource: object, _name: str, body: dict[str, Any], type_: type[Any], **_: object) -> Any:
         self.status = body["status"]

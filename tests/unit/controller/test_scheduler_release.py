@@ -104,8 +104,6 @@ NEW_UNSCHEDULABLE_A = make_unschedulable_pod("a", "A", since_s=0)
         pytest.param(make_inputs(BOUND_A, B, declared_replicas={"A": 2, "B": 1}), 0, "", id="a declared replica is missing"),
         pytest.param(make_inputs(BOUND_A, B, declared_replicas={"A": 2, "B": 1}), WAIT_S, "b", id="a declared replica is overdue"),
         pytest.param(make_inputs(B), 0, "", id="the workload has no pods"),
-        pytest.param(make_inputs(A, B, awaiting_rollout=UNPLACED_A), 0, "b", id="its node is full until a rollout continues"),
-        pytest.param(make_inputs(A, is_plan_pending=True), 0, "", id="the plan is being made"),
         pytest.param(make_inputs(A, is_plan_pending=True, placed=UNPLACED_A), 0, "a", id="the outdated plan has a node for it"),
         pytest.param(make_inputs(B), WAIT_S, "b", id="the workload's pods are overdue"),
         pytest.param(make_inputs(B, declared_replicas={"A": 0}), 0, "b", id="no replica is declared"),

@@ -42,6 +42,18 @@ def test_several_latencies_of_one_reporter_do_not_outvote_three_reporters() -> N
     assert consensus.ignored_pairs == {latency.nodes for latency in outvoted}
 
 
+@pytest.mark.parametrize(
+    ("reporter", "agreed_ms", "third_zones", "latency_ms"),
+    [("b2", 0, "", 10), ("b2", 19, "", 20), ("b1", 0, "", 20), ("b2", 0, "cd", 20), ("b2", 0, "c", 10)],
+    ids=["a slow node", "the last agreed latency", "a forging node", "triangle inequality", "only one third zone"],
+)
+def test_one_of_two_reporters_is_ignored(reporter: str, agreed_ms: float, third_zones: str, latency_ms: float) -> None:
+    latencies = [make_latency("a1", "b1", 10), make_latency(reporter, "a" + reporter[1], 20)]
+    latencies += [make_latency(zone + "1", end, ms) for zone in third_zones for end, ms in (("a3", 5), ("b3", 100))]
+    consensus = find_consensus(latencies, {("a", "b"): agreed_ms * 1000} if agreed_ms else {})
+    assert consensus.latency_us_by_link["a", "b"] == latency_ms * 1000
+
+
 def test_ignored_latencies_count_neither_for_age_nor_for_node_pairs() -> None:
     computer = CostComputer()
     agreeing = [make_node_sample("a1", "b1", 2000.0), make_node_sample("a2", "b2", 2000.0)]
