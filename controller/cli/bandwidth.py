@@ -66,7 +66,7 @@ def _make_pod_table(pods: Sequence[PodBandwidthView]) -> RenderableType:
         name = f"{pod.namespace}/{pod.name}"
         problems = [*(f"{direction} {verdict}" for direction, verdict in pod.ineffective_verdicts.items()), pod.problem]
         problem_text = "; ".join(filter(None, problems))
-        has_effect = bool(set(pod.verdicts.values()) - {"not-applicable"})
+        has_effect = any(verdict != "not-applicable" for verdict in pod.verdicts.values())
         sign = Text("✓", style=GOOD) if has_effect else Text("-", style=FAINT)
         if problem_text:
             sign = Text("✗", style=BAD)

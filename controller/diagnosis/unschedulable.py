@@ -164,9 +164,8 @@ def _list_taint_fixes(taint: Taint, pod: PodFact) -> tuple[str, ...]:
     # The patch appends to the template's list if there is one: if the pod has other tolerations than those that Kubernetes adds.
     if any((t.key, t.toleration_seconds) not in _DEFAULT_TOLERATIONS for t in pod.spec.tolerations or ()):
         patch |= {"path": "/spec/template/spec/tolerations/-", "value": toleration}
-    kind, name = pod.owner
-    command = "kubectl -n {} patch {} {} --type=json -p {}"
-    return (format_command(command, pod.metadata.namespace, kind.lower(), name, [patch]),)
+    kind, name = pod.owner[0].lower(), pod.owner[1]
+    return (format_command("kubectl -n {} patch {} {} --type=json -p {}", pod.metadata.namespace, kind, name, [patch]),)
 
 
 @lru_cache(maxsize=1024)

@@ -136,7 +136,7 @@ def _narrow_term(term: NodeSelectorTerm, added_requirement: MatchExpression) -> 
 
 
 def without_added_requirement(pod: Pod) -> Pod:
-    """The pod with only the user's required node affinity; unchanged if `NARROWED_ANNOTATION` is absent or cannot be decoded."""
+    """The pod without our requirement; preferred terms stay. Unchanged if `NARROWED_ANNOTATION` is absent or cannot be decoded."""
     text = pod.metadata.annotation(NARROWED_ANNOTATION)
     affinity = pod.spec.affinity
     node_affinity = affinity.node_affinity if affinity else None

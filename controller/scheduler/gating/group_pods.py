@@ -51,8 +51,7 @@ class GroupPods:
         if old is not None and new is not None and old.metadata.uid != new.metadata.uid:
             self.on_change(key, old, None)  # A list may show another pod of this name without the deletion in between.
             old = None
-        pod = new or old
-        if pod is None:
+        if (pod := new or old) is None:
             return ""
         if key in self._writes and not self._writes[key].replaces(new):
             del self._writes[key]
