@@ -96,7 +96,7 @@ class GroupPods:
 
     def gated_count(self) -> int:
         """Number of active pods with our gate."""
-        pods = map(self._store.get, tuple(self.waiting_keys))
+        pods = map(self._store.get, tuple(self.waiting_keys))  # A copy, because metrics are collected in a thread.
         return sum(pod.is_gated and pod.is_active for pod in pods if pod is not None)
 
     def record_write(self, key: str, before: Pod, after: Pod) -> None:
