@@ -143,6 +143,12 @@ CASES = [
         limits={"unavailablePerWorkload": 1},
     ),
     make_case(
+        "unavailable-limit",
+        f"1 of 2 pods of {WORKLOAD} are not available",
+        limits={"unavailablePerWorkload": 1},
+        history=History(pending_moves=(make_pending_move(node="far", workload=WORKLOAD),)),
+    ),
+    make_case(
         "disruption-budget",
         "default/x allows no disruption",
         {"labels": {"a": "b"}},

@@ -53,18 +53,6 @@ def list_evicted_pods(client: AsyncMock) -> list[str]:
     return [call.args[1] for call in client.evict.await_args_list]
 
 
-class StoredConfigMap:
-    """A client of an API server that has one ConfigMap."""
-
-    data: dict[str, str] | None = None
-
-    async def get(self, *_: Any, **__: Any) -> ConfigMap:
-        return ConfigMap(data=self.data)
-
-    async def apply(self, _resource: Any, _name: str, body: dict[str, Any], *_: Any, **__: Any) -> None:
-        self.data = body["data"]
-
-
 def make_descheduler(
     client: AsyncMock, netaware_namespace: str = "netaware-system", nodes: Iterable[Node] = (), **settings: Any
 ) -> tuple[Descheduler, World]:
@@ -99,11 +87,16 @@ def make_descheduler(
 
 
 async def test_a_history_is_written_again_after_its_config_map_was_emptied() -> None:
-    client, history = StoredConfigMap(), History(backoffs={"default/Deployment/web": BackoffEntry(NOW_S + 60)})
-    store = HistoryStore(cast("Any", client), "netaware-system")
+    client, history = AsyncMock(), History(backoffs={"default/Deployment/web": BackoffEntry(NOW_S + 60)})
+
+    def keep_data(*request: Any, **_: Any) -> None:
+        client.get.return_value = ConfigMap(data=request[2]["data"])
+
+    client.apply.side_effect = keep_data
+    store = HistoryStore(client, "netaware-system")
     await store.save(history)
     assert await store.load() == history
-    client.data = {"history.json": "no history"}
+    client.get.return_value = ConfigMap(data={"history.json": "no history"})
     assert await store.load() == History()
     await store.save(history)
     assert await store.load() == history
