@@ -42,6 +42,7 @@ from tests.unit.controller import groups
 NAMESPACE = "quality"
 QUIET_S = 12.0  # Placement ends after this time without a binding,
 TIMEOUT_S = 600.0  # and after this time in any case.
+ANNOTATIONS = {"objective": "parity", "spread": "none"}  # Plans minimize what is compared: upstream's sum of costs.
 VIOLATION_COST = 10**6
 """Cost of a violation in the search of the optimum, so that fewer violations are always cheaper."""
 
@@ -173,9 +174,8 @@ async def set_costs_of(client: Client, cases: list[groups.GroupCase]) -> None:
 
 
 async def create_group(client: Client, mode: Mode, number: int, case: groups.GroupCase) -> None:
-    group = msgspec.to_builtins(groups.make_group(case, f"g{number}", NAMESPACE, algorithm=mode.algorithm))
-    body = {**APPGROUPS.type_meta, "metadata": {"name": f"g{number}"}, "spec": group["spec"]}
-    await client.create(APPGROUPS, body, Object, namespace=NAMESPACE)
+    group = groups.make_group(case, f"g{number}", NAMESPACE, algorithm=mode.algorithm, **ANNOTATIONS)
+    await client.create(APPGROUPS, {**APPGROUPS.type_meta, **msgspec.to_builtins(group)}, Object, namespace=NAMESPACE)
     scheduler, gates = ("default-scheduler", None) if mode.config is None else (PROFILE, [{"name": GATE}])
     for workload, count in enumerate(case.replicas):
         for replica in range(count):
