@@ -70,8 +70,8 @@ def cost_entries_of(weight: WeightInfo | None, topology_key: str = ZONE_LABEL) -
 class CostTable:
     """Look-up of costs in one weight of a NetworkTopology; without a weight, no cost is known.
 
-    ``latencies`` are the round trips from which the costs were computed; None for a weight that netaware did not write. Nodes without
-    zone labels are in one zone if ``is_one_zone`` (`has_no_zone_labels`), else they violate every limit.
+    ``latencies`` are the round trips from which the costs were computed; None for a weight that netaware did not write. A peer's node with
+    neither zone nor region violates every limit, unless ``is_one_zone``: no node has a zone label (`has_no_zone_labels`).
     """
 
     def __init__(

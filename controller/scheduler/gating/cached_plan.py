@@ -25,7 +25,7 @@ class CachedPlan(NamedTuple):
 
     Attributes:
         plan: the plan.
-        cache_key: its `PlanInputs.cache_key`; the plan is outdated once the key has changed.
+        cache_key: its `PlanInputs.make_cache_key`; the plan is outdated once the key has changed.
         freed_count: `ReservationCache.freed_count` before the plan was made.
         made_at: time at which it was complete, monotonic seconds.
         took_s: time from the start of its computation until then, with the wait for the planning process.

@@ -41,7 +41,7 @@ class ExpectedReplacements:
         """Group and key of the evicted pod -> its replacement."""
 
     def add(self, group: str, key: str, expected: ExpectedReplacement) -> int:
-        """Add a replacement, in place of an earlier one whose eviction was refused; returns 1 if that one reserved another node, else 0."""
+        """Add a replacement, in place of one whose eviction was refused; returns how many reservations of other nodes end (0 or 1)."""
         earlier = self._expected.get((group, key), expected)
         self._expected[group, key] = expected
         return int(earlier.target.node != expected.target.node)
@@ -59,7 +59,7 @@ class ExpectedReplacements:
         return count_before - len(self._expected)
 
     def _find_missing(self, group: str, existing_pods: Iterable[Pod]) -> list[ExpectedReplacement]:
-        """The group's expected replacements, without one for each existing pod that may be a replacement."""
+        """The group's replacements that do not exist yet; each existing pod that may be one of them counts for one."""
         all_expected = [expected for (other, _), expected in self._expected.items() if other == group]
         found = Counter(pod.workload for pod in existing_pods if any(e.matches(pod) for e in all_expected))
         missing = []
@@ -73,14 +73,14 @@ class ExpectedReplacements:
     def add_requests_of_others(
         self, reserved: dict[str, Amounts], group: str, pods_of: Callable[[str], Sequence[Pod]]
     ) -> None:
-        """Add to node -> reserved amounts the requests of other groups' replacements that do not exist yet."""
+        """Add requests of other groups' replacements that do not exist yet to ``reserved``, node -> amounts."""
         for other_group in dict.fromkeys(key for key, _ in self._expected if key != group):
             # A replacement that exists has a reservation by the plan of its own group.
             for expected in self._find_missing(other_group, (pod for pod in pods_of(other_group) if pod.is_active)):
                 add_amounts(reserved.setdefault(expected.target.node, {}), expected.requests)
 
     def add_targets(self, targets: dict[str, Target], group: str, pods: Sequence[Pod]) -> None:
-        """Add to pod key -> target the node reserved for each of the group's replacements that waits and has no target yet."""
+        """Give each of the group's waiting replacements without a target its reserved node; ``targets`` is pod key -> target."""
         waiting = [pod for pod in pods if pod.is_waiting and pod.metadata.key not in targets]
         placed = (pod for pod in pods if pod.is_active and (pod.is_bound or pod.metadata.key in targets))
         for expected in self._find_missing(group, placed):

@@ -121,14 +121,14 @@ class Problem(msgspec.Struct, frozen=True):
         class_of: [replica] its class.
         fixed_hosts: [workload] hosts of the replicas that stay.
         must_span_zones: [workload] whether its replicas must not all be in one zone.
-        colocation_price: [workload] price of two of its replicas on one host, in 1.5 host gains of that workload (at least of a mean
-            one): more than a replica gains there. In one zone the price is a thousandth, to decide between equal costs.
+        colocation_price: [workload] price of two of its replicas on one host. The unit is 1.5 host gains of that workload, at least of
+            a mean one, so that 1 exceeds what sharing a host saves. Two in one zone cost a thousandth: it decides between equal costs.
         host_price: [host] price of each replica there, in worst costs.
         edges: dependencies, at most one per ordered pair of workloads.
         tables: costs of calls; at least one if there are edges.
         domain_rules: required and preferred rules about topology domains.
-        crowding_price: half the price of any two replicas on one host, in host gains; divided by the square of the replicas per host if
-            there are more replicas than hosts.
+        crowding_price: in host gains: the n replicas on a host, of any workload, cost n² times it. If there are more replicas than
+            hosts, it is divided by the square of the replicas per host.
         overload_price: price of a call that loads a replica above its fair share; 1 is the mean extra cost of a call to another zone.
         balance_price: price of each fully used resource of a host, in worst costs; it grows with the square of utilization.
         host_names: [host] its name.

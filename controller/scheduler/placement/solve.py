@@ -18,7 +18,8 @@ _RELATIVE_TOLERANCE = 1e-9
 _STEPS_PER_REPLICA = 4000  # of all runs together
 _STEPS_PER_REPLICA_WITHOUT_CALLS = 200  # of one run for workloads without dependencies
 _MIN_STEPS, _MAX_STEPS = 5000, 14_000_000  # of one run
-_MANY_HOSTS, _MAX_STEPS_ON_MANY_HOSTS = 1000, 2_000_000  # no CPU cache holds the state of more hosts
+# Steps take longer on many hosts: no CPU cache holds their state.
+_MANY_HOSTS, _MAX_STEPS_ON_MANY_HOSTS = 1000, 2_000_000
 # Small and medium problems have several runs, because many short runs find more than few long runs; larger problems have one.
 _MAX_SMALL_REPLICAS, _SMALL_RUNS = 60, 20
 _MAX_MEDIUM_REPLICAS, _MEDIUM_RUNS = 300, 6
@@ -30,7 +31,7 @@ def solve(problem: Problem, hints: Ints | None = None, *, seed: int = 0, time_li
     """The best placement found within ``time_limit_s`` seconds: [replica] host, -1 for a replica without a place.
 
     Hints are [replica] preferred host, or -1; they are kept unless a better placement is found. The same problem, hints and seed give
-    the same placement, unless a run uses a larger share of its time than of its steps. Each search below may use all time that is left.
+    the same placement, unless the time limit shortens a run. Each group of runs below may use all time that is left.
     """
     replica_count = len(problem.class_of)
     if not replica_count or not len(problem.free):
@@ -39,13 +40,14 @@ def solve(problem: Problem, hints: Ints | None = None, *, seed: int = 0, time_li
     ends_at = time.monotonic() + time_limit_s
     seed *= 1000  # Reserves 1000 seeds for the searches below.
     runs, steps = _runs_and_steps(problem)
-    # A chain of workloads that only moves as a whole stays in the zone where it starts, so some searches start in each zone.
+    # A chain of workloads that only moves as a whole stays in the zone where it starts, so some runs start in one zone each: in as many
+    # zones as a group has runs, those with most free capacity first.
     start_zones, any_zones = _zones_by_free_capacity(problem)[:runs], [_ANY_ZONE] * runs
     search = partial(_search_from_zones, native_problem, ends_at=ends_at)
     results = search(any_zones, steps, seed + 1)
     has_limits = any(table.violates_limit.any() for table in problem.tables)
     if has_limits and min(results, key=_rank).cost >= LIMIT_PRICE:
-        # No placement keeps all limits yet: search also through placements that violate them, and from each zone.
+        # No placement keeps all limits yet: search also through placements that violate them, and from single zones.
         results += search(any_zones, steps, seed + runs + 1, may_violate_limits=True)
         results += search(start_zones, steps, seed + 2 * runs + 1)
     if replica_count <= _MAX_SMALL_REPLICAS and problem.edges:

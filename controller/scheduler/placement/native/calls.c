@@ -8,7 +8,7 @@ static inline int violates_limit(const Problem *problem, int64_t table, int64_t 
   return problem->violates_limit[(table * problem->zones + from) * problem->zones + to];
 }
 
-/* Cost of one caller in a zone to one replica in another, if every replica answers equally many calls. */
+/* Cost of one caller's calls from a zone to one replica in another: its equal share of the caller's calls. */
 static inline double pair_cost(const Problem *problem, int64_t edge, int64_t from, int64_t to) {
   double cost = problem->pair_weight[edge] * call_cost(problem, problem->table[edge], from, to);
   return violates_limit(problem, problem->table[edge], from, to) ? cost + problem->limit_price : cost;
@@ -19,8 +19,8 @@ static inline double cost_to_all_delta(const Problem *problem, int64_t edge, int
   return (to >= 0 ? pair_cost(problem, edge, zone, to) : 0) - (from >= 0 ? pair_cost(problem, edge, zone, from) : 0);
 }
 
-/* Calls that stay on a host. ROUTE_ANY, ROUTE_ZONE: pairs of a caller and a replica on the host.
- * ROUTE_NODE: calls made there, at most the fair share of its replicas. Unit: calls of one caller / number of the callee's replicas. */
+/* Calls that stay on a host; the unit is the calls of one caller / number of the callee's replicas.
+ * ROUTE_ANY, ROUTE_ZONE: pairs of a caller and a replica on the host. ROUTE_NODE: calls made there, at most its replicas' fair share. */
 static inline int64_t count_same_host_calls(const Problem *problem, int64_t edge, int64_t callers, int64_t replicas) {
   if (problem->routing[edge] != ROUTE_NODE) return callers * replicas;
   int64_t made = callers * problem->replica_count[problem->callee[edge]];
@@ -63,7 +63,8 @@ static inline ZoneCalls calls_from_zone(const State *state, int64_t edge, int64_
  *
  * ROUTE_ANY: any replica answers, so every pair counts. ROUTE_ZONE: a replica in the caller's zone answers, else any. ROUTE_NODE: a
  * replica on the caller's node answers, else as ROUTE_ZONE. kube-proxy ignores zones while a replica is on a node without a zone
- * label. If calls stay in the zone, calls above a replica's fair share cost a mean detour. `Endpoints` in
+ * label. If calls stay in the zone, calls above a replica's fair share cost the mean extra cost of
+ * a call to another zone (`mean_detour`). `Endpoints` in
  * controller/cluster/services.py has the same rules for a single caller. */
 static inline double cost_from_zone(const Problem *problem, int64_t edge, int64_t zone, const ZoneCalls *calls) {
   if (!calls->callers) return 0;
