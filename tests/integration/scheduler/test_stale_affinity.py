@@ -72,7 +72,7 @@ async def test_a_pod_with_stale_node_affinity_is_bound_in_time(
         (stale_pod,) = await list_callers(harness)
         assert bool(stale_pod.metadata.annotation(NARROWED_ANNOTATION)) == is_replaced
 
-        # 6 of the 8 cpu of the planned node are used now, so that a pod of 3 cpu does not fit.
+        # With the callee's, 7 of the 8 cpu of the planned node are used now, so that a pod of 3 cpu does not fit.
         await harness.create_pod("intruder", requests={"cpu": "6"}, nodeName="n-a")
         began_s = time.monotonic()
         await harness.start_scheduler()

@@ -20,12 +20,16 @@ from controller.cluster.volumes import Volumes
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.gating.group_plans import GroupPlans, PlanState
 from controller.scheduler.metrics import GateMetrics
+from controller.scheduler.placement import native_library
 from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.placement.planner import Plan, PlanningError, plan_group
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.state import State
 from tests.support.bodies import make_appgroup_spec
 from tests.unit.controller import groups, scheduler_objects
+
+# Compiles the search before a test's event loop runs: tests fail if the loop waits for the compiler.
+native_library.library_path()
 
 
 class PlanningCluster:
