@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
-from unittest.mock import Mock
 
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from controller.cluster.crds import AppGroup
+from controller.cluster.crds import AppGroup, WorkloadRef
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import TARGET_ANNOTATION, Pod, Target, target_of
@@ -32,6 +31,16 @@ from tests.unit.controller import groups, scheduler_objects
 native_library.library_path()
 
 
+class FakeDeclaredReplicas:
+    """Declared replicas by selector, the same in all namespaces."""
+
+    def __init__(self) -> None:
+        self.by_workload: dict[str, int] = {}
+
+    def replicas_by_selector(self, _namespace: str, workloads: Sequence[WorkloadRef]) -> Mapping[str, int]:
+        return {w.selector: self.by_workload[w.selector] for w in workloads if w.selector in self.by_workload}
+
+
 class PlanningCluster:
     """Plans groups in this process.
 
@@ -47,14 +56,14 @@ class PlanningCluster:
         self.state, self.node_cache, self.volumes = State(self.config, "netaware-system"), NodeCache(), Volumes()
         self.cpu, self.now_s = cpu, 1000.0
         self.pods: dict[str, Pod] = {}
-        self.declared, self.enqueued = Mock(**{"replicas_by_selector.return_value": {}}), list[str]()
+        self.declared, self.enqueued = FakeDeclaredReplicas(), list[str]()
         self.failure: PlanningError | None = None
         self.plan_duration_s = 0.0
         self.searches, self.planned_snapshots = list[tuple[str, float]](), list[GroupSnapshot]()
         for i in range(host_count):
             self.add_node(f"n{i:02d}", f"z{i % 3}")
         self.plans = GroupPlans(
-            PlanInputs(self.state, self.node_cache, self.volumes, None, self.declared),
+            PlanInputs(self.state, self.node_cache, self.volumes, None, self.declared),  # type: ignore[arg-type]
             self.list_pods,
             config=self.config.gates,
             metrics=GateMetrics(CollectorRegistry()),

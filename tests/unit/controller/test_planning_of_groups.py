@@ -74,7 +74,7 @@ def read_planned_condition(cluster: PlanningCluster, group: str) -> tuple[str, s
 async def make_plan_with_declared_replicas(replicas: int, members: int) -> PlanningCluster:
     """A cluster with a plan of d/g1, whose two workloads declare these replicas; only one of its pods exists."""
     cluster = make_cluster_with_one_pod()
-    cluster.declared.replicas_by_selector.return_value = {"P1": replicas, "P2": replicas}
+    cluster.declared.by_workload = {"P1": replicas, "P2": replicas}
     cluster.add_group("d/g1", members)
     await cluster.plans.make_plan("d/g1")
     return cluster
