@@ -227,7 +227,9 @@ async def test_an_uninstallation_removes_all_objects_but_appgroups(
     group = (MANIFESTS / "examples" / "online-boutique" / "appgroup.yaml").read_text()
     await kubectl("apply", "-n", "default", "-f", "-", stdin=group)
     await helm("uninstall", "netaware", "--wait")
-    assert await kubectl("get", f"{RIGHTS},daemonsets,deployments,services", *OUR_OBJECTS) == ""
+    bindings = "validatingadmissionpolicybindings,mutatingadmissionpolicybindings"
+    namespaced = "daemonsets,deployments,services,serviceaccounts,configmaps,secrets"
+    assert await kubectl("get", f"{RIGHTS},{bindings},{namespaced}", *OUR_OBJECTS) == ""
     await kubectl("get", "appgroup", "online-boutique", "-n", "default")
 
 
