@@ -45,9 +45,8 @@ def find_outdated_pod_keys(pod_metadata: Iterable[ObjectMeta]) -> set[str]:
     for metadata in pod_metadata:
         if not (revision := revision_of(metadata)) or (controller := controller_of(metadata)) is None:
             continue
-        if (
-            controller.uid not in workload_by_controller_uid or not controller.uid
-        ):  # Without a uid, owners are not told apart.
+        # Without a uid, owners are not told apart.
+        if controller.uid not in workload_by_controller_uid or not controller.uid:
             workload_by_controller_uid[controller.uid] = find_workload(metadata)
         workload = workload_by_controller_uid[controller.uid]
         if workload is not None:

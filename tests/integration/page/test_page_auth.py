@@ -7,6 +7,7 @@ from unittest.mock import AsyncMock
 import aiohttp
 import pytest
 from aiohttp.test_utils import make_mocked_request
+from aiohttp.web import Request
 
 from controller.page.access import CACHE_TTL_S, PageAuthorizer
 from kubekit.client import Client
@@ -27,6 +28,12 @@ async def read_statuses(url: str, headers: dict[str, str]) -> list[int]:
                 statuses.append(response.status)
                 assert "default-src 'none'" in response.headers["Content-Security-Policy"]
     return statuses
+
+
+async def make_page_request(client: Client, namespace: str) -> Request:
+    """A request for the page with a token of its role."""
+    token = await request_token(client, namespace, PAGE_ACCOUNT, PAGE_AUDIENCE)
+    return make_mocked_request("GET", "/", headers={PAGE_TOKEN_HEADER: token})
 
 
 async def test_the_page_and_its_data_need_a_token_of_its_role(
@@ -53,8 +60,7 @@ async def test_a_decision_is_cached_and_a_removed_right_has_no_effect_afterwards
 ) -> None:
     now_s = 0.0
     authorizer = PageAuthorizer(client, page_namespace, clock=lambda: now_s)
-    token = await request_token(client, page_namespace, PAGE_ACCOUNT, PAGE_AUDIENCE)
-    request = make_mocked_request("GET", "/", headers={PAGE_TOKEN_HEADER: token})
+    request = await make_page_request(client, page_namespace)
     assert await authorizer.decide_access(request) == "allowed"
     await client.delete(RBAC["RoleBinding"], "netaware-page", namespace=page_namespace)
     assert await authorizer.decide_access(request) == "allowed", "cached"
@@ -69,8 +75,7 @@ async def test_access_is_unavailable_while_the_api_server_cannot_be_reached(
 ) -> None:
     now_s = 0.0
     authorizer = PageAuthorizer(client, page_namespace, clock=lambda: now_s)
-    token = await request_token(client, page_namespace, PAGE_ACCOUNT, PAGE_AUDIENCE)
-    request = make_mocked_request("GET", "/", headers={PAGE_TOKEN_HEADER: token})
+    request = await make_page_request(client, page_namespace)
     assert await authorizer.decide_access(request) == "allowed"
 
     now_s = CACHE_TTL_S
